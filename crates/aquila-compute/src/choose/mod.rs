@@ -1,0 +1,49 @@
+//! From logits to a token: one rule for greedy and sampled requests.
+//!
+//! Logits go through penalties, bias, bans, temperature, top-k, top-p and min-p, in that order;
+//! the token at position t is the argmax of what is left plus [`noise::gumbel`]`(seed, choice, t, v)`,
+//! ties to the lowest id. That is a sample of the filtered softmax which depends on nothing but
+//! seed, choice index, position and logits. At temperature 0 there is no noise and no filter.
+
+mod history;
+pub mod noise;
+mod params;
+mod row;
+
+pub use history::History;
+pub use params::Sampling;
+pub use row::choose;
+
+/// What is asked about one row of logits.
+#[derive(Debug, Clone, Copy)]
+pub struct Ask<'a> {
+    /// The row of the logits.
+    pub row: usize,
+    /// The request's settings.
+    pub sampling: &'a Sampling,
+    /// The tokens of the request that count for penalties.
+    pub history: &'a History,
+    /// Tokens after those of `history`, on the path to this row; they count as output.
+    pub path: &'a [u32],
+    /// The position of the token to be chosen: its index in the whole sequence.
+    pub position: u32,
+    /// Which of the request's `n` choices this is.
+    pub choice: u32,
+    /// Tokens that may not be chosen, such as end-of-text before `min_tokens`.
+    pub banned: &'a [u32],
+    /// How many of the most likely tokens to report, if log-probabilities are wanted at all.
+    pub top_logprobs: Option<usize>,
+    /// Report on this token instead of choosing one (for log-probabilities of a prompt).
+    pub given: Option<u32>,
+}
+
+/// A chosen token, and what was asked about it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choice {
+    /// The token.
+    pub token: u32,
+    /// Its log-probability under the model alone, before penalties and filters, where asked for.
+    pub logprob: Option<f32>,
+    /// The most likely tokens under the model alone, best first, ties to the lowest id.
+    pub top: Vec<(u32, f32)>,
+}

@@ -1,0 +1,30 @@
+//! What a backend does, and the CPU and CUDA backends that do it.
+//!
+//! - [`Backend`]: the operations of a forward pass, in the words of the domain.
+//! - [`ForwardPlan`]: what every row of one pass is, writes and sees; plain data.
+//! - [`HostTensor`]: a tensor of a checkpoint, before a backend packs it.
+//! - [`reference`]: every operation once more, plain and slow. It *defines* the bits of the
+//!   CPU backend; the CUDA backend is compared with it within a tolerance.
+//! - [`math`]: our own `exp`, `ln`, `sin`, `cos` and `powf`, equal on every machine.
+//! - [`choose`]: from logits to a token; the one rule for greedy and sampled requests.
+//! - [`cpu`]: the CPU backend.
+//!
+//! The one invariant: what a row computes depends on that row alone, never on how many rows,
+//! threads, pages or chunks there are.
+
+pub mod choose;
+pub mod cpu;
+pub mod math;
+pub mod reference;
+
+mod backend;
+mod error;
+mod plan;
+mod shape;
+mod tensor;
+
+pub use backend::{Backend, Sink};
+pub use error::{Error, Result};
+pub use plan::{ForwardPlan, PlanBounds, Sight};
+pub use shape::{HeadShape, KvDtype, KvShape, RopeTable, WeightFormat};
+pub use tensor::{DType, HostTensor};

@@ -1,0 +1,158 @@
+//! What memory goes where, told before anything is served.
+
+use std::fmt;
+
+use crate::error::{Error, Result};
+
+/// One line of the table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BudgetLine {
+    /// What the memory is for.
+    pub what: String,
+    /// How much.
+    pub bytes: u64,
+}
+
+/// What is known before the KV pool is sized.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Needs {
+    /// Bytes of the packed weights.
+    pub weights: u64,
+    /// Bytes of the activations of the largest round.
+    pub scratch: u64,
+    /// Bytes of keys and values of one token.
+    pub kv_per_token: u64,
+}
+
+/// The table: what each part takes, and how many tokens fit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Budget {
+    /// The parts.
+    pub lines: Vec<BudgetLine>,
+    /// What may be used in all.
+    pub limit: u64,
+    /// Tokens that the KV pool holds.
+    pub tokens: usize,
+}
+
+impl Budget {
+    /// Sizes the KV pool: `max_total_tokens` where given, else what `most_useful` tokens or the
+    /// memory allow, in whole pages. What does not fit is refused with the flag to change.
+    pub fn plan(
+        needs: Needs,
+        available: u64,
+        fraction: f64,
+        max_total_tokens: Option<usize>,
+        most_useful: usize,
+        page_size: usize,
+    ) -> Result<Self> {
+        let limit = (available as f64 * fraction) as u64;
+        let fixed = needs.weights + needs.scratch;
+        let left = limit.checked_sub(fixed).ok_or_else(|| {
+            Error::Memory(format!(
+                "weights ({}) and scratch ({}) exceed the {} that --mem-fraction-static {fraction} \
+                 of {} allows: raise it, or lower --chunked-prefill-size",
+                Bytes(needs.weights),
+                Bytes(needs.scratch),
+                Bytes(limit),
+                Bytes(available),
+            ))
+        })?;
+        let fitting = (left / needs.kv_per_token.max(1)) as usize;
+        let wanted = max_total_tokens.unwrap_or(most_useful.min(fitting));
+        let tokens = wanted / page_size * page_size;
+        if tokens > fitting {
+            return Err(Error::Memory(format!(
+                "--max-total-tokens {tokens} needs {} for keys and values, but {} are left: \
+                 {fitting} tokens fit",
+                Bytes(tokens as u64 * needs.kv_per_token),
+                Bytes(left),
+            )));
+        }
+        if tokens == 0 {
+            return Err(Error::Memory(format!(
+                "no page of --page-size {page_size} fits into the {} left for keys and values: \
+                 raise --mem-fraction-static or --max-total-tokens",
+                Bytes(left),
+            )));
+        }
+        let line = |what: &str, bytes| BudgetLine { what: what.into(), bytes };
+        let lines = vec![
+            line("weights", needs.weights),
+            line("scratch", needs.scratch),
+            line(&format!("KV ({tokens} tokens)"), tokens as u64 * needs.kv_per_token),
+        ];
+        Ok(Self { lines, limit, tokens })
+    }
+
+    /// What all parts take together.
+    pub fn total(&self) -> u64 {
+        self.lines.iter().map(|line| line.bytes).sum()
+    }
+}
+
+impl fmt::Display for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for line in &self.lines {
+            writeln!(f, "{:<24} {:>12}", line.what, Bytes(line.bytes).to_string())?;
+        }
+        write!(f, "{:<24} {:>12} of {}", "total", Bytes(self.total()).to_string(), Bytes(self.limit))
+    }
+}
+
+/// A size for people.
+struct Bytes(u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut value = self.0 as f64;
+        let mut units = ["B", "KiB", "MiB", "GiB"].iter();
+        let mut unit = units.next().expect("there are four units");
+        while value >= 1024.0 {
+            let Some(larger) = units.next() else { break };
+            value /= 1024.0;
+            unit = larger;
+        }
+        if *unit == "B" { write!(f, "{value} B") } else { write!(f, "{value:.1} {unit}") }
+    }
+}
+
+/// Memory that this process may still take: what the system has available, or what its control
+/// group leaves if that is less.
+pub fn available_memory() -> u64 {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    let system = kib.map_or(4 << 30, |kib| kib * 1024);
+    let read = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let group = read("/sys/fs/cgroup/memory.max")
+        .map(|max| max.saturating_sub(read("/sys/fs/cgroup/memory.current").unwrap_or(0)));
+    group.map_or(system, |left| left.min(system))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEEDS: Needs = Needs { weights: 1000, scratch: 200, kv_per_token: 10 };
+
+    #[test]
+    fn the_pool_takes_what_is_useful_in_whole_pages() {
+        let budget = Budget::plan(NEEDS, 10_000, 0.5, None, 99, 16).unwrap();
+        assert_eq!(budget.tokens, 96);
+        assert_eq!(budget.total(), 1000 + 200 + 960);
+    }
+
+    #[test]
+    fn the_pool_takes_what_fits_if_that_is_less() {
+        assert_eq!(Budget::plan(NEEDS, 4000, 0.5, None, 1_000_000, 1).unwrap().tokens, 80);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_the_flag_to_change() {
+        let text = |result: Result<Budget>| result.unwrap_err().to_string();
+        assert!(text(Budget::plan(NEEDS, 2000, 0.5, None, 9, 1)).contains("--mem-fraction-static"));
+        assert!(text(Budget::plan(NEEDS, 4000, 0.5, Some(81), 9, 1)).contains("--max-total-tokens 81"));
+        assert!(text(Budget::plan(NEEDS, 4000, 0.5, None, 9, 64)).contains("--page-size 64"));
+    }
+}

@@ -1,0 +1,85 @@
+//! What an engine is told at start.
+
+use aquila_compute::{KvDtype, PlanBounds};
+
+/// Settings of an engine, complete and checked by [`EngineConfig::check`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct EngineConfig {
+    /// Slots of one KV page.
+    pub page_size: usize,
+    /// Slots of the KV pool, a multiple of the page size.
+    pub max_total_tokens: usize,
+    /// Requests that may hold KV at a time.
+    pub max_running_requests: usize,
+    /// Requests that may wait; one more is refused.
+    pub max_queued_requests: usize,
+    /// Prompt rows of one round.
+    pub chunked_prefill_size: usize,
+    /// Tokens of one sequence, prompt and output together.
+    pub context_length: usize,
+    /// Whether finished prompts and outputs are kept for requests that begin alike.
+    pub prefix_cache: bool,
+    /// How keys and values are kept.
+    pub kv_dtype: KvDtype,
+    /// What the seeds of requests without one derive from.
+    pub random_seed: u64,
+}
+
+/// Rows whose logits one round may ask for beyond one per running request.
+pub(crate) const PROMPT_LOGPROB_ROWS: usize = 64;
+
+impl EngineConfig {
+    /// Refuses settings that no engine can work with, naming the flag.
+    pub fn check(&self) -> Result<(), String> {
+        let at_least_one = [
+            ("--page-size", self.page_size),
+            ("--max-running-requests", self.max_running_requests),
+            ("--chunked-prefill-size", self.chunked_prefill_size),
+            ("--context-length", self.context_length),
+        ];
+        for (flag, value) in at_least_one {
+            if value == 0 {
+                return Err(format!("{flag} must be at least 1"));
+            }
+        }
+        if self.max_total_tokens < self.page_size {
+            return Err(format!(
+                "--max-total-tokens {} holds no page of --page-size {}",
+                self.max_total_tokens, self.page_size
+            ));
+        }
+        if self.max_total_tokens > u32::MAX as usize / 2 {
+            return Err(format!("--max-total-tokens {} is too large", self.max_total_tokens));
+        }
+        Ok(())
+    }
+
+    /// Rows of the largest forward pass.
+    pub fn max_rows(&self) -> usize {
+        self.chunked_prefill_size + self.max_running_requests
+    }
+
+    /// Rows of logits of the largest forward pass.
+    pub fn max_outputs(&self) -> usize {
+        self.max_running_requests + PROMPT_LOGPROB_ROWS
+    }
+
+    /// The largest plan of a forward pass.
+    pub fn bounds(&self) -> PlanBounds {
+        PlanBounds {
+            rows: self.max_rows(),
+            outputs: self.max_outputs(),
+            slots: self.max_running_requests * self.longest_sequence(),
+        }
+    }
+
+    /// Whole pages of the pool.
+    pub fn pages(&self) -> usize {
+        self.max_total_tokens / self.page_size
+    }
+
+    /// Tokens that the longest possible sequence may have.
+    pub fn longest_sequence(&self) -> usize {
+        self.context_length.min(self.pages() * self.page_size)
+    }
+}

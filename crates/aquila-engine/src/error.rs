@@ -1,0 +1,71 @@
+//! What an engine refuses, and why.
+
+use crate::request::RequestId;
+
+/// Why an engine did not start, or stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A setting that cannot work; the text names the flag.
+    #[error("{0}")]
+    Config(String),
+    /// Memory that does not suffice; the text names the flag to change.
+    #[error("{0}")]
+    Memory(String),
+    /// An error of the model or of the backend below it.
+    #[error(transparent)]
+    Model(#[from] aquila_model::Error),
+    /// An error of the backend.
+    #[error(transparent)]
+    Compute(#[from] aquila_compute::Error),
+    /// An error of the KV pool's settings.
+    #[error(transparent)]
+    Kv(#[from] aquila_kv::Error),
+}
+
+/// The result of starting an engine.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a request was not taken. Nothing was changed.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum SubmitError {
+    /// As many requests wait as may wait.
+    #[error("the queue is full: {0} requests are waiting")]
+    QueueFull(usize),
+    /// The engine is shutting down.
+    #[error("the engine is shutting down")]
+    ShuttingDown,
+    /// A prompt without tokens.
+    #[error("the prompt is empty")]
+    EmptyPrompt,
+    /// A prompt that leaves no room for an answer.
+    #[error("the prompt has {tokens} tokens, but at most {limit} fit ({why})")]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// The most that would be taken.
+        limit: usize,
+        /// Which setting the limit comes from.
+        why: &'static str,
+    },
+    /// A token id outside the vocabulary.
+    #[error("{place} has token id {id}, but the vocabulary has {vocabulary} tokens")]
+    InvalidToken {
+        /// Where the id was found.
+        place: String,
+        /// The id.
+        id: u32,
+        /// The size of the vocabulary.
+        vocabulary: usize,
+    },
+}
+
+/// Why a request ended without an answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Failure {
+    /// A round that panicked or whose backend failed.
+    #[error("the round failed: {0}")]
+    Round(String),
+    /// A request that does not fit although it is alone.
+    #[error("request {0} does not fit into the KV pool")]
+    DoesNotFit(RequestId),
+}

@@ -1,0 +1,183 @@
+//! The engine on a thread of its own.
+
+use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+use std::thread::JoinHandle;
+
+use aquila_compute::Backend;
+
+use crate::config::EngineConfig;
+use crate::engine::Engine;
+use crate::error::SubmitError;
+use crate::request::{Request, RequestId};
+use crate::stats::Stats;
+
+/// What the engine's thread is told.
+enum Command {
+    Submit(RequestId, Box<Request>),
+    Abort(RequestId),
+    Flush(Sender<usize>),
+    /// Finish what is there, then stop.
+    Drain,
+    /// Stop now.
+    Stop,
+}
+
+/// A way to a running engine; clones reach the same one.
+#[derive(Clone)]
+pub struct EngineHandle {
+    commands: Sender<Command>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    config: EngineConfig,
+    vocabulary: usize,
+    stats: Arc<Stats>,
+    next_id: AtomicU64,
+    /// Requests that were submitted but are not admitted yet.
+    queued: Arc<AtomicUsize>,
+    closing: AtomicBool,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl EngineHandle {
+    /// Puts `engine` on a thread of its own.
+    pub fn start<B: Backend>(engine: Engine<B>) -> std::io::Result<Self> {
+        let (commands, inbox) = mpsc::channel();
+        let shared = Shared {
+            config: engine.config().clone(),
+            vocabulary: engine.vocabulary(),
+            stats: engine.stats(),
+            next_id: AtomicU64::new(0),
+            queued: Arc::new(AtomicUsize::new(0)),
+            closing: AtomicBool::new(false),
+            thread: Mutex::new(None),
+        };
+        let queued = shared.queued.clone();
+        let thread = std::thread::Builder::new()
+            .name("aquila-engine".into())
+            .spawn(move || serve(engine, &inbox, &queued))?;
+        *shared.thread.lock().expect("nobody else has the lock yet") = Some(thread);
+        Ok(Self { commands, shared: Arc::new(shared) })
+    }
+
+    /// Takes a request, or says why not.
+    pub fn submit(&self, request: Request) -> Result<RequestId, SubmitError> {
+        let config = &self.shared.config;
+        request.check(
+            self.shared.vocabulary,
+            config.context_length,
+            config.pages() * config.page_size,
+        )?;
+        if self.shared.closing.load(Ordering::Acquire) {
+            return Err(SubmitError::ShuttingDown);
+        }
+        let limit = config.max_queued_requests;
+        self.shared
+            .queued
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < limit).then_some(n + 1))
+            .map_err(SubmitError::QueueFull)?;
+        let id = RequestId(self.shared.next_id.fetch_add(1, Ordering::Relaxed));
+        let command = Command::Submit(id, Box::new(request));
+        self.commands.send(command).map_err(|_| SubmitError::ShuttingDown)?;
+        Ok(id)
+    }
+
+    /// Gives a request up, if it has not ended.
+    pub fn abort(&self, id: RequestId) {
+        // A stopped engine has no request left to abort.
+        let _ = self.commands.send(Command::Abort(id));
+    }
+
+    /// Drops every cached prefix that nobody uses; answers how many pages that were.
+    pub fn flush_cache(&self) -> usize {
+        let (reply, answer) = mpsc::channel();
+        let sent = self.commands.send(Command::Flush(reply));
+        sent.ok().and_then(|()| answer.recv().ok()).unwrap_or(0)
+    }
+
+    /// The engine's settings.
+    pub fn config(&self) -> &EngineConfig {
+        &self.shared.config
+    }
+
+    /// The size of the model's vocabulary.
+    pub fn vocabulary(&self) -> usize {
+        self.shared.vocabulary
+    }
+
+    /// The engine's counters.
+    pub fn stats(&self) -> &Stats {
+        &self.shared.stats
+    }
+
+    /// Takes no more requests, finishes those that are there, and waits for the end.
+    pub fn drain(&self) {
+        self.close(Command::Drain);
+    }
+
+    /// Takes no more requests, gives up those that are there, and waits for the end.
+    pub fn stop(&self) {
+        self.close(Command::Stop);
+    }
+
+    fn close(&self, command: Command) {
+        self.shared.closing.store(true, Ordering::Release);
+        // An engine that has ended already needs no telling.
+        let _ = self.commands.send(command);
+        let thread = self.shared.thread.lock().ok().and_then(|mut thread| thread.take());
+        if let Some(thread) = thread {
+            // The thread reports its own panics.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve<B: Backend>(mut engine: Engine<B>, inbox: &Receiver<Command>, queued: &AtomicUsize) {
+    let mut draining = false;
+    // How many requests of this engine `queued` counts; more may be on their way here.
+    let mut counted = 0;
+    loop {
+        // An idle engine sleeps until it is told something; a busy one only looks.
+        let command = if engine.is_idle() && !draining {
+            inbox.recv().map_err(|_| TryRecvError::Disconnected)
+        } else {
+            inbox.try_recv()
+        };
+        match command {
+            Ok(Command::Submit(id, request)) => {
+                engine.enqueue(id, *request);
+                counted += 1;
+                continue;
+            }
+            Ok(Command::Abort(id)) => {
+                engine.abort(id);
+            }
+            Ok(Command::Flush(reply)) => {
+                // Whoever asked may have left.
+                let _ = reply.send(engine.flush_cache());
+            }
+            Ok(Command::Drain) => draining = true,
+            Ok(Command::Stop) => {
+                engine.abort_all("the engine was stopped");
+                return;
+            }
+            Err(TryRecvError::Disconnected) if engine.is_idle() => return,
+            Err(TryRecvError::Disconnected | TryRecvError::Empty) => {
+                if draining && engine.is_idle() {
+                    return;
+                }
+                engine.step();
+            }
+        }
+        let waiting = engine.waiting();
+        if waiting < counted {
+            queued.fetch_sub(counted - waiting, Ordering::AcqRel);
+        } else {
+            queued.fetch_add(waiting - counted, Ordering::AcqRel);
+        }
+        counted = waiting;
+    }
+}

@@ -1,0 +1,170 @@
+//! A request's life as types: [`Waiting`], then [`Running`] in one [`Phase`] or the other.
+//!
+//! Only a request that runs holds KV, so a state without a [`Sequence`] cannot leak one. While a
+//! request decodes, all its tokens but the last are committed: the last one, the *bonus*, is
+//! certain but has no KV yet.
+
+use std::time::Instant;
+
+use aquila_compute::choose::History;
+use aquila_kv::{Group, KvCache, Sequence};
+
+use crate::listener::{Token, Usage};
+use crate::request::{Request, RequestId};
+
+/// The KV group of the target model.
+pub(crate) const TARGET: Group = Group::new(0);
+
+/// What stays with a request wherever it is.
+pub(crate) struct Seat {
+    pub id: RequestId,
+    pub request: Request,
+    /// Prompt and answer.
+    pub tokens: Vec<u32>,
+    /// Tokens of prompt and answer together that end it.
+    pub longest: usize,
+    /// What penalties count; kept only if there are any.
+    pub history: History,
+    /// The prompt's tokens with log-probabilities, as they come.
+    pub prompt_tokens: Vec<Token>,
+    pub usage: Usage,
+    /// Whether it was admitted before.
+    pub seen: bool,
+}
+
+impl Seat {
+    pub fn new(id: RequestId, request: Request, longest: usize) -> Self {
+        let history = if request.sampling.has_penalties() {
+            History::of_prompt(&request.prompt)
+        } else {
+            History::default()
+        };
+        let usage = Usage { prompt_tokens: request.prompt.len(), ..Usage::default() };
+        let longest = longest.min(request.prompt.len().saturating_add(request.limits.max_tokens));
+        let tokens = request.prompt.clone();
+        Self { id, request, tokens, longest, history, prompt_tokens: Vec::new(), usage, seen: false }
+    }
+
+    /// Tokens of the answer so far.
+    pub fn answered(&self) -> usize {
+        self.tokens.len() - self.request.prompt.len()
+    }
+
+    /// How many more tokens the answer may get.
+    pub fn remaining(&self) -> usize {
+        self.longest - self.tokens.len()
+    }
+
+    /// Tokens that may not be chosen next.
+    pub fn banned(&self) -> &[u32] {
+        if self.answered() < self.request.limits.min_tokens { &self.request.limits.stop_ids } else { &[] }
+    }
+
+    /// Adds a token of the answer.
+    pub fn push(&mut self, token: u32) {
+        self.tokens.push(token);
+        self.usage.completion_tokens += 1;
+        if self.request.sampling.has_penalties() {
+            self.history.push(token);
+        }
+    }
+
+    /// Whether the first token of the answer is still to be chosen. A request that was retracted
+    /// while it decoded keeps its bonus, and only rebuilds the rows before it.
+    pub fn is_fresh(&self) -> bool {
+        self.answered() == 0
+    }
+
+    /// How many rows a prefill must commit.
+    pub fn prefill_goal(&self) -> usize {
+        if self.is_fresh() { self.tokens.len() } else { self.tokens.len() - 1 }
+    }
+
+    /// How many tokens may come from the prefix cache. A fresh request computes its last row,
+    /// whose logits choose the first token; log-probabilities of the prompt need every row.
+    pub fn match_limit(&self) -> usize {
+        match (self.is_fresh(), self.request.prompt_logprobs) {
+            (true, Some(_)) => 0,
+            (true, None) => self.tokens.len() - 1,
+            (false, _) => self.prefill_goal(),
+        }
+    }
+
+    pub fn is_expired(&self, now: Instant) -> bool {
+        self.request.deadline.is_some_and(|deadline| deadline <= now)
+    }
+}
+
+/// A request without KV.
+pub(crate) struct Waiting {
+    pub seat: Seat,
+}
+
+/// What a request that holds KV does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Its tokens are being read, until `goal` rows are committed.
+    Prefilling { goal: usize },
+    /// Its answer is being written.
+    Decoding,
+}
+
+/// A request that holds KV.
+pub(crate) struct Running {
+    pub seat: Seat,
+    pub sequence: Sequence,
+    pub phase: Phase,
+}
+
+impl Waiting {
+    /// Takes the slots of the whole prefill and of the row after it, or stays as it was.
+    pub fn admit(mut self, cache: &mut KvCache) -> Result<Running, Waiting> {
+        let goal = self.seat.prefill_goal();
+        let namespace = self.seat.request.namespace.clone();
+        let limit = self.seat.match_limit();
+        let mut sequence = cache.admit(&namespace, &self.seat.tokens, limit, &[TARGET]);
+        let matched = sequence.committed(TARGET);
+        let next = usize::from(self.seat.remaining() > 0);
+        if cache.reserve(&mut sequence, TARGET, goal - matched + next).is_err() {
+            cache.discard(sequence);
+            return Err(self);
+        }
+        if !self.seat.seen {
+            self.seat.seen = true;
+            self.seat.usage.cached_tokens = matched;
+        }
+        let phase = if matched == goal { Phase::Decoding } else { Phase::Prefilling { goal } };
+        Ok(Running { seat: self.seat, sequence, phase })
+    }
+}
+
+impl Running {
+    /// Rows that it has still to read.
+    pub fn unread(&self) -> usize {
+        match self.phase {
+            Phase::Prefilling { goal } => goal - self.sequence.committed(TARGET),
+            Phase::Decoding => 0,
+        }
+    }
+
+    /// Gives its KV back, what is committed to the prefix cache, and waits again.
+    pub fn retract(self, cache: &mut KvCache) -> Waiting {
+        let mut seat = self.release(cache);
+        seat.usage.retractions += 1;
+        // Log-probabilities of the prompt are collected anew by the next prefill.
+        seat.prompt_tokens.clear();
+        Waiting { seat }
+    }
+
+    /// Gives its KV back, what is committed to the prefix cache.
+    pub fn release(self, cache: &mut KvCache) -> Seat {
+        cache.release(self.sequence, &self.seat.tokens);
+        self.seat
+    }
+
+    /// Gives its KV back, and nothing to the prefix cache.
+    pub fn discard(self, cache: &mut KvCache) -> Seat {
+        cache.discard(self.sequence);
+        self.seat
+    }
+}

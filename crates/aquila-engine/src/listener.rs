@@ -1,0 +1,83 @@
+//! Who hears the tokens of a request.
+
+/// A token of an answer or of a prompt, with what was asked about it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Token {
+    /// The token's id.
+    pub id: u32,
+    /// Its log-probability under the model alone, where asked for.
+    pub logprob: Option<f32>,
+    /// The most likely tokens at its place, best first, where asked for.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// What a listener says to the tokens that it was given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// Go on.
+    Continue,
+    /// The text is complete with the first `kept` of these tokens.
+    Stop {
+        /// How many of the tokens belong to the answer.
+        kept: usize,
+    },
+    /// Give the request up, for this reason.
+    Abort(String),
+}
+
+/// Hears what becomes of one request, on the engine's thread: it must be quick and never block.
+pub trait Listener: Send {
+    /// The prompt's tokens with their log-probabilities; called once, if asked for, before any
+    /// token of the answer. The first token has none.
+    fn prompt(&mut self, tokens: Vec<Token>) {
+        drop(tokens);
+    }
+
+    /// The next tokens of the answer, in order, at least one.
+    fn tokens(&mut self, tokens: &[Token]) -> Verdict;
+
+    /// The request has ended; nothing follows.
+    fn finished(self: Box<Self>, outcome: Outcome);
+}
+
+/// What ended a text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StopCause {
+    /// This end-of-text or stop token.
+    Token(u32),
+    /// The listener's verdict, as for a stop string.
+    Listener,
+}
+
+/// Why a request ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The text is complete.
+    Stop(StopCause),
+    /// The text is as long as it may become.
+    Length,
+    /// The request was given up; the text says why.
+    Abort(String),
+}
+
+/// What a request took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens of the answer, the one that ended it included.
+    pub completion_tokens: usize,
+    /// Tokens of the prompt that were found in the prefix cache at first admission.
+    pub cached_tokens: usize,
+    /// How often the request lost its KV to others and was resumed.
+    pub retractions: usize,
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// Why.
+    pub reason: FinishReason,
+    /// What it took.
+    pub usage: Usage,
+}

@@ -1,0 +1,106 @@
+//! What is asked of the engine.
+
+use std::time::Instant;
+
+use aquila_compute::choose::Sampling;
+use aquila_kv::Namespace;
+
+use crate::error::SubmitError;
+use crate::listener::Listener;
+
+/// A request's name within its engine; later requests have larger ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u64);
+
+impl std::fmt::Display for RequestId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// When an answer ends by itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Tokens of the answer; 0 only reads the prompt. Capped by the context.
+    pub max_tokens: usize,
+    /// Tokens before which no end token may be chosen.
+    pub min_tokens: usize,
+    /// Tokens that end the text: end-of-text (unless ignored) and the request's own.
+    pub stop_ids: Vec<u32>,
+}
+
+/// One request for one answer.
+pub struct Request {
+    /// The prompt.
+    pub prompt: Vec<u32>,
+    /// How tokens are chosen. The seed counts only if `seeded`.
+    pub sampling: Sampling,
+    /// Whether `sampling.seed` was given; if not, the engine derives one.
+    pub seeded: bool,
+    /// Which of several answers to one prompt this is; each has noise of its own.
+    pub choice: u32,
+    /// Requests of one family share a prompt: they wait until the first has read it.
+    pub family: Option<u64>,
+    /// When the answer ends.
+    pub limits: Limits,
+    /// How many of the most likely tokens to report with each token, if log-probabilities are
+    /// wanted at all.
+    pub logprobs: Option<usize>,
+    /// The same for the tokens of the prompt.
+    pub prompt_logprobs: Option<usize>,
+    /// Whose cached prefixes may be used.
+    pub namespace: Namespace,
+    /// When to give up.
+    pub deadline: Option<Instant>,
+    /// Who hears the tokens.
+    pub listener: Box<dyn Listener>,
+}
+
+impl Request {
+    /// A greedy request for at most `max_tokens` tokens.
+    pub fn new(prompt: Vec<u32>, max_tokens: usize, listener: Box<dyn Listener>) -> Self {
+        Self {
+            prompt,
+            sampling: Sampling::default(),
+            seeded: false,
+            choice: 0,
+            family: None,
+            limits: Limits { max_tokens, ..Limits::default() },
+            logprobs: None,
+            prompt_logprobs: None,
+            namespace: Namespace::default(),
+            deadline: None,
+            listener,
+        }
+    }
+
+    /// Refuses what no round could serve.
+    pub(crate) fn check(&self, vocabulary: usize, context: usize, pool: usize) -> Result<(), SubmitError> {
+        if self.prompt.is_empty() {
+            return Err(SubmitError::EmptyPrompt);
+        }
+        let answer = usize::from(self.limits.max_tokens > 0);
+        let (limit, why) =
+            if context <= pool { (context, "the context length") } else { (pool, "the KV pool") };
+        if self.prompt.len() + answer > limit {
+            return Err(SubmitError::PromptTooLong {
+                tokens: self.prompt.len(),
+                limit: limit - answer,
+                why,
+            });
+        }
+        let invalid = |place: String, id: u32| SubmitError::InvalidToken { place, id, vocabulary };
+        if let Some(at) = self.prompt.iter().position(|&id| id as usize >= vocabulary) {
+            return Err(invalid(format!("the prompt, at index {at},"), self.prompt[at]));
+        }
+        if let Some(&id) = self.limits.stop_ids.iter().find(|&&id| id as usize >= vocabulary) {
+            return Err(invalid("the list of stop tokens".into(), id));
+        }
+        if let Some(&(id, _)) =
+            self.sampling.logit_bias.iter().find(|&&(id, _)| id as usize >= vocabulary)
+        {
+            return Err(invalid("the logit bias".into(), id));
+        }
+        Ok(())
+    }
+}

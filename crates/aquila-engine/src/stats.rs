@@ -1,0 +1,65 @@
+//! Counters that others may read while the engine runs.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+/// Counters of a running engine.
+#[derive(Debug, Default)]
+pub struct Stats {
+    pub(crate) waiting: AtomicUsize,
+    pub(crate) running: AtomicUsize,
+    pub(crate) used_slots: AtomicUsize,
+    pub(crate) total_slots: AtomicUsize,
+    pub(crate) rounds: AtomicU64,
+    pub(crate) prompt_tokens: AtomicU64,
+    pub(crate) cached_tokens: AtomicU64,
+    pub(crate) completion_tokens: AtomicU64,
+    pub(crate) retractions: AtomicU64,
+    pub(crate) finished: AtomicU64,
+    pub(crate) failed_rounds: AtomicU64,
+}
+
+/// The counters at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Snapshot {
+    /// Requests that wait.
+    pub waiting: usize,
+    /// Requests that hold KV.
+    pub running: usize,
+    /// Slots that requests hold; cached prefixes that nobody uses count as free.
+    pub used_slots: usize,
+    /// Slots of the pool.
+    pub total_slots: usize,
+    /// Rounds run.
+    pub rounds: u64,
+    /// Prompt rows computed.
+    pub prompt_tokens: u64,
+    /// Prompt tokens found in the prefix cache.
+    pub cached_tokens: u64,
+    /// Tokens of answers.
+    pub completion_tokens: u64,
+    /// Requests that lost their KV to others.
+    pub retractions: u64,
+    /// Requests that ended.
+    pub finished: u64,
+    /// Rounds that failed.
+    pub failed_rounds: u64,
+}
+
+impl Stats {
+    /// The counters as they are now.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            waiting: self.waiting.load(Relaxed),
+            running: self.running.load(Relaxed),
+            used_slots: self.used_slots.load(Relaxed),
+            total_slots: self.total_slots.load(Relaxed),
+            rounds: self.rounds.load(Relaxed),
+            prompt_tokens: self.prompt_tokens.load(Relaxed),
+            cached_tokens: self.cached_tokens.load(Relaxed),
+            completion_tokens: self.completion_tokens.load(Relaxed),
+            retractions: self.retractions.load(Relaxed),
+            finished: self.finished.load(Relaxed),
+            failed_rounds: self.failed_rounds.load(Relaxed),
+        }
+    }
+}

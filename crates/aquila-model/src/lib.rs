@@ -1,1 +1,42 @@
-//! To be written.
+//! Checkpoints into forward passes.
+//!
+//! - [`resolve`]: from a name to a [`Location`]: a preset, a folder, a shipped model, the hub.
+//! - [`Checkpoint`]: a config that was understood and tensors that fit it.
+//! - [`ModelSpec`]: the description of an architecture that drives the decoder.
+//! - [`TensorSource`]: named tensors, from [`Safetensors`] files or random ([`Dummy`]).
+//! - [`Decoder`]: the model on a backend; [`Scratch`]: what its passes work in.
+//! - [`memory`]: what a model will take, from its spec alone.
+//!
+//! A new architecture is a page in `arch/` that reads its config into a [`ModelSpec`].
+
+#![deny(unsafe_code)]
+
+pub mod memory;
+
+mod arch;
+mod checkpoint;
+mod config;
+mod decoder;
+mod dummy;
+mod error;
+mod layout;
+mod location;
+mod mapped;
+mod preset;
+mod rope;
+mod safetensors;
+mod source;
+mod spec;
+
+pub use arch::supported_architectures;
+pub use checkpoint::{Checkpoint, LoadFormat};
+pub use decoder::{Decoder, Progress, Scratch};
+pub use dummy::Dummy;
+pub use error::{Error, Result};
+pub use layout::{Expected, TensorNames};
+pub use location::{Location, resolve};
+pub use preset::presets;
+pub use rope::{RopeKind, RopeSpec};
+pub use safetensors::Safetensors;
+pub use source::{TensorInfo, TensorSource};
+pub use spec::ModelSpec;

@@ -1,0 +1,44 @@
+//! The architectures: each a page that maps a `config.json` to a [`ModelSpec`].
+
+mod llama;
+mod qwen;
+
+use serde_json::Value;
+
+use crate::config::Settings;
+use crate::{ModelSpec, Result};
+
+type Read = fn(&Settings<'_>) -> Result<ModelSpec>;
+
+/// Name in `architectures`, `model_type`, and how its config is read.
+const ARCHITECTURES: &[(&str, &str, Read)] = &[
+    (llama::NAME, "llama", llama::read),
+    (qwen::NAME_2, "qwen2", qwen::read_2),
+    (qwen::NAME_3, "qwen3", qwen::read_3),
+];
+
+/// The names of all architectures that can be served.
+pub fn supported_architectures() -> impl Iterator<Item = &'static str> {
+    ARCHITECTURES.iter().map(|(name, ..)| *name)
+}
+
+/// The architecture that a config names, or its model type where it names none.
+pub(crate) fn named(config: &Value) -> Option<&str> {
+    let first = config.get("architectures").and_then(|a| a.get(0)).and_then(Value::as_str);
+    first.or_else(|| config.get("model_type").and_then(Value::as_str))
+}
+
+/// The spec of a config from `origin`.
+pub(crate) fn read(origin: &str, config: &Value) -> Result<ModelSpec> {
+    let settings = Settings::new(origin, config)?;
+    let Some(name) = named(config) else {
+        return Err(settings.wrong("architectures", "is missing, and so is model_type"));
+    };
+    match ARCHITECTURES.iter().find(|(arch, model_type, _)| [*arch, *model_type].contains(&name)) {
+        Some((_, _, read)) => read(&settings),
+        None => Err(settings.unsupported(format!(
+            "architecture {name:?} is not supported; supported are {}",
+            supported_architectures().collect::<Vec<_>>().join(", ")
+        ))),
+    }
+}

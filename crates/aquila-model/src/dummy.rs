@@ -1,0 +1,101 @@
+//! Random weights from a config alone, for measuring without a checkpoint.
+//!
+//! A tensor depends on its name, its shape and the seed, so every machine makes the same ones, and
+//! each is made when it is asked for.
+
+use std::collections::BTreeMap;
+
+use aquila_compute::{DType, HostTensor};
+use half::bf16;
+
+use crate::source::{TensorInfo, TensorSource};
+use crate::{Error, ModelSpec, Result};
+
+/// The standard deviation of weights, as models are initialized.
+const DEVIATION: f32 = 0.02;
+
+/// Random numbers in the shape of a model.
+pub struct Dummy {
+    origin: String,
+    seed: u64,
+    shapes: BTreeMap<String, Vec<usize>>,
+    /// Drawn once from a normal-like distribution; weights are drawn from here.
+    urn: Vec<bf16>,
+}
+
+impl Dummy {
+    /// Random weights for `spec`.
+    pub fn new(spec: &ModelSpec, seed: u64) -> Self {
+        let mut state = seed;
+        let urn = (0..4096)
+            .map(|_| {
+                // The sum of twelve uniform numbers has variance 1.
+                let sum: f32 =
+                    (0..12).map(|_| (mix(&mut state) >> 40) as f32 / (1 << 24) as f32).sum();
+                bf16::from_f32((sum - 6.0) * DEVIATION)
+            })
+            .collect();
+        Self {
+            origin: format!("random weights of {}", spec.architecture),
+            seed,
+            shapes: spec.tensors().map(|t| (t.name, t.shape)).collect(),
+            urn,
+        }
+    }
+}
+
+impl TensorSource for Dummy {
+    fn origin(&self) -> &str {
+        &self.origin
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.shapes.keys().map(String::as_str).collect()
+    }
+
+    fn info(&self, name: &str) -> Option<TensorInfo> {
+        self.shapes.get(name).map(|shape| TensorInfo {
+            dtype: Some(DType::Bf16),
+            stored_as: "BF16".into(),
+            shape: shape.clone(),
+            bytes: 2 * shape.iter().product::<usize>() as u64,
+            origin: self.origin.clone(),
+        })
+    }
+
+    fn get(&self, name: &str) -> Result<HostTensor> {
+        let shape = self
+            .shapes
+            .get(name)
+            .ok_or_else(|| Error::tensor(&self.origin, name, "is not part of the model"))?;
+        let elements: usize = shape.iter().product();
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(2 * elements).map_err(|e| Error::tensor(&self.origin, name, e))?;
+        // A vector that is no bias scales: ones keep the stream as random layers make it.
+        if shape.len() == 1 && !name.ends_with(".bias") {
+            bytes.extend(std::iter::repeat_n(bf16::ONE.to_le_bytes(), elements).flatten());
+        } else {
+            let mut state = name
+                .bytes()
+                .fold(self.seed, |s, b| (s ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
+            let mut left = elements;
+            while left > 0 {
+                let mut bits = mix(&mut state);
+                for _ in 0..left.min(5) {
+                    bytes.extend_from_slice(&self.urn[bits as usize % 4096].to_le_bytes());
+                    bits >>= 12;
+                }
+                left -= left.min(5);
+            }
+        }
+        Ok(HostTensor::new(name, DType::Bf16, shape.clone(), bytes.into())?)
+    }
+}
+
+/// The next number of a splitmix64 sequence.
+fn mix(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

@@ -1,0 +1,60 @@
+//! Configs that ship with the code, for random weights: `preset:NAME`.
+
+use serde_json::{Value, json};
+
+/// The prefix that names a preset.
+pub(crate) const PREFIX: &str = "preset:";
+
+/// The names of all presets.
+pub fn presets() -> impl Iterator<Item = &'static str> {
+    ["bench", "llama-3.1-8b"].into_iter()
+}
+
+/// The config of a preset.
+pub(crate) fn config(name: &str) -> Option<Value> {
+    match name {
+        "bench" => Some(json!({
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": 1536,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "vocab_size": 32000,
+            "tie_word_embeddings": false,
+            "torch_dtype": "bfloat16",
+        })),
+        "llama-3.1-8b" => Some(json!({
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "hidden_act": "silu",
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
+            "vocab_size": 128256,
+            "tie_word_embeddings": false,
+            "bos_token_id": 128000,
+            "eos_token_id": [128001, 128008, 128009],
+            "torch_dtype": "bfloat16",
+        })),
+        _ => None,
+    }
+}

@@ -98,7 +98,7 @@ impl<B: Backend> Engine<B> {
         if !request.seeded {
             request.sampling.seed = derived_seed(self.config.random_seed, id);
         }
-        let seat = Seat::new(id, request, self.config.longest_sequence());
+        let seat = Box::new(Seat::new(id, request, self.config.longest_sequence()));
         self.waiting.put(Waiting { seat });
         self.count();
     }
@@ -327,12 +327,13 @@ impl<B: Backend> Engine<B> {
         accept(seat, &chosen)
     }
 
-    fn finish(&mut self, seat: Seat, reason: FinishReason) {
+    fn finish(&mut self, seat: Box<Seat>, reason: FinishReason) {
         self.stats.finished.fetch_add(1, Relaxed);
-        let outcome = Outcome { reason, usage: seat.usage };
-        let listener = seat.request.listener;
+        let Seat { id, usage, request, .. } = *seat;
+        let outcome = Outcome { reason, usage };
+        let listener = request.listener;
         if catch_unwind(AssertUnwindSafe(|| listener.finished(outcome))).is_err() {
-            tracing::error!(id = %seat.id, "a listener panicked at the end of its request");
+            tracing::error!(%id, "a listener panicked at the end of its request");
         }
     }
 

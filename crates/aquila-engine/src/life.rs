@@ -97,7 +97,7 @@ impl Seat {
 
 /// A request without KV.
 pub(crate) struct Waiting {
-    pub seat: Seat,
+    pub seat: Box<Seat>,
 }
 
 /// What a request that holds KV does.
@@ -111,7 +111,7 @@ pub(crate) enum Phase {
 
 /// A request that holds KV.
 pub(crate) struct Running {
-    pub seat: Seat,
+    pub seat: Box<Seat>,
     pub sequence: Sequence,
     pub phase: Phase,
 }
@@ -157,13 +157,13 @@ impl Running {
     }
 
     /// Gives its KV back, what is committed to the prefix cache.
-    pub fn release(self, cache: &mut KvCache) -> Seat {
+    pub fn release(self, cache: &mut KvCache) -> Box<Seat> {
         cache.release(self.sequence, &self.seat.tokens);
         self.seat
     }
 
     /// Gives its KV back, and nothing to the prefix cache.
-    pub fn discard(self, cache: &mut KvCache) -> Seat {
+    pub fn discard(self, cache: &mut KvCache) -> Box<Seat> {
         cache.discard(self.sequence);
         self.seat
     }

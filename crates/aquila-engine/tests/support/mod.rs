@@ -1,0 +1,129 @@
+//! A small real model, engines over it, and listeners that write down what they hear.
+#![allow(dead_code)]
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use aquila_compute::cpu::{CpuBackend, IsaChoice};
+use aquila_compute::{Backend, KvDtype, WeightFormat};
+use aquila_engine::{
+    Engine, EngineConfig, FinishReason, Listener, Outcome, Request, Runner, Token, Usage, Verdict,
+};
+use aquila_model::{Checkpoint, Decoder, LoadFormat, Location};
+
+/// The vocabulary of the fixture.
+pub const VOCABULARY: u32 = 320;
+
+pub fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../aquila-model/tests/fixtures").join(name)
+}
+
+pub fn config() -> EngineConfig {
+    EngineConfig {
+        page_size: 1,
+        max_total_tokens: 4096,
+        max_running_requests: 16,
+        max_queued_requests: 1000,
+        chunked_prefill_size: 64,
+        context_length: 512,
+        prefix_cache: true,
+        kv_dtype: KvDtype::F32,
+        random_seed: 7,
+    }
+}
+
+/// An engine over the fixture `qwen2`, on a backend made by `wrap`.
+pub fn engine_on<B: Backend>(config: EngineConfig, wrap: impl FnOnce(CpuBackend) -> B) -> Engine<B> {
+    let backend = Arc::new(wrap(CpuBackend::new(IsaChoice::Auto, 1).unwrap()));
+    let checkpoint = Checkpoint::open(&Location::Folder(fixture("qwen2")), LoadFormat::Auto).unwrap();
+    let decoder =
+        Decoder::load(&*backend, &checkpoint, WeightFormat::Bf16, config.context_length, &mut |_| ())
+            .unwrap();
+    Engine::new(Runner::new(backend, decoder, &config).unwrap(), config).unwrap()
+}
+
+pub fn engine(config: EngineConfig) -> Engine<CpuBackend> {
+    engine_on(config, |backend| backend)
+}
+
+/// What a listener heard.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Heard {
+    pub prompt: Vec<Token>,
+    pub tokens: Vec<Token>,
+    pub end: Option<(FinishReason, Usage)>,
+}
+
+impl Heard {
+    pub fn ids(&self) -> Vec<u32> {
+        self.tokens.iter().map(|token| token.id).collect()
+    }
+
+    pub fn reason(&self) -> &FinishReason {
+        &self.end.as_ref().expect("the request has ended").0
+    }
+
+    pub fn usage(&self) -> Usage {
+        self.end.as_ref().expect("the request has ended").1
+    }
+}
+
+/// Writes down what it hears; ends the request after `stop_after` tokens, if given.
+pub struct Notes {
+    pub heard: Arc<Mutex<Heard>>,
+    pub stop_after: Option<usize>,
+}
+
+impl Listener for Notes {
+    fn prompt(&mut self, tokens: Vec<Token>) {
+        let mut heard = self.heard.lock().unwrap();
+        assert!(heard.prompt.is_empty() && heard.tokens.is_empty(), "the prompt comes once, first");
+        heard.prompt = tokens;
+    }
+
+    fn tokens(&mut self, tokens: &[Token]) -> Verdict {
+        let mut heard = self.heard.lock().unwrap();
+        for (kept, token) in tokens.iter().enumerate() {
+            heard.tokens.push(token.clone());
+            if self.stop_after == Some(heard.tokens.len()) {
+                return Verdict::Stop { kept: kept + 1 };
+            }
+        }
+        Verdict::Continue
+    }
+
+    fn finished(self: Box<Self>, outcome: Outcome) {
+        let mut heard = self.heard.lock().unwrap();
+        assert!(heard.end.is_none(), "a request ends once");
+        heard.end = Some((outcome.reason, outcome.usage));
+    }
+}
+
+/// A greedy request and what it hears.
+pub fn request(prompt: &[u32], max_tokens: usize) -> (Request, Arc<Mutex<Heard>>) {
+    let heard = Arc::new(Mutex::new(Heard::default()));
+    let listener = Box::new(Notes { heard: heard.clone(), stop_after: None });
+    (Request::new(prompt.to_vec(), max_tokens, listener), heard)
+}
+
+/// Rounds until nothing is left to do, with a check of every slot after each.
+pub fn run<B: Backend>(engine: &mut Engine<B>) {
+    while !engine.is_idle() {
+        engine.step();
+        engine.check().unwrap();
+    }
+}
+
+/// A stream of numbers for test cases.
+pub struct Numbers(pub u64);
+
+impl Numbers {
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) % bound
+    }
+
+    pub fn prompt(&mut self, tokens: usize) -> Vec<u32> {
+        (0..tokens).map(|_| self.below(u64::from(VOCABULARY)) as u32).collect()
+    }
+}

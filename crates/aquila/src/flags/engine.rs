@@ -1,0 +1,73 @@
+//! How requests share the machine.
+
+use clap::{Args, ValueEnum};
+
+use crate::error::{Error, Result};
+
+/// Memory, batching and caching.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Engine")]
+pub struct EngineFlags {
+    /// Slots of one KV page
+    #[arg(long, default_value_t = 1, value_name = "SLOTS")]
+    pub page_size: usize,
+
+    /// How much of the memory that is free at start may be used for weights and KV
+    #[arg(long, default_value_t = 0.8, value_name = "FRACTION")]
+    pub mem_fraction_static: f64,
+
+    /// Requests that run at a time
+    #[arg(long, default_value_t = 48, value_name = "N")]
+    pub max_running_requests: usize,
+
+    /// Requests that may wait
+    #[arg(long, default_value_t = 4096, value_name = "N")]
+    pub max_queued_requests: usize,
+
+    /// Tokens of the KV pool [default: what the running requests could use, if it fits]
+    #[arg(long, value_name = "TOKENS")]
+    pub max_total_tokens: Option<usize>,
+
+    /// Prompt tokens of one round; -1 reads whole prompts
+    #[arg(long, default_value_t = 512, value_name = "TOKENS", allow_negative_numbers = true)]
+    chunked_prefill_size: i64,
+
+    /// Keep no prefixes for requests that begin alike
+    #[arg(long)]
+    pub disable_radix_cache: bool,
+
+    /// How tokens are drafted
+    #[arg(long, value_enum, ignore_case = true, default_value_t = SpeculativeAlgorithm::None)]
+    speculative_algorithm: SpeculativeAlgorithm,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+#[value(rename_all = "UPPER")]
+enum SpeculativeAlgorithm {
+    /// Plain decoding
+    None,
+}
+
+impl EngineFlags {
+    /// Prompt rows of one round, for contexts of `context` tokens.
+    pub fn prefill_rows(&self, context: usize) -> Result<usize> {
+        match self.chunked_prefill_size {
+            -1 => Ok(context),
+            rows if rows > 0 => Ok((rows as usize).min(context)),
+            rows => Err(Error::Usage(format!(
+                "--chunked-prefill-size must be at least 1, or -1 for whole prompts; found {rows}"
+            ))),
+        }
+    }
+
+    /// The share of memory, if it is one.
+    pub fn fraction(&self) -> Result<f64> {
+        let fraction = self.mem_fraction_static;
+        if fraction > 0.0 && fraction <= 1.0 {
+            return Ok(fraction);
+        }
+        Err(Error::Usage(format!(
+            "--mem-fraction-static must be above 0 and at most 1; found {fraction}"
+        )))
+    }
+}

@@ -1,0 +1,66 @@
+//! One prompt, whose answer is printed as it comes.
+
+use std::io::{Write, stdout};
+use std::process::ExitCode;
+use std::sync::mpsc::{Sender, channel};
+
+use aquila_engine::FinishReason;
+use aquila_text::{AnswerSink, Delta, End, Generator, Prompt, SamplingParams};
+
+use super::answer::reason_name;
+use crate::error::{Error, Result, SOME_FAILED};
+
+enum Event {
+    Text(String),
+    End(End),
+}
+
+struct Printer(Sender<Event>);
+
+impl AnswerSink for Printer {
+    fn delta(&mut self, delta: Delta) -> bool {
+        self.0.send(Event::Text(delta.text)).is_ok()
+    }
+
+    fn end(self: Box<Self>, end: End) {
+        // If nobody prints any more, there is nobody to tell.
+        let _ = self.0.send(Event::End(end));
+    }
+}
+
+/// Prints the answer to `prompt`.
+pub fn answer(generator: &Generator, prompt: &str, quiet: bool) -> Result<ExitCode> {
+    let params = generator.check(SamplingParams::default())?;
+    if params.n > 1 {
+        return Err(Error::Usage("--prompt prints one answer: --n must be 1".into()));
+    }
+    let ids = generator.tokens(Prompt::Text(prompt.into()))?;
+    let (events, inbox) = channel();
+    generator.submit(ids, &params, None, |_| Box::new(Printer(events.clone())))?;
+    let failed = |e| Error::file("standard output", e);
+    let mut out = stdout().lock();
+    for event in inbox {
+        match event {
+            Event::Text(text) => {
+                out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(failed)?;
+            }
+            Event::End(end) => {
+                writeln!(out, "{}", end.text).map_err(failed)?;
+                if let FinishReason::Abort(why) = &end.reason {
+                    eprintln!("aquila: {why}");
+                    return Ok(ExitCode::from(SOME_FAILED));
+                }
+                if !quiet {
+                    eprintln!(
+                        "{}: {} prompt tokens, {} answered",
+                        reason_name(&end.reason),
+                        end.usage.prompt_tokens,
+                        end.usage.completion_tokens
+                    );
+                }
+                return Ok(ExitCode::SUCCESS);
+            }
+        }
+    }
+    Err(Error::Other("the engine ended before the answer was complete".into()))
+}

@@ -1,0 +1,100 @@
+//! From flags to a model that answers.
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+
+use aquila_compute::Backend;
+use aquila_compute::cpu::CpuBackend;
+use aquila_engine::{Budget, Engine, EngineConfig, EngineHandle, Needs, Runner, available_memory};
+use aquila_model::{Checkpoint, Decoder, memory, resolve};
+use aquila_text::{Generator, SamplingParams, Tokenizer};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::error::{Error, Result};
+use crate::flags::{EngineFlags, ModelFlags};
+
+/// Loads the model and starts its engine; says on standard error what was chosen.
+pub fn start(
+    model: &ModelFlags,
+    flags: &EngineFlags,
+    defaults: SamplingParams,
+    quiet: bool,
+) -> Result<Generator> {
+    let fraction = flags.fraction()?;
+    let format = model.weight_format()?;
+    let checkpoint = Checkpoint::open(&resolve(model.name())?, model.load_format())?;
+    let spec = checkpoint.spec().clone();
+    let context = model.context_length.unwrap_or(spec.max_positions);
+    if context > spec.max_positions {
+        return Err(Error::Usage(format!(
+            "--context-length {context} exceeds the {} positions that the model was made for",
+            spec.max_positions
+        )));
+    }
+    let useful = flags.max_running_requests.saturating_mul(context).min(u32::MAX as usize / 2);
+    let mut config = EngineConfig {
+        page_size: flags.page_size,
+        max_total_tokens: flags.max_total_tokens.unwrap_or(useful),
+        max_running_requests: flags.max_running_requests,
+        max_queued_requests: flags.max_queued_requests,
+        chunked_prefill_size: flags.prefill_rows(context)?,
+        context_length: context,
+        prefix_cache: !flags.disable_radix_cache,
+        kv_dtype: model.kv_dtype(),
+        random_seed: model.random_seed,
+    };
+    config.check().map_err(Error::Usage)?;
+    let needs = Needs {
+        weights: memory::weight_bytes(&spec, format),
+        scratch: memory::scratch_bytes(&spec, config.bounds()) + memory::rope_bytes(&spec, context),
+        kv_per_token: memory::kv_bytes_per_token(&spec, config.kv_dtype),
+    };
+    let budget = Budget::plan(
+        needs,
+        available_memory(),
+        fraction,
+        flags.max_total_tokens,
+        useful,
+        config.page_size,
+    )?;
+    config.max_total_tokens = budget.tokens;
+
+    let backend = Arc::new(CpuBackend::new(model.isa(), model.threads)?);
+    if !quiet {
+        eprintln!("model     {} ({})", model.name(), spec.architecture);
+        eprintln!("backend   {}", backend.describe());
+        eprintln!(
+            "engine    page size {}, {} running, {} prompt tokens a round, context {}, prefix cache {}",
+            config.page_size,
+            config.max_running_requests,
+            config.chunked_prefill_size,
+            context,
+            if config.prefix_cache { "on" } else { "off" },
+        );
+        eprintln!("{budget}");
+    }
+    let bar = progress_bar(quiet, "loading");
+    let decoder = Decoder::load(&*backend, &checkpoint, format, context, &mut |progress| {
+        bar.set_length(progress.total_bytes);
+        bar.set_position(progress.done_bytes);
+    })?;
+    bar.finish_and_clear();
+    let tokenizer = checkpoint.folder().map(Tokenizer::load).transpose()?.flatten();
+    let model_defaults = checkpoint.generation_config().map(SamplingParams::from_generation_config);
+    let defaults = defaults.or(&model_defaults.unwrap_or_default());
+    let engine = Engine::new(Runner::new(backend, decoder, &config)?, config)?;
+    let handle = EngineHandle::start(engine)
+        .map_err(|e| Error::Other(format!("cannot start the engine's thread: {e}")))?;
+    Ok(Generator::new(handle, tokenizer, checkpoint.eos_token_ids().to_vec(), defaults))
+}
+
+/// A bar on standard error, hidden where nobody would see it.
+pub fn progress_bar(quiet: bool, what: &'static str) -> ProgressBar {
+    let bar = ProgressBar::no_length();
+    if quiet || !std::io::stderr().is_terminal() {
+        bar.set_draw_target(ProgressDrawTarget::hidden());
+    }
+    let template = "{msg:<9} [{bar:32}] {pos}/{len} {elapsed} (eta {eta})";
+    let style = ProgressStyle::with_template(template).expect("the template is well formed");
+    bar.with_style(style.progress_chars("=> ")).with_message(what)
+}

@@ -4,11 +4,20 @@
 //! the token at position t is the argmax of what is left plus [`noise::gumbel`]`(seed, choice, t, v)`,
 //! ties to the lowest id. That is a sample of the filtered softmax which depends on nothing but
 //! seed, choice index, position and logits. At temperature 0 there is no noise and no filter.
+//!
+//! [`definition`] says the same plainly and slowly; [`choose`] answers exactly what it answers.
 
-mod history;
+pub mod definition;
 pub mod noise;
+
+mod adjust;
+mod history;
+mod keep;
 mod params;
+mod race;
 mod row;
+mod weight;
+mod widest;
 
 pub use history::History;
 pub use params::Sampling;
@@ -40,10 +49,12 @@ pub struct Ask<'a> {
 /// A chosen token, and what was asked about it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
-    /// The token.
+    /// The token. Where every token is impossible or banned, the lowest id that is not banned.
     pub token: u32,
-    /// Its log-probability under the model alone, before penalties and filters, where asked for.
+    /// Its log-probability under the model alone, before penalties and filters, where asked for;
+    /// minus infinity for a token that the model excludes.
     pub logprob: Option<f32>,
-    /// The most likely tokens under the model alone, best first, ties to the lowest id.
+    /// The most likely tokens under the model alone, best first, ties to the lowest id; tokens
+    /// that the model excludes are left out.
     pub top: Vec<(u32, f32)>,
 }

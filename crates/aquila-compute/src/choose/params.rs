@@ -3,7 +3,7 @@
 /// Settings as the choice of a token needs them: already validated, nothing optional.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampling {
-    /// 0 is greedy.
+    /// 0 (and anything below [`Sampling::GREEDY_BELOW`]) is greedy.
     pub temperature: f32,
     /// Keep the k most likely tokens; 0 keeps all.
     pub top_k: u32,
@@ -40,9 +40,17 @@ impl Default for Sampling {
 }
 
 impl Sampling {
+    /// Temperatures below this are greedy: quotients would leave the range of f32.
+    pub const GREEDY_BELOW: f32 = 1e-5;
+
+    /// Whether the choice is an argmax without noise or filter.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature.is_nan() || self.temperature < Self::GREEDY_BELOW
+    }
+
     /// Whether the choice is the plain argmax of the logits.
     pub fn is_plain_greedy(&self) -> bool {
-        self.temperature == 0.0 && !self.has_penalties() && self.logit_bias.is_empty()
+        self.is_greedy() && !self.has_penalties() && self.logit_bias.is_empty()
     }
 
     /// Whether any penalty is on, so that a history must be kept.

@@ -1,0 +1,59 @@
+//! What changes single logits before anything compares them: penalties, bias, bans.
+//!
+//! A copy of the row is made only where something changes it.
+
+use super::{Ask, Sampling};
+
+/// Whether the ask changes any logit.
+pub fn is_needed(ask: &Ask<'_>) -> bool {
+    ask.sampling.has_penalties() || !ask.sampling.logit_bias.is_empty() || !ask.banned.is_empty()
+}
+
+/// The row as penalties, bias and bans leave it.
+pub fn adjust(logits: &[f32], ask: &Ask<'_>, out: &mut Vec<f32>) {
+    out.clear();
+    out.extend_from_slice(logits);
+    if ask.sampling.has_penalties() {
+        penalize(logits, ask, out);
+    }
+    for &(token, bias) in &ask.sampling.logit_bias {
+        if let Some(l) = out.get_mut(token as usize) {
+            *l += bias;
+        }
+    }
+    // Whatever else forbids tokens belongs here, after all that could raise them again.
+    for &token in ask.banned {
+        if let Some(l) = out.get_mut(token as usize) {
+            *l = f32::NEG_INFINITY;
+        }
+    }
+}
+
+fn penalize(logits: &[f32], ask: &Ask<'_>, out: &mut [f32]) {
+    let mut set = |token: u32, output: u32| {
+        if let (Some(l), Some(&raw)) = (out.get_mut(token as usize), logits.get(token as usize)) {
+            *l = penalized(raw, output, ask.sampling);
+        }
+    };
+    for (token, _, output) in ask.history.iter() {
+        set(token, output);
+    }
+    // From the raw logit again: a token of the path may be in the history too.
+    for &token in ask.path {
+        let on_path = ask.path.iter().filter(|&&t| t == token).count() as u32;
+        set(token, ask.history.get(token).1 + on_path);
+    }
+}
+
+/// The logit of a token seen in prompt or output, `output` times in the output.
+fn penalized(mut logit: f32, output: u32, sampling: &Sampling) -> f32 {
+    let repetition = sampling.repetition_penalty;
+    if repetition != 1.0 {
+        logit = if logit > 0.0 { logit / repetition } else { logit * repetition };
+    }
+    if output > 0 {
+        logit -= sampling.frequency_penalty * output as f32;
+        logit -= sampling.presence_penalty;
+    }
+    logit
+}

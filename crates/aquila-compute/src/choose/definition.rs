@@ -1,0 +1,131 @@
+//! The choice of a token, plain and slow. This module defines the tokens.
+//!
+//! A logit that is not a number counts as minus infinity. Probabilities are in proportion to
+//! [`weight`]s, which are multiples of 2^-34: their sums are exact in f64 for up to 2^19 tokens,
+//! so no order of adding is part of the definition.
+
+use super::{Ask, Choice, Sampling, noise};
+use crate::math;
+
+/// `e^d` to the nearest multiple of 2^-34, half to even; `d` is a logit less the largest one.
+pub fn weight(d: f32) -> f64 {
+    const ROUND: f64 = 393_216.0; // 1.5 * 2^18, where neighbours are 2^-34 apart.
+    if d.is_nan() { 0.0 } else { (f64::from(math::exp(d)) + ROUND) - ROUND }
+}
+
+/// Chooses for one row; `logits` are that row's.
+pub fn choose(logits: &[f32], ask: &Ask<'_>) -> Choice {
+    let token = ask.given.unwrap_or_else(|| token(logits, ask));
+    let Some(top) = ask.top_logprobs else {
+        return Choice { token, logprob: None, top: Vec::new() };
+    };
+    let logprobs = logprobs(logits);
+    let logprob = logprobs.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
+    let values: Vec<f32> = logits.iter().map(|&l| scaled(l, 1.0)).collect();
+    let top = best_first(&values).into_iter().take(top).map(|v| (v, logprobs[v as usize]));
+    Choice { token, logprob: Some(logprob), top: top.collect() }
+}
+
+/// The log-probability of every token.
+fn logprobs(logits: &[f32]) -> Vec<f32> {
+    let values: Vec<f32> = logits.iter().map(|&l| scaled(l, 1.0)).collect();
+    let max = values.iter().fold(f32::NEG_INFINITY, |m, &l| if l > m { l } else { m });
+    let total: f64 = values.iter().map(|&l| weight(l - max)).sum();
+    let of = |l: f32| (f64::from(l - max) - math::ln(total)) as f32;
+    values.iter().map(|&l| if l > f32::NEG_INFINITY { of(l) } else { f32::NEG_INFINITY }).collect()
+}
+
+/// The token alone.
+fn token(logits: &[f32], ask: &Ask<'_>) -> u32 {
+    let sampling = ask.sampling;
+    let values = adjusted(logits, ask);
+    if sampling.is_greedy() {
+        let best = best_first(&values).first().copied();
+        return best.unwrap_or_else(|| lowest_allowed(ask.banned, logits.len()));
+    }
+    let values: Vec<f32> = values.iter().map(|&l| scaled(l, sampling.temperature)).collect();
+    let kept = filtered(&values, sampling);
+    let score = |v: u32| {
+        let noise = noise::gumbel(sampling.seed, ask.choice, ask.position, v);
+        f64::from(values[v as usize]) + noise
+    };
+    kept.into_iter()
+        .reduce(|a, b| if (score(b), a) > (score(a), b) { b } else { a })
+        .unwrap_or_else(|| lowest_allowed(ask.banned, logits.len()))
+}
+
+/// Penalties, bias and bans.
+fn adjusted(logits: &[f32], ask: &Ask<'_>) -> Vec<f32> {
+    let s = ask.sampling;
+    let mut values = logits.to_vec();
+    for (v, l) in (0u32..).zip(&mut values) {
+        let (prompt, output) = ask.history.get(v);
+        let output = output as usize + ask.path.iter().filter(|&&t| t == v).count();
+        if (prompt || output > 0) && s.repetition_penalty != 1.0 {
+            *l = if *l > 0.0 { *l / s.repetition_penalty } else { *l * s.repetition_penalty };
+        }
+        if output > 0 {
+            *l -= s.frequency_penalty * output as f32;
+            *l -= s.presence_penalty;
+        }
+        for (_, bias) in s.logit_bias.iter().filter(|(t, _)| *t == v) {
+            *l += bias;
+        }
+        if l.is_nan() || ask.banned.contains(&v) {
+            *l = f32::NEG_INFINITY;
+        }
+    }
+    values
+}
+
+/// A logit divided by the temperature, kept from overflowing upwards.
+#[inline(always)]
+pub(super) fn scaled(logit: f32, temperature: f32) -> f32 {
+    let z = logit / temperature;
+    if z > f32::MAX { f32::MAX } else { z }
+}
+
+/// The tokens that are possible at all, most likely first, ties to the lowest id.
+fn best_first(values: &[f32]) -> Vec<u32> {
+    let mut order: Vec<u32> =
+        (0..values.len() as u32).filter(|&v| values[v as usize] > f32::NEG_INFINITY).collect();
+    // The sort is stable; both zeros are equal.
+    order.sort_by(|&a, &b| (values[b as usize] + 0.0).total_cmp(&(values[a as usize] + 0.0)));
+    order
+}
+
+/// The tokens that top-k, top-p and min-p keep.
+fn filtered(values: &[f32], sampling: &Sampling) -> Vec<u32> {
+    let mut kept = best_first(values);
+    let Some(&best) = kept.first() else { return kept };
+    let max = values[best as usize];
+    if sampling.top_k > 0 {
+        kept.truncate(sampling.top_k as usize);
+    }
+    if sampling.top_p < 1.0 {
+        let weight_of = |v: u32| weight(values[v as usize] - max);
+        let total: f64 = kept.iter().map(|&v| weight_of(v)).sum();
+        let target = f64::from(sampling.top_p) * total;
+        let (mut reached, mut count) = (0.0, 0);
+        while count == 0 || (reached < target && count < kept.len()) {
+            reached += weight_of(kept[count]);
+            count += 1;
+        }
+        kept.truncate(count);
+    }
+    if sampling.min_p > 0.0 {
+        let floor = min_p_floor(sampling.min_p);
+        kept.retain(|&v| f64::from(values[v as usize]) - f64::from(max) >= floor);
+    }
+    kept
+}
+
+/// How far below the largest logit min-p keeps tokens: never so little that none is left.
+pub(super) fn min_p_floor(min_p: f32) -> f64 {
+    if min_p < 1.0 { math::ln(f64::from(min_p)) } else { 0.0 }
+}
+
+/// The answer where no token is possible.
+pub(super) fn lowest_allowed(banned: &[u32], tokens: usize) -> u32 {
+    (0..tokens as u32).find(|v| !banned.contains(v)).unwrap_or(0)
+}

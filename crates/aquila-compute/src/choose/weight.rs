@@ -1,0 +1,194 @@
+//! Sums of weights over a row, and where the large logits are.
+//!
+//! Everything here equals sums of [`definition::weight`](super::definition::weight), bit for bit:
+//! weights are multiples of 2^-34, so their sums are exact in any order.
+
+use super::definition::scaled;
+use super::keep;
+use super::widest::{Fused, Work, widest};
+use crate::math::{EXP_HIGH, EXP_LN2, EXP_LOW, EXP_POLY};
+
+/// Tokens of one block, the unit in which rows are skipped.
+pub const BLOCK: usize = 64;
+/// A logit this far below the largest one has no weight: `e^-24.3 < 2^-35`.
+pub const WEIGHTLESS: f32 = -24.3;
+
+const LANES: usize = 16;
+
+/// Writes the largest value of each block and answers the largest of all; what is not a number
+/// counts as minus infinity.
+pub fn maxima(values: &[f32], out: &mut Vec<f32>) -> f32 {
+    out.clear();
+    widest(Maxima { values, out })
+}
+
+/// The sum of the weights of a row at a temperature; `max` is the largest quotient.
+pub fn total(values: &[f32], maxima: &[f32], temperature: f32, max: f32) -> f64 {
+    widest(RowTotal { values, maxima, temperature, max })
+}
+
+/// The sum of the weights of candidates; `max` is the largest logit of all.
+pub fn total_of(keys: &[u64], max: f32) -> f64 {
+    widest(KeyTotal { keys, max })
+}
+
+/// `e^x` with the operations of [`crate::math::exp`]; zero for what is not a number.
+#[inline(always)]
+fn exp<F: Fused>(x: f32) -> f32 {
+    const ROUND: f32 = 12_582_912.0;
+    let y = if x > EXP_HIGH { EXP_HIGH } else { x };
+    let shifted = y * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = F::fma(n, -EXP_LN2[0], y);
+    let r = F::fma(n, -EXP_LN2[1], r);
+    let mut p = EXP_POLY[0];
+    for c in &EXP_POLY[1..] {
+        p = F::fma(p, r, *c);
+    }
+    let p = F::fma(p, r * r, r) + 1.0;
+    // The low bits of the shifted number are the integer itself, without a conversion.
+    let n = shifted.to_bits().wrapping_sub(ROUND.to_bits());
+    let power = f32::from_bits(n.wrapping_add(127) << 23);
+    if x >= EXP_LOW { p * power } else { 0.0 }
+}
+
+#[inline(always)]
+fn weight<F: Fused>(d: f32) -> f64 {
+    const ROUND: f64 = 393_216.0;
+    (f64::from(exp::<F>(d)) + ROUND) - ROUND
+}
+
+#[cfg_attr(test, derive(Clone))]
+struct RowTotal<'a> {
+    values: &'a [f32],
+    maxima: &'a [f32],
+    temperature: f32,
+    max: f32,
+}
+
+impl Work for RowTotal<'_> {
+    type Out = f64;
+
+    #[inline(always)]
+    fn run<F: Fused>(self) -> f64 {
+        let Self { values, maxima, temperature, max } = self;
+        let mut lanes = [0.0f64; LANES];
+        let (blocks, rest) = values.as_chunks::<BLOCK>();
+        for (block, &largest) in blocks.iter().zip(maxima) {
+            if scaled(largest, temperature) - max < WEIGHTLESS {
+                continue;
+            }
+            for part in block.as_chunks::<LANES>().0 {
+                for (lane, &l) in lanes.iter_mut().zip(part) {
+                    *lane += weight::<F>(scaled(l, temperature) - max);
+                }
+            }
+        }
+        for (i, &l) in rest.iter().enumerate() {
+            lanes[i % LANES] += weight::<F>(scaled(l, temperature) - max);
+        }
+        lanes.iter().sum()
+    }
+}
+
+#[cfg_attr(test, derive(Clone))]
+struct KeyTotal<'a> {
+    keys: &'a [u64],
+    max: f32,
+}
+
+impl Work for KeyTotal<'_> {
+    type Out = f64;
+
+    #[inline(always)]
+    fn run<F: Fused>(self) -> f64 {
+        let mut lanes = [0.0f64; LANES];
+        let (chunks, rest) = self.keys.as_chunks::<LANES>();
+        for chunk in chunks {
+            for (lane, &key) in lanes.iter_mut().zip(chunk) {
+                *lane += weight::<F>(keep::logit(key) - self.max);
+            }
+        }
+        for (lane, &key) in lanes.iter_mut().zip(rest) {
+            *lane += weight::<F>(keep::logit(key) - self.max);
+        }
+        lanes.iter().sum()
+    }
+}
+
+struct Maxima<'a> {
+    values: &'a [f32],
+    out: &'a mut Vec<f32>,
+}
+
+impl Work for Maxima<'_> {
+    type Out = f32;
+
+    #[inline(always)]
+    fn run<F: Fused>(self) -> f32 {
+        // A comparison with what is not a number is false, so that it never wins.
+        let larger = |m: f32, x: f32| if x > m { x } else { m };
+        let mut all = f32::NEG_INFINITY;
+        for block in self.values.chunks(BLOCK) {
+            let mut lanes = [f32::NEG_INFINITY; LANES];
+            let (parts, rest) = block.as_chunks::<LANES>();
+            for part in parts {
+                for (lane, &x) in lanes.iter_mut().zip(part) {
+                    *lane = larger(*lane, x);
+                }
+            }
+            for (lane, &x) in lanes.iter_mut().zip(rest) {
+                *lane = larger(*lane, x);
+            }
+            for width in [8, 4, 2, 1] {
+                for i in 0..width {
+                    lanes[i] = larger(lanes[i], lanes[i + width]);
+                }
+            }
+            self.out.push(lanes[0]);
+            all = larger(all, lanes[0]);
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::definition;
+    use super::super::widest::every_way;
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn weights_equal_their_definition_bit_for_bit() {
+        let mut d = 0.0f32;
+        while d > -100.0 {
+            let want = definition::weight(d);
+            let key = [keep::key(d, 7)];
+            for got in every_way(&KeyTotal { keys: &key, max: 0.0 }) {
+                assert_eq!(got.to_bits(), want.to_bits(), "weight of {d}");
+            }
+            d -= 0.000_73;
+        }
+        assert_eq!(definition::weight(f32::NEG_INFINITY), 0.0);
+        assert_eq!(definition::weight(WEIGHTLESS), 0.0);
+        assert_eq!(definition::weight(0.0), 1.0);
+    }
+
+    proptest! {
+        #[test]
+        fn totals_are_exact_in_every_way_of_adding(
+            values in proptest::collection::vec(-40.0f32..10.0, 1..700),
+            temperature in 0.1f32..3.0,
+        ) {
+            let mut largest = Vec::new();
+            let max = scaled(maxima(&values, &mut largest), temperature);
+            let plain: f64 =
+                values.iter().rev().map(|&l| definition::weight(scaled(l, temperature) - max)).sum();
+            let work = RowTotal { values: &values, maxima: &largest, temperature, max };
+            for got in every_way(&work) {
+                prop_assert_eq!(got.to_bits(), plain.to_bits());
+            }
+        }
+    }
+}

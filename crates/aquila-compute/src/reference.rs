@@ -25,6 +25,25 @@ pub fn fold(mut lanes: [f32; 16]) -> f32 {
     lanes[0]
 }
 
+/// The largest of 16 lanes, compared in the order of [`fold`].
+pub fn fold_max(mut lanes: [f32; 16]) -> f32 {
+    for width in [8, 4, 2, 1] {
+        for i in 0..width {
+            lanes[i] = if lanes[i] > lanes[i + width] { lanes[i] } else { lanes[i + width] };
+        }
+    }
+    lanes[0]
+}
+
+/// The largest element of a vector, in 16 lanes.
+pub fn largest(a: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    for (i, &x) in a.iter().enumerate() {
+        lanes[i % 16] = if x > lanes[i % 16] { x } else { lanes[i % 16] };
+    }
+    fold_max(lanes)
+}
+
 /// The inner product of two vectors, in 16 lanes.
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0.0; 16];
@@ -133,7 +152,7 @@ pub fn attend<'a>(
     for start in (0..positions).step_by(BLOCK) {
         let block = start..positions.min(start + BLOCK);
         let scores: Vec<f32> = block.clone().map(|p| dot(query, keys(p)) * scale).collect();
-        let block_max = scores.iter().fold(f32::NEG_INFINITY, |m, &s| if s > m { s } else { m });
+        let block_max = largest(&scores);
         let weights: Vec<f32> = scores.iter().map(|s| exp(s - block_max)).collect();
         let block_total = sum(&weights);
         part.fill(0.0);

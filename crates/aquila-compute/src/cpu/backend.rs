@@ -1,10 +1,14 @@
-//! The operations, for now by way of [`crate::reference`].
+//! The operations of a forward pass, shared out to the pool's threads.
 
-use half::bf16;
+use std::sync::{Mutex, PoisonError};
 
+use super::int8::{self, QuantizedRows};
+use super::pool::Pool;
+use super::project::{self, Product};
+use super::rows::CpuRows;
+use super::weight::CpuWeight;
 use super::{Isa, IsaChoice};
 use crate::choose::{self, Ask, Choice};
-use crate::shape::INT8_GROUP;
 use crate::{
     Backend, Error, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds, Result, RopeTable,
     Sink, WeightFormat, reference,
@@ -13,42 +17,9 @@ use crate::{
 /// The CPU, with its kernels and threads.
 pub struct CpuBackend {
     isa: Isa,
-    threads: usize,
-}
-
-/// f32 rows in host memory.
-pub struct CpuRows {
-    width: usize,
-    values: Vec<f32>,
-}
-
-impl CpuRows {
-    /// The width of a row.
-    pub fn width(&self) -> usize {
-        self.width
-    }
-
-    /// One row.
-    pub fn row(&self, row: usize) -> &[f32] {
-        &self.values[row * self.width..(row + 1) * self.width]
-    }
-
-    /// One row, to be written.
-    pub fn row_mut(&mut self, row: usize) -> &mut [f32] {
-        &mut self.values[row * self.width..(row + 1) * self.width]
-    }
-}
-
-enum Values {
-    Float(Vec<f32>),
-    Int8(Vec<(Vec<i8>, f32)>),
-}
-
-/// A packed projection.
-pub struct CpuWeight {
-    inputs: usize,
-    outputs: usize,
-    values: Values,
+    pool: Pool,
+    /// Kept between products; held for one at a time.
+    quantized: Mutex<QuantizedRows>,
 }
 
 /// An embedding table, read where the checkpoint keeps it.
@@ -73,13 +44,69 @@ impl CpuBackend {
     /// A backend of `threads` threads (0: one per core) on the instruction set chosen.
     pub fn new(isa: IsaChoice, threads: usize) -> Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Ok(Self { isa: Isa::pick(isa)?, threads: if threads == 0 { cores } else { threads } })
+        let threads = if threads == 0 { cores } else { threads };
+        let pool = Pool::new(threads)
+            .map_err(|e| Error::Unavailable(format!("cannot start {threads} threads: {e}")))?;
+        Ok(Self { isa: Isa::pick(isa)?, pool, quantized: Mutex::default() })
+    }
+
+    /// How many threads there are, the caller's included.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    fn project_int8(&self, weight: &CpuWeight, product: &Product) {
+        let rows = product.rows;
+        let mut scratch = self.quantized.lock().unwrap_or_else(PoisonError::into_inner);
+        let quantized = scratch.prepare(rows, weight.inputs());
+        let chunk = rows.div_ceil(self.threads()).max(8);
+        self.pool.run(rows.div_ceil(chunk), &|index| {
+            let (first, last) = (index * chunk, ((index + 1) * chunk).min(rows));
+            // SAFETY: the product was checked, room was made, and chunks of rows are disjoint.
+            unsafe { int8::quantize_rows(self.isa, product, &quantized, first, last) }
+        });
+        self.over_panels(weight, rows, int8::PANELS_TOGETHER, &|first, last| {
+            // SAFETY: as above; chunks of panels are disjoint.
+            unsafe { int8::project_int8(self.isa, product, &quantized, first, last) }
+        });
+    }
+
+    /// Shares out the panels of a projection.
+    fn over_panels(
+        &self,
+        weight: &CpuWeight,
+        rows: usize,
+        together: usize,
+        task: &(dyn Fn(usize, usize) + Sync),
+    ) {
+        let panels = weight.panels();
+        let small = weight.bytes() * rows.div_ceil(4) < SMALL_PRODUCT;
+        if small || self.threads() == 1 {
+            return task(0, panels);
+        }
+        // Some chunks per thread even out what the threads meet; whole tiles waste none.
+        let chunk = panels.div_ceil(self.threads() * 12).next_multiple_of(together);
+        self.pool.run(panels.div_ceil(chunk), &|index| {
+            task(index * chunk, ((index + 1) * chunk).min(panels));
+        });
+    }
+
+    /// Bytes that a projection takes once packed.
+    pub fn packed_bytes(outputs: usize, inputs: usize, format: WeightFormat) -> usize {
+        CpuWeight::packed_bytes(outputs, inputs, format)
     }
 
     /// The instruction set in use.
     pub fn isa(&self) -> Isa {
         self.isa
     }
+}
+
+/// Packed bytes below which a product is not worth waking anyone for.
+const SMALL_PRODUCT: usize = 128 << 10;
+
+fn check(fits: bool, otherwise: impl FnOnce() -> String) -> Result<()> {
+    if fits { Ok(()) } else { Err(Error::Tensor(otherwise())) }
 }
 
 impl CpuKv {
@@ -99,35 +126,11 @@ impl Backend for CpuBackend {
     type Plan = CpuPlan;
 
     fn describe(&self) -> String {
-        format!("cpu, {}, {} threads", self.isa, self.threads)
+        format!("cpu, {}, {} threads", self.isa, self.threads())
     }
 
     fn pack(&self, parts: &[HostTensor], format: WeightFormat) -> Result<CpuWeight> {
-        let mut floats = Vec::new();
-        let (mut outputs, mut inputs) = (0, 0);
-        for part in parts {
-            let (rows, columns) = part.matrix()?;
-            outputs += rows;
-            inputs = columns;
-            let mut values = part.to_f32()?;
-            if format == WeightFormat::Bf16 {
-                values.iter_mut().for_each(|v| *v = bf16::from_f32(*v).to_f32());
-            }
-            floats.extend(values);
-        }
-        if floats.len() != inputs * outputs {
-            return Err(Error::Tensor("projections joined must have equal inputs".into()));
-        }
-        let values = match format {
-            WeightFormat::Bf16 | WeightFormat::F32 => Values::Float(floats),
-            WeightFormat::Int8 => Values::Int8(
-                floats
-                    .chunks(inputs)
-                    .flat_map(|row| row.chunks(INT8_GROUP).map(reference::quantize_weights))
-                    .collect(),
-            ),
-        };
-        Ok(CpuWeight { inputs, outputs, values })
+        CpuWeight::pack(parts, format, &self.pool)
     }
 
     fn vector(&self, parts: &[HostTensor]) -> Result<Vec<f32>> {
@@ -153,7 +156,7 @@ impl Backend for CpuBackend {
     }
 
     fn rows(&self, capacity: usize, width: usize) -> Result<CpuRows> {
-        Ok(CpuRows { width, values: vec![0.0; capacity * width] })
+        CpuRows::new(capacity, width)
     }
 
     fn plan(&self, _bounds: PlanBounds) -> Result<CpuPlan> {
@@ -195,21 +198,49 @@ impl Backend for CpuBackend {
         sink: Sink,
         out: &mut CpuRows,
     ) -> Result<()> {
-        for row in 0..rows {
-            let x = &input.row(row)[..weight.inputs];
-            for n in 0..weight.outputs {
-                let value = match &weight.values {
-                    Values::Float(w) => {
-                        reference::project(x, &w[n * weight.inputs..(n + 1) * weight.inputs])
-                    }
-                    Values::Int8(w) => {
-                        let groups = weight.inputs.div_ceil(INT8_GROUP);
-                        reference::project_int8(x, &w[n * groups..(n + 1) * groups])
-                    }
-                };
-                reference::sink(value, bias.map(|b| b[n]), sink, &mut out.row_mut(row)[n]);
-            }
+        if rows == 0 {
+            return Ok(());
         }
+        check(input.width() >= weight.inputs() && out.width() >= weight.outputs(), || {
+            format!(
+                "a projection of {} inputs and {} outputs does not fit rows of {} and {}",
+                weight.inputs(),
+                weight.outputs(),
+                input.width(),
+                out.width()
+            )
+        })?;
+        check(bias.is_none_or(|b| b.len() == weight.outputs()), || {
+            format!("a bias must have the {} outputs of its projection", weight.outputs())
+        })?;
+        assert!(rows <= input.capacity() && rows <= out.capacity(), "rows beyond the buffers");
+        let product = Product {
+            weights: weight.as_ptr(),
+            panel_bytes: weight.panel_bytes(),
+            inputs: weight.inputs(),
+            outputs: weight.outputs(),
+            input: input.as_ptr(),
+            input_stride: input.stride(),
+            rows,
+            out: out.shared().as_mut_ptr(),
+            out_stride: out.stride(),
+            bias: bias.map_or(std::ptr::null(), |b| b.as_ptr()),
+            sink,
+        };
+        if weight.format() == WeightFormat::Int8 {
+            self.project_int8(weight, &product);
+            return Ok(());
+        }
+        let together = project::panels_together(self.isa, rows);
+        self.over_panels(weight, rows, together, &|first, last| {
+            // SAFETY: sizes were checked above, and chunks of panels are disjoint.
+            unsafe {
+                match weight.format() {
+                    WeightFormat::F32 => project::project_f32(self.isa, &product, first, last),
+                    _ => project::project_bf16(self.isa, &product, first, last),
+                }
+            }
+        });
         Ok(())
     }
 
@@ -307,6 +338,6 @@ impl Backend for CpuBackend {
     }
 
     fn read(&self, rows_of: &CpuRows, rows: usize) -> Result<Vec<f32>> {
-        Ok(rows_of.values[..rows * rows_of.width].to_vec())
+        Ok((0..rows).flat_map(|row| rows_of.row(row)).copied().collect())
     }
 }

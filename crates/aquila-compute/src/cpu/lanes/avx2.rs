@@ -1,0 +1,299 @@
+//! Lanes as two AVX2 registers, lanes 0 to 7 and 8 to 15.
+
+use std::arch::x86_64::*;
+
+use super::{Int8Lanes, LANES, Lanes};
+
+/// AVX2 and FMA.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct Avx2;
+
+/// The folding of the lower 8 lanes, once the upper 8 were added to them.
+#[inline(always)]
+pub(super) unsafe fn fold8(a: __m256) -> f32 {
+    // SAFETY: instructions enabled by the kernel.
+    unsafe {
+        let a = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+        let a = _mm_add_ps(a, _mm_movehl_ps(a, a));
+        _mm_cvtss_f32(_mm_add_ss(a, _mm_shuffle_ps::<1>(a, a)))
+    }
+}
+
+/// The largest of 8 lanes, in the order of [`fold8`].
+#[inline(always)]
+pub(super) unsafe fn fold8_max(a: __m256) -> f32 {
+    // SAFETY: instructions enabled by the kernel.
+    unsafe {
+        let a = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+        let a = _mm_max_ps(a, _mm_movehl_ps(a, a));
+        _mm_cvtss_f32(_mm_max_ss(a, _mm_shuffle_ps::<1>(a, a)))
+    }
+}
+
+/// Two registers.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct Two(__m256, __m256);
+
+/// Two registers of integers.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct TwoI(__m256i, __m256i);
+
+/// Eight folds at a time: lane i of the result is the fold of `v[i]`.
+#[inline(always)]
+unsafe fn fold_eight(v: &[Two]) -> __m256 {
+    // SAFETY: instructions enabled by the kernel.
+    unsafe {
+        #[inline(always)]
+        unsafe fn halves(a: Two, b: Two) -> __m256 {
+            // SAFETY: instructions enabled by the kernel.
+            unsafe {
+                let (a, b) = (_mm256_add_ps(a.0, a.1), _mm256_add_ps(b.0, b.1));
+                _mm256_add_ps(
+                    _mm256_permute2f128_ps::<0x20>(a, b),
+                    _mm256_permute2f128_ps::<0x31>(a, b),
+                )
+            }
+        }
+        #[inline(always)]
+        unsafe fn pairs(a: __m256, b: __m256) -> __m256 {
+            // SAFETY: instructions enabled by the kernel.
+            unsafe {
+                let (a, b) = (_mm256_castps_pd(a), _mm256_castps_pd(b));
+                _mm256_add_ps(
+                    _mm256_castpd_ps(_mm256_unpacklo_pd(a, b)),
+                    _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)),
+                )
+            }
+        }
+        let a = pairs(halves(v[0], v[4]), halves(v[1], v[5]));
+        let b = pairs(halves(v[2], v[6]), halves(v[3], v[7]));
+        _mm256_add_ps(_mm256_shuffle_ps::<0x88>(a, b), _mm256_shuffle_ps::<0xdd>(a, b))
+    }
+}
+
+macro_rules! each {
+    ($op:ident, $($v:ident),*) => {
+        // SAFETY: instructions enabled by the kernel.
+        unsafe { Two($op($($v.0),*), $op($($v.1),*)) }
+    };
+}
+
+impl Lanes for Avx2 {
+    type F = Two;
+    const MANY_REGISTERS: bool = false;
+
+    #[inline(always)]
+    fn splat(x: f32) -> Self::F {
+        // SAFETY: instructions enabled by the kernel.
+        let x = unsafe { _mm256_set1_ps(x) };
+        Two(x, x)
+    }
+    #[inline(always)]
+    fn add(a: Self::F, b: Self::F) -> Self::F {
+        each!(_mm256_add_ps, a, b)
+    }
+    #[inline(always)]
+    fn sub(a: Self::F, b: Self::F) -> Self::F {
+        each!(_mm256_sub_ps, a, b)
+    }
+    #[inline(always)]
+    fn mul(a: Self::F, b: Self::F) -> Self::F {
+        each!(_mm256_mul_ps, a, b)
+    }
+    #[inline(always)]
+    fn div(a: Self::F, b: Self::F) -> Self::F {
+        each!(_mm256_div_ps, a, b)
+    }
+    #[inline(always)]
+    fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        each!(_mm256_fmadd_ps, a, b, c)
+    }
+    #[inline(always)]
+    fn max(a: Self::F, b: Self::F) -> Self::F {
+        each!(_mm256_max_ps, a, b)
+    }
+    #[inline(always)]
+    fn min(a: Self::F, b: Self::F) -> Self::F {
+        each!(_mm256_min_ps, a, b)
+    }
+    #[inline(always)]
+    fn abs(a: Self::F) -> Self::F {
+        // SAFETY: instructions enabled by the kernel.
+        let sign = unsafe { _mm256_set1_ps(-0.0) };
+        let sign = Two(sign, sign);
+        each!(_mm256_andnot_ps, sign, a)
+    }
+    #[inline(always)]
+    fn zero_below(x: Self::F, bound: Self::F, value: Self::F) -> Self::F {
+        let keep = each!(not_less, x, bound);
+        each!(_mm256_and_ps, keep, value)
+    }
+    #[inline(always)]
+    fn power_of_two(n: Self::F) -> Self::F {
+        each!(power_of_two, n)
+    }
+    #[inline(always)]
+    fn fold(a: Self::F) -> f32 {
+        // SAFETY: instructions enabled by the kernel.
+        unsafe { fold8(_mm256_add_ps(a.0, a.1)) }
+    }
+    #[inline(always)]
+    fn fold_max(a: Self::F) -> f32 {
+        // SAFETY: instructions enabled by the kernel.
+        unsafe { fold8_max(_mm256_max_ps(a.0, a.1)) }
+    }
+    #[inline(always)]
+    fn fold_each(a: &[Self::F; LANES]) -> Self::F {
+        // SAFETY: instructions enabled by the kernel.
+        unsafe { Two(fold_eight(&a[..8]), fold_eight(&a[8..])) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(at: *const f32) -> Self::F {
+        // SAFETY: vouched for by the caller.
+        unsafe { Two(_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(8))) }
+    }
+    #[inline(always)]
+    unsafe fn store(at: *mut f32, a: Self::F) {
+        // SAFETY: vouched for by the caller.
+        unsafe {
+            _mm256_storeu_ps(at, a.0);
+            _mm256_storeu_ps(at.add(8), a.1);
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_first(at: *const f32, n: usize) -> Self::F {
+        let mut values = [0.0f32; LANES];
+        // SAFETY: the caller says that n values are readable, and n is at most 16.
+        unsafe {
+            std::ptr::copy_nonoverlapping(at, values.as_mut_ptr(), n);
+            Self::load(values.as_ptr())
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_first(at: *mut f32, n: usize, a: Self::F) {
+        let mut values = [0.0f32; LANES];
+        // SAFETY: the caller says that n values are writable, and n is at most 16.
+        unsafe {
+            Self::store(values.as_mut_ptr(), a);
+            std::ptr::copy_nonoverlapping(values.as_ptr(), at, n);
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(at: *const u16) -> Self::F {
+        // SAFETY: vouched for by the caller.
+        unsafe { Two(widen8(at), widen8(at.add(8))) }
+    }
+    #[inline(always)]
+    unsafe fn load_low(at: *const u32) -> Self::F {
+        // SAFETY: vouched for by the caller.
+        unsafe { Two(low8(at), low8(at.add(8))) }
+    }
+    #[inline(always)]
+    unsafe fn load_high(at: *const u32) -> Self::F {
+        // SAFETY: vouched for by the caller.
+        unsafe { Two(high8(at), high8(at.add(8))) }
+    }
+    #[inline(always)]
+    unsafe fn store_i8(at: *mut i8, a: Self::F) {
+        // SAFETY: vouched for by the caller.
+        unsafe {
+            // Low bytes alone, so that what is no number stores zero, as a cast would.
+            let low = _mm256_set1_epi32(0xff);
+            let words = _mm256_packus_epi32(
+                _mm256_and_si256(_mm256_cvttps_epi32(a.0), low),
+                _mm256_and_si256(_mm256_cvttps_epi32(a.1), low),
+            );
+            let words = _mm256_permute4x64_epi64::<0xd8>(words);
+            let bytes = _mm256_permute4x64_epi64::<0x08>(_mm256_packus_epi16(words, words));
+            _mm_storeu_si128(at.cast(), _mm256_castsi256_si128(bytes));
+        }
+    }
+    #[inline(always)]
+    fn prefetch(at: *const u8) {
+        // SAFETY: a prefetch of any address is harmless.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+}
+
+#[inline(always)]
+unsafe fn not_less(a: __m256, b: __m256) -> __m256 {
+    // SAFETY: instructions enabled by the kernel.
+    unsafe { _mm256_cmp_ps::<_CMP_NLT_UQ>(a, b) }
+}
+
+#[inline(always)]
+unsafe fn power_of_two(n: __m256) -> __m256 {
+    // SAFETY: instructions enabled by the kernel.
+    unsafe {
+        let exponent = _mm256_add_epi32(_mm256_cvttps_epi32(n), _mm256_set1_epi32(127));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent))
+    }
+}
+
+#[inline(always)]
+unsafe fn widen8(at: *const u16) -> __m256 {
+    // SAFETY: vouched for by the caller.
+    unsafe {
+        let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast()));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
+    }
+}
+
+#[inline(always)]
+unsafe fn low8(at: *const u32) -> __m256 {
+    // SAFETY: vouched for by the caller.
+    unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_loadu_si256(at.cast()))) }
+}
+
+#[inline(always)]
+unsafe fn high8(at: *const u32) -> __m256 {
+    // SAFETY: vouched for by the caller.
+    unsafe {
+        let high = _mm256_set1_epi32(0xffff_0000u32 as i32);
+        _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(at.cast()), high))
+    }
+}
+
+impl Int8Lanes for Avx2 {
+    type I = TwoI;
+    /// Signed weights, then their magnitudes.
+    type W = (TwoI, TwoI);
+
+    #[inline(always)]
+    fn start(_minus_128_sum: i32) -> Self::I {
+        // The weights are made signed again, so there is nothing to take off.
+        // SAFETY: instructions enabled by the kernel.
+        unsafe { TwoI(_mm256_setzero_si256(), _mm256_setzero_si256()) }
+    }
+    #[inline(always)]
+    fn to_f32(a: Self::I) -> Self::F {
+        // SAFETY: instructions enabled by the kernel.
+        unsafe { Two(_mm256_cvtepi32_ps(a.0), _mm256_cvtepi32_ps(a.1)) }
+    }
+    #[inline(always)]
+    unsafe fn weights(at: *const u8) -> Self::W {
+        // SAFETY: vouched for by the caller.
+        unsafe {
+            let sign = _mm256_set1_epi8(-128);
+            let a = _mm256_xor_si256(_mm256_loadu_si256(at.cast()), sign);
+            let b = _mm256_xor_si256(_mm256_loadu_si256(at.add(32).cast()), sign);
+            (TwoI(a, b), TwoI(_mm256_abs_epi8(a), _mm256_abs_epi8(b)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot4(sum: Self::I, w: Self::W, x: *const i8) -> Self::I {
+        // SAFETY: vouched for by the caller. Pairs of products stay within 2 * 127 * 127, so
+        // nothing saturates.
+        unsafe {
+            let x = _mm256_set1_epi32(x.cast::<i32>().read_unaligned());
+            let ones = _mm256_set1_epi16(1);
+            let a = _mm256_maddubs_epi16(w.1.0, _mm256_sign_epi8(x, w.0.0));
+            let b = _mm256_maddubs_epi16(w.1.1, _mm256_sign_epi8(x, w.0.1));
+            TwoI(
+                _mm256_add_epi32(sum.0, _mm256_madd_epi16(a, ones)),
+                _mm256_add_epi32(sum.1, _mm256_madd_epi16(b, ones)),
+            )
+        }
+    }
+}

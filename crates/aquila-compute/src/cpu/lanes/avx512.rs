@@ -1,0 +1,222 @@
+//! Lanes as one AVX-512 register.
+
+use std::arch::x86_64::*;
+
+use super::{Int8Lanes, LANES, Lanes};
+
+/// AVX-512 F, BW, DQ and VL; [`Int8Lanes`] needs VNNI too.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct Avx512;
+
+// SAFETY of every block below: the kernels that use this type are compiled and called with the
+// instructions enabled (see the parent module); pointers are vouched for by the caller.
+impl Lanes for Avx512 {
+    type F = __m512;
+    const MANY_REGISTERS: bool = true;
+
+    #[inline(always)]
+    fn splat(x: f32) -> Self::F {
+        // SAFETY: instructions enabled.
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    fn add(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: instructions enabled.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
+    fn sub(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: instructions enabled.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    fn mul(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: instructions enabled.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    fn div(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: instructions enabled.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+    #[inline(always)]
+    fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        // SAFETY: instructions enabled.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    fn max(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: instructions enabled.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+    #[inline(always)]
+    fn min(a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: instructions enabled.
+        unsafe { _mm512_min_ps(a, b) }
+    }
+    #[inline(always)]
+    fn abs(a: Self::F) -> Self::F {
+        // SAFETY: instructions enabled.
+        unsafe { _mm512_abs_ps(a) }
+    }
+    #[inline(always)]
+    fn zero_below(x: Self::F, bound: Self::F, value: Self::F) -> Self::F {
+        // SAFETY: instructions enabled.
+        unsafe { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, bound), value) }
+    }
+    #[inline(always)]
+    fn power_of_two(n: Self::F) -> Self::F {
+        // SAFETY: instructions enabled.
+        unsafe {
+            let exponent = _mm512_add_epi32(_mm512_cvttps_epi32(n), _mm512_set1_epi32(127));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(exponent))
+        }
+    }
+    #[inline(always)]
+    fn fold(a: Self::F) -> f32 {
+        // SAFETY: instructions enabled.
+        unsafe {
+            let a = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps::<1>(a));
+            super::avx2::fold8(a)
+        }
+    }
+    #[inline(always)]
+    fn fold_max(a: Self::F) -> f32 {
+        // SAFETY: instructions enabled.
+        unsafe {
+            let a = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps::<1>(a));
+            super::avx2::fold8_max(a)
+        }
+    }
+    #[inline(always)]
+    fn fold_each(v: &[Self::F; LANES]) -> Self::F {
+        // The additions of `fold`, of two vectors at a time; the order of the inputs is such that
+        // the last step leaves vector i in lane i.
+        // SAFETY: instructions enabled.
+        unsafe {
+            #[inline(always)]
+            unsafe fn halves(a: __m512, b: __m512) -> __m512 {
+                // SAFETY: instructions enabled.
+                unsafe {
+                    _mm512_add_ps(
+                        _mm512_shuffle_f32x4::<0x44>(a, b),
+                        _mm512_shuffle_f32x4::<0xee>(a, b),
+                    )
+                }
+            }
+            #[inline(always)]
+            unsafe fn quarters(a: __m512, b: __m512) -> __m512 {
+                // SAFETY: instructions enabled.
+                unsafe {
+                    _mm512_add_ps(
+                        _mm512_shuffle_f32x4::<0x88>(a, b),
+                        _mm512_shuffle_f32x4::<0xdd>(a, b),
+                    )
+                }
+            }
+            #[inline(always)]
+            unsafe fn pairs(a: __m512, b: __m512) -> __m512 {
+                // SAFETY: instructions enabled.
+                unsafe {
+                    let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+                    _mm512_add_ps(
+                        _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                        _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)),
+                    )
+                }
+            }
+            #[inline(always)]
+            unsafe fn singles(a: __m512, b: __m512) -> __m512 {
+                // SAFETY: instructions enabled.
+                unsafe {
+                    _mm512_add_ps(_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xdd>(a, b))
+                }
+            }
+            let four = [
+                quarters(halves(v[0], v[4]), halves(v[8], v[12])),
+                quarters(halves(v[1], v[5]), halves(v[9], v[13])),
+                quarters(halves(v[2], v[6]), halves(v[10], v[14])),
+                quarters(halves(v[3], v[7]), halves(v[11], v[15])),
+            ];
+            singles(pairs(four[0], four[1]), pairs(four[2], four[3]))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load(at: *const f32) -> Self::F {
+        // SAFETY: vouched for by the caller.
+        unsafe { _mm512_loadu_ps(at) }
+    }
+    #[inline(always)]
+    unsafe fn store(at: *mut f32, a: Self::F) {
+        // SAFETY: vouched for by the caller.
+        unsafe { _mm512_storeu_ps(at, a) }
+    }
+    #[inline(always)]
+    unsafe fn load_first(at: *const f32, n: usize) -> Self::F {
+        // SAFETY: vouched for by the caller; masked lanes are not touched.
+        unsafe { _mm512_maskz_loadu_ps(((1u32 << n) - 1) as __mmask16, at) }
+    }
+    #[inline(always)]
+    unsafe fn store_first(at: *mut f32, n: usize, a: Self::F) {
+        // SAFETY: vouched for by the caller; masked lanes are not touched.
+        unsafe { _mm512_mask_storeu_ps(at, ((1u32 << n) - 1) as __mmask16, a) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(at: *const u16) -> Self::F {
+        // SAFETY: vouched for by the caller.
+        unsafe {
+            let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(at.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_low(at: *const u32) -> Self::F {
+        // SAFETY: vouched for by the caller.
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_loadu_si512(at.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_high(at: *const u32) -> Self::F {
+        // SAFETY: vouched for by the caller.
+        unsafe {
+            let high = _mm512_set1_epi32(0xffff_0000u32 as i32);
+            _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(at.cast()), high))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_i8(at: *mut i8, a: Self::F) {
+        // SAFETY: vouched for by the caller.
+        unsafe { _mm_storeu_si128(at.cast(), _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(a))) }
+    }
+    #[inline(always)]
+    fn prefetch(at: *const u8) {
+        // SAFETY: a prefetch of any address is harmless.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+}
+
+impl Int8Lanes for Avx512 {
+    type I = __m512i;
+    type W = __m512i;
+
+    #[inline(always)]
+    fn start(minus_128_sum: i32) -> Self::I {
+        // SAFETY: instructions enabled.
+        unsafe { _mm512_set1_epi32(minus_128_sum) }
+    }
+    #[inline(always)]
+    fn to_f32(a: Self::I) -> Self::F {
+        // SAFETY: instructions enabled.
+        unsafe { _mm512_cvtepi32_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn weights(at: *const u8) -> Self::W {
+        // SAFETY: vouched for by the caller.
+        unsafe { _mm512_loadu_si512(at.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn dot4(sum: Self::I, w: Self::W, x: *const i8) -> Self::I {
+        // SAFETY: vouched for by the caller.
+        unsafe { _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(x.cast::<i32>().read_unaligned())) }
+    }
+}

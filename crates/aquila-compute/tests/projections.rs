@@ -1,0 +1,149 @@
+//! A projection gives the bits of the reference, whatever the rows, threads and instructions.
+
+use aquila_compute::cpu::{CpuBackend, Isa, IsaChoice};
+use aquila_compute::{Backend, HostTensor, Sink, WeightFormat, reference};
+use half::bf16;
+use proptest::prelude::*;
+
+mod made;
+use made::{backends, bits, made};
+
+/// What the reference says, output by output.
+fn expected(
+    weights: &[f32],
+    inputs: usize,
+    format: WeightFormat,
+    x: &[f32],
+    bias: Option<&[f32]>,
+    sink: Sink,
+    before: &[f32],
+) -> Vec<f32> {
+    let mut out = before.to_vec();
+    for (n, (row, out)) in weights.chunks(inputs).zip(&mut out).enumerate() {
+        let value = match format {
+            WeightFormat::F32 => reference::project(x, row),
+            WeightFormat::Bf16 => {
+                let row: Vec<f32> = row.iter().map(|&w| bf16::from_f32(w).to_f32()).collect();
+                reference::project(x, &row)
+            }
+            WeightFormat::Int8 => {
+                let groups: Vec<_> = row.chunks(32).map(reference::quantize_weights).collect();
+                reference::project_int8(x, &groups)
+            }
+        };
+        reference::sink(value, bias.map(|b| b[n]), sink, out);
+    }
+    out
+}
+
+const FORMATS: [WeightFormat; 3] = [WeightFormat::Bf16, WeightFormat::F32, WeightFormat::Int8];
+
+fn compare(
+    backends: &[CpuBackend],
+    inputs: usize,
+    outputs: usize,
+    rows: usize,
+    format: WeightFormat,
+    sink: Sink,
+    biased: bool,
+    seed: u64,
+) {
+    let weights = made(seed, outputs * inputs);
+    let bias = biased.then(|| made(seed + 1, outputs));
+    // Rows that are wider than the projection needs must keep what is beyond it.
+    let (in_width, out_width) = (inputs + 3, outputs + 5);
+    let x = made(seed + 2, rows * in_width);
+    let before = made(seed + 3, rows * out_width);
+    for backend in backends {
+        // Two parts, joined at an output that is no multiple of a panel.
+        let cut = outputs / 2;
+        let part = |name: &str, range: std::ops::Range<usize>| {
+            let values = &weights[range.start * inputs..range.end * inputs];
+            HostTensor::from_f32(name, vec![range.len(), inputs], values).unwrap()
+        };
+        let parts = [part("first", 0..cut), part("second", cut..outputs)];
+        let weight = backend.pack(&parts, format).unwrap();
+        assert_eq!(weight.bytes(), CpuBackend::packed_bytes(outputs, inputs, format).max(64));
+        let bias_vector = bias.as_ref().map(|b| {
+            backend.vector(&[HostTensor::from_f32("bias", vec![outputs], b).unwrap()]).unwrap()
+        });
+        let mut input = backend.rows(rows, in_width).unwrap();
+        let mut out = backend.rows(rows, out_width).unwrap();
+        for row in 0..rows {
+            input.row_mut(row).copy_from_slice(&x[row * in_width..][..in_width]);
+            out.row_mut(row).copy_from_slice(&before[row * out_width..][..out_width]);
+        }
+        backend.project(&weight, bias_vector.as_ref(), &input, rows, sink, &mut out).unwrap();
+        for row in 0..rows {
+            let mut want = before[row * out_width..][..out_width].to_vec();
+            let x = &x[row * in_width..][..inputs];
+            let some =
+                expected(&weights, inputs, format, x, bias.as_deref(), sink, &want[..outputs]);
+            want[..outputs].copy_from_slice(&some);
+            assert_eq!(
+                bits(out.row(row)),
+                bits(&want),
+                "{inputs}x{outputs} {format:?}, row {row} of {rows}, {}",
+                backend.describe()
+            );
+        }
+    }
+}
+
+#[test]
+fn every_row_count_up_to_64_gives_the_bits_of_the_reference() {
+    let backends = backends();
+    for rows in 1..=64 {
+        for format in FORMATS {
+            compare(&backends, 70, 83, rows, format, Sink::Set, false, rows as u64);
+        }
+    }
+}
+
+#[test]
+fn inputs_of_several_blocks_give_the_bits_of_the_reference() {
+    let backends = backends();
+    for rows in [1, 2, 5, 13, 29] {
+        for format in FORMATS {
+            compare(&backends, 1301, 51, rows, format, Sink::Add, true, rows as u64);
+        }
+    }
+}
+
+#[test]
+fn a_product_large_enough_for_all_threads_gives_the_bits_of_the_reference() {
+    let backends = backends();
+    for rows in [1, 3, 8] {
+        for format in FORMATS {
+            compare(&backends, 512, 1000, rows, format, Sink::Set, true, rows as u64);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn odd_sizes_give_the_bits_of_the_reference(
+        inputs in 1usize..140,
+        outputs in 1usize..90,
+        rows in 1usize..20,
+        format in prop::sample::select(&FORMATS),
+        add: bool,
+        biased: bool,
+        seed in 0u64..1000,
+    ) {
+        let sink = if add { Sink::Add } else { Sink::Set };
+        compare(&backends(), inputs, outputs, rows, format, sink, biased, seed);
+    }
+}
+
+#[test]
+fn matrices_that_do_not_fit_are_refused_by_name() {
+    let backend = CpuBackend::new(IsaChoice::Only(Isa::Portable), 1).unwrap();
+    let a = HostTensor::from_f32("wide", vec![2, 3], &[0.0; 6]).unwrap();
+    let b = HostTensor::from_f32("narrow", vec![2, 2], &[0.0; 4]).unwrap();
+    let error = backend.pack(&[a, b], WeightFormat::Bf16).err().unwrap().to_string();
+    assert!(error.contains("narrow") && error.contains("wide"), "{error}");
+    assert!(backend.pack(&[], WeightFormat::Bf16).is_err());
+}

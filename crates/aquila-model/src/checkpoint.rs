@@ -9,7 +9,7 @@ use crate::dummy::Dummy;
 use crate::location::Location;
 use crate::safetensors::{Safetensors, read_json};
 use crate::source::TensorSource;
-use crate::{Error, ModelSpec, Result, arch, layout, preset};
+use crate::{ModelSpec, Result, arch, layout, preset};
 
 /// Where the weights of a checkpoint come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -103,13 +103,7 @@ impl Configs {
     pub fn read(location: &Location) -> Result<Self> {
         match location {
             Location::Preset(name) => {
-                let config = preset::config(name).ok_or_else(|| Error::NotFound {
-                    name: format!("{}{name}", preset::PREFIX),
-                    tried: vec![format!(
-                        "presets: {}",
-                        preset::presets().collect::<Vec<_>>().join(", ")
-                    )],
-                })?;
+                let config = preset::config(name).ok_or_else(|| preset::unknown(name))?;
                 let origin = format!("{}{name}", preset::PREFIX);
                 Ok(Self { origin, config, generation_config: None, folder: None })
             }

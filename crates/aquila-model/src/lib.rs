@@ -5,6 +5,7 @@
 //! - [`ModelSpec`]: the description of an architecture that drives the decoder.
 //! - [`TensorSource`]: named tensors, from [`Safetensors`] files or random ([`Dummy`]).
 //! - [`Decoder`]: the model on a backend; [`Scratch`]: what its passes work in.
+//! - [`Inspection`]: a report on a checkpoint, servable or not.
 //! - [`memory`]: what a model will take, from its spec alone.
 //!
 //! A new architecture is a page in `arch/` that reads its config into a [`ModelSpec`].
@@ -19,12 +20,15 @@ mod config;
 mod decoder;
 mod dummy;
 mod error;
+mod hub;
+mod inspect;
 mod layout;
 mod location;
 mod mapped;
 mod preset;
 mod rope;
 mod safetensors;
+mod shipped;
 mod source;
 mod spec;
 
@@ -33,10 +37,12 @@ pub use checkpoint::{Checkpoint, LoadFormat};
 pub use decoder::{Decoder, Progress, Scratch};
 pub use dummy::Dummy;
 pub use error::{Error, Result};
+pub use inspect::{FileSize, Inspection, MemoryEstimate};
 pub use layout::{Expected, TensorNames};
-pub use location::{Location, resolve};
+pub use location::{Download, Location, Places, resolve, resolve_with_progress};
 pub use preset::presets;
 pub use rope::{RopeKind, RopeSpec};
 pub use safetensors::Safetensors;
+pub use shipped::shipped_models;
 pub use source::{TensorInfo, TensorSource};
 pub use spec::ModelSpec;

@@ -2,12 +2,20 @@
 
 use serde_json::{Value, json};
 
+use crate::Error;
+
 /// The prefix that names a preset.
 pub(crate) const PREFIX: &str = "preset:";
 
 /// The names of all presets.
 pub fn presets() -> impl Iterator<Item = &'static str> {
     ["bench", "llama-3.1-8b"].into_iter()
+}
+
+/// The error about a preset that does not exist.
+pub(crate) fn unknown(name: &str) -> Error {
+    let known = presets().map(|p| format!("{PREFIX}{p}")).collect::<Vec<_>>().join(", ");
+    Error::NotFound { name: format!("{PREFIX}{name}"), tried: vec![format!("presets are {known}")] }
 }
 
 /// The config of a preset.

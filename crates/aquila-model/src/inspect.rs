@@ -1,0 +1,232 @@
+//! What a checkpoint is, what it will take, and whether Aquila can serve it.
+//!
+//! Nothing but an unreadable location is an error here: what is wrong with a model is part of the
+//! report on it.
+
+use std::fmt;
+
+use aquila_compute::{KvDtype, WeightFormat};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::checkpoint::{Configs, eos};
+use crate::safetensors::Safetensors;
+use crate::source::TensorSource;
+use crate::{Location, ModelSpec, Result, arch, layout, memory};
+
+/// A report on a checkpoint. What could not be read is left out.
+#[derive(Debug, Clone, Serialize)]
+pub struct Inspection {
+    /// The folder or preset.
+    pub location: String,
+    /// The architecture that the config names.
+    pub architecture: Option<String>,
+    /// Parameters, tied ones once: of the spec, or of the files where there is no spec.
+    pub parameters: Option<u64>,
+    /// The element type that the config declares.
+    pub dtype: Option<String>,
+    /// Rows of the embedding table.
+    pub vocab_size: Option<u64>,
+    /// Width of the residual stream.
+    pub hidden_size: Option<u64>,
+    /// Width inside the feed-forward part.
+    pub intermediate_size: Option<u64>,
+    /// Decoder layers.
+    pub layers: Option<u64>,
+    /// Query heads.
+    pub heads: Option<u64>,
+    /// Key and value heads.
+    pub kv_heads: Option<u64>,
+    /// Width of one head.
+    pub head_dim: Option<u64>,
+    /// Rotary embedding, in words.
+    pub rope: Option<String>,
+    /// The longest context the model was made for.
+    pub context_length: Option<u64>,
+    /// Whether the head is the embedding table.
+    pub tied_embeddings: Option<bool>,
+    /// The tokens that end a text.
+    pub eos_token_ids: Vec<u32>,
+    /// Whether there is a tokenizer; without one, prompts are ids.
+    pub tokenizer: bool,
+    /// The files of the folder.
+    pub files: Vec<FileSize>,
+    /// What serving the model takes.
+    pub memory: Option<MemoryEstimate>,
+    /// Whether Aquila can serve it.
+    pub servable: bool,
+    /// Why not.
+    pub reason: Option<String>,
+}
+
+/// A file and its size.
+#[derive(Debug, Clone, Serialize)]
+pub struct FileSize {
+    /// Its name in the folder.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// Bytes that a model takes, from its spec alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct MemoryEstimate {
+    /// Weights kept as bfloat16.
+    pub weights_bf16: u64,
+    /// Weights kept as 8-bit integers.
+    pub weights_int8: u64,
+    /// Keys and values of one token, as float32.
+    pub kv_per_token_f32: u64,
+    /// Keys and values of one token, as bfloat16.
+    pub kv_per_token_bf16: u64,
+    /// Keys and values of one full context, as float32.
+    pub kv_of_a_context_f32: u64,
+}
+
+impl MemoryEstimate {
+    /// The estimate for a spec.
+    pub fn of(spec: &ModelSpec) -> Self {
+        let kv_per_token_f32 = memory::kv_bytes_per_token(spec, KvDtype::F32);
+        Self {
+            weights_bf16: memory::weight_bytes(spec, WeightFormat::Bf16),
+            weights_int8: memory::weight_bytes(spec, WeightFormat::Int8),
+            kv_per_token_f32,
+            kv_per_token_bf16: memory::kv_bytes_per_token(spec, KvDtype::Bf16),
+            kv_of_a_context_f32: kv_per_token_f32.saturating_mul(spec.max_positions as u64),
+        }
+    }
+}
+
+impl Inspection {
+    /// Looks at what stands at `location`.
+    pub fn of(location: &Location) -> Result<Self> {
+        let Configs { origin, config, generation_config, folder } = Configs::read(location)?;
+        let spec = arch::read(&origin, &config);
+        let eos = eos(&origin, &config, folder.as_deref(), generation_config.as_ref());
+        let tensors = folder.as_deref().map(Safetensors::open_folder).transpose();
+        let fits = match (&spec, &tensors) {
+            (Ok(spec), Ok(Some(tensors))) => layout::check(spec, tensors).map(|_| ()),
+            _ => Ok(()),
+        };
+        let stored = tensors.as_ref().ok().and_then(Option::as_ref).map(elements);
+        let number = |field: &str| config.get(field).and_then(Value::as_u64);
+        let text = |field: &str| config.get(field).and_then(Value::as_str).map(str::to_owned);
+        let known = spec.as_ref().ok();
+        let mut report = Self {
+            location: match &folder {
+                Some(folder) => folder.display().to_string(),
+                None => origin,
+            },
+            architecture: arch::named(&config).map(str::to_owned),
+            parameters: known.map(ModelSpec::parameters).or(stored),
+            dtype: text("dtype").or_else(|| text("torch_dtype")),
+            vocab_size: number("vocab_size"),
+            hidden_size: number("hidden_size"),
+            intermediate_size: number("intermediate_size"),
+            layers: number("num_hidden_layers"),
+            heads: number("num_attention_heads"),
+            kv_heads: known.map(|s| s.heads.kv_heads as u64).or(number("num_key_value_heads")),
+            head_dim: known.map(|s| s.heads.head_dim as u64).or(number("head_dim")),
+            rope: known.map(|s| s.rope.to_string()),
+            context_length: number("max_position_embeddings"),
+            tied_embeddings: known.map(|s| s.tied_embeddings),
+            eos_token_ids: Vec::new(),
+            tokenizer: folder.as_ref().is_some_and(|f| f.join("tokenizer.json").exists()),
+            files: folder.as_deref().map(files).unwrap_or_default(),
+            memory: known.map(MemoryEstimate::of),
+            servable: true,
+            reason: None,
+        };
+        let mut wrong = [spec.err(), tensors.err(), fits.err()].into_iter().flatten();
+        let mut reason = wrong.next();
+        match eos {
+            Ok(ids) => report.eos_token_ids = ids,
+            Err(e) => reason = reason.or(Some(e)),
+        }
+        report.servable = reason.is_none();
+        report.reason = reason.map(|e| e.to_string());
+        Ok(report)
+    }
+}
+
+fn elements(tensors: &Safetensors) -> u64 {
+    let infos = tensors.names().into_iter().filter_map(|name| tensors.info(name));
+    // Types that are not read have shapes that were not checked: a lie saturates.
+    let counts = infos.map(|info| info.shape.iter().fold(1u64, |n, &d| n.saturating_mul(d as u64)));
+    counts.fold(0, u64::saturating_add)
+}
+
+fn files(folder: &std::path::Path) -> Vec<FileSize> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut files: Vec<FileSize> = entries
+        .filter_map(|entry| {
+            // Hub snapshots are links: follow them.
+            let kind = std::fs::metadata(entry.path()).ok().filter(|m| m.is_file())?;
+            Some(FileSize { name: entry.file_name().to_string_lossy().into(), bytes: kind.len() })
+        })
+        .collect();
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    files
+}
+
+impl fmt::Display for Inspection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut line = |what: &str, value: Option<String>| match value {
+            Some(value) => writeln!(f, "{what:<14} {value}"),
+            None => Ok(()),
+        };
+        line("model", Some(self.location.clone()))?;
+        line("architecture", self.architecture.clone())?;
+        line("parameters", self.parameters.map(count))?;
+        line("dtype", self.dtype.clone())?;
+        line("vocabulary", self.vocab_size.map(|n| n.to_string()))?;
+        let tied = if self.tied_embeddings == Some(true) { ", tied embeddings" } else { "" };
+        line("hidden size", self.hidden_size.map(|n| format!("{n}{tied}")))?;
+        line("feed-forward", self.intermediate_size.map(|n| n.to_string()))?;
+        line("layers", self.layers.map(|n| n.to_string()))?;
+        let heads = self.heads.zip(self.kv_heads).zip(self.head_dim);
+        line("heads", heads.map(|((q, kv), d)| format!("{q}, {kv} for keys and values, of {d}")))?;
+        line("rope", self.rope.clone())?;
+        line("context", self.context_length.map(|n| n.to_string()))?;
+        let eos = self.eos_token_ids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+        line("end of text", Some(if eos.is_empty() { "none".into() } else { eos }))?;
+        let without = "none: prompts are token ids";
+        line("tokenizer", Some(if self.tokenizer { "tokenizer.json" } else { without }.into()))?;
+        for (i, file) in self.files.iter().enumerate() {
+            let what = if i == 0 { "files" } else { "" };
+            line(what, Some(format!("{} ({})", file.name, size(file.bytes))))?;
+        }
+        if let Some(m) = &self.memory {
+            let [bf16, int8] = [m.weights_bf16, m.weights_int8].map(size);
+            line("weights", Some(format!("{bf16} as bfloat16, {int8} as int8")))?;
+            let [f32, bf16, full] =
+                [m.kv_per_token_f32, m.kv_per_token_bf16, m.kv_of_a_context_f32].map(size);
+            let text = format!("{f32} per token as float32, {bf16} as bfloat16; {full} a context");
+            line("kv cache", Some(text))?;
+        }
+        let verdict = match &self.reason {
+            None => "yes".to_owned(),
+            Some(reason) => format!("no: {reason}"),
+        };
+        line("servable", Some(verdict))
+    }
+}
+
+/// A number of bytes for people.
+fn size(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let power = (bytes.max(1).ilog2() / 10) as usize;
+    match power {
+        0 => format!("{bytes} B"),
+        _ => format!("{:.1} {}", bytes as f64 / (1u64 << (10 * power)) as f64, units[power]),
+    }
+}
+
+/// A number of parameters for people.
+fn count(n: u64) -> String {
+    match n {
+        0..1_000_000 => n.to_string(),
+        1_000_000..1_000_000_000 => format!("{:.1} M ({n})", n as f64 / 1e6),
+        _ => format!("{:.2} B ({n})", n as f64 / 1e9),
+    }
+}

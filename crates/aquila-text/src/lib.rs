@@ -1,1 +1,23 @@
-//! To be written.
+//! Text and tokens: everything between what a user writes and the ids a model reads.
+//!
+//! This crate knows no model, no device and no request. Its one invariant: text that was handed
+//! out is never taken back, so what a stream shows is what the finished answer says.
+//!
+//! - [`Tokenizer`]: text into ids and back, from a checkpoint's folder
+//! - [`TextStream`]: ids into text, one id at a time
+//! - [`StopStrings`] and [`StopMatcher`]: where a text must end
+//! - [`ChatTemplate`]: a conversation into a prompt
+
+mod chat;
+mod decoding;
+mod error;
+mod folder;
+mod stop;
+mod stream;
+mod tokenizer;
+
+pub use chat::ChatTemplate;
+pub use error::{Error, Result};
+pub use stop::{Piece, StopMatcher, StopStrings};
+pub use stream::TextStream;
+pub use tokenizer::Tokenizer;

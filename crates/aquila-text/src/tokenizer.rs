@@ -1,0 +1,136 @@
+//! The tokenizer of a checkpoint: text into ids and back.
+//!
+//! The invariant: every id has an answer. The rows of a language model's head may outnumber the
+//! tokenizer's entries; an id without an entry is no text, and never an error.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::decoding::Decoding;
+use crate::folder::TokenizerFolder;
+use crate::{ChatTemplate, Error, Result, TextStream};
+
+/// A checkpoint's tokenizer, with its chat template; cheap to clone and shared between threads.
+#[derive(Clone)]
+pub struct Tokenizer(Arc<Inner>);
+
+struct Inner {
+    model: tokenizers::Tokenizer,
+    decoding: Decoding,
+    special: HashSet<u32>,
+    vocab_size: usize,
+    template: Option<ChatTemplate>,
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer").field("vocab_size", &self.0.vocab_size).finish_non_exhaustive()
+    }
+}
+
+impl Tokenizer {
+    /// Loads `tokenizer.json` of a checkpoint's folder and what belongs to it: special tokens from
+    /// `tokenizer_config.json` and its elders, the chat template from wherever it is kept. A
+    /// folder without `tokenizer.json` has no tokenizer: that is `None`.
+    pub fn load(folder: &Path) -> Result<Option<Self>> {
+        let Some(folder) = TokenizerFolder::read(folder)? else { return Ok(None) };
+        let model = folder.tokenizer;
+        let special = model
+            .get_added_vocabulary()
+            .get_added_tokens_decoder()
+            .iter()
+            .filter(|(_, token)| model.get_added_vocabulary().is_special_token(&token.content))
+            .map(|(id, _)| *id)
+            .collect();
+        let vocab_size =
+            model.get_vocab(true).into_values().max().map_or(0, |largest| largest as usize + 1);
+        let decoding = Decoding::new(model.get_decoder());
+        let template = folder.templates.map(|named| ChatTemplate::new(named, folder.named_tokens));
+        Ok(Some(Self(Arc::new(Inner { model, decoding, special, vocab_size, template }))))
+    }
+
+    /// The ids of `text`. `add_special` adds what the tokenizer puts around a text (a beginning
+    /// of sequence, mostly); a rendered chat template already has it.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        let encoding = self
+            .0
+            .model
+            .encode_fast(text, add_special)
+            .map_err(|e| Error::Encode { reason: e.to_string() })?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of `ids`. Ids beyond the vocabulary are no text; bytes that make no character
+    /// become U+FFFD, and spoil none of the characters beside them.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        if self.decoding().is_whole() {
+            let known: Vec<u32> =
+                ids.iter().copied().filter(|id| self.token(*id).is_some()).collect();
+            if known.is_empty() {
+                return Ok(String::new());
+            }
+            let decoded = self.0.model.decode(&known, skip_special);
+            return decoded.map_err(|e| Error::Decode { reason: e.to_string() });
+        }
+        let mut stream = self.stream(skip_special);
+        let mut text = String::new();
+        for &id in ids {
+            text.push_str(&stream.push(id)?);
+        }
+        text.push_str(&stream.finish()?);
+        Ok(text)
+    }
+
+    /// One more than the largest id; some below it may have no token.
+    pub fn vocab_size(&self) -> usize {
+        self.0.vocab_size
+    }
+
+    /// Whether `id` is a special token, such as an end of turn.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.0.special.contains(&id)
+    }
+
+    /// The token as its vocabulary writes it, or `None` for an id without a token.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.0.model.id_to_token(id)
+    }
+
+    /// The id of a token as its vocabulary writes it.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.0.model.token_to_id(token)
+    }
+
+    /// The bytes that `id` adds within a text, which may be part of a character; `None` for an id
+    /// without a token.
+    pub fn token_bytes(&self, id: u32) -> Result<Option<Vec<u8>>> {
+        let Some(token) = self.token(id) else { return Ok(None) };
+        Ok(Some(self.decoding().fragment(token, false, false)?.into_bytes()))
+    }
+
+    /// [`Self::token_bytes`] for display: bytes that make no character become U+FFFD.
+    pub fn token_text(&self, id: u32) -> Result<Option<String>> {
+        let bytes = self.token_bytes(id)?;
+        Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
+    /// The chat template, where the checkpoint has one.
+    pub fn chat_template(&self) -> Option<&ChatTemplate> {
+        self.0.template.as_ref()
+    }
+
+    /// A stream at the beginning of a text.
+    pub fn stream(&self, skip_special: bool) -> TextStream {
+        TextStream::new(self.clone(), skip_special)
+    }
+
+    pub(crate) fn decoding(&self) -> &Decoding {
+        &self.0.decoding
+    }
+
+    /// The token of `id` where it takes part in a text.
+    pub(crate) fn shown_token(&self, id: u32, skip_special: bool) -> Option<String> {
+        if skip_special && self.is_special(id) { None } else { self.token(id) }
+    }
+}

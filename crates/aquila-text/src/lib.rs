@@ -12,12 +12,16 @@ mod chat;
 mod decoding;
 mod error;
 mod folder;
+mod generator;
+mod sampling;
 mod stop;
 mod stream;
 mod tokenizer;
 
 pub use chat::ChatTemplate;
 pub use error::{Error, Result};
+pub use generator::{AnswerSink, Delta, End, GenerateError, Generator, Prompt};
+pub use sampling::{CheckedParams, ParamError, SamplingParams};
 pub use stop::{Piece, StopMatcher, StopStrings};
 pub use stream::TextStream;
 pub use tokenizer::Tokenizer;

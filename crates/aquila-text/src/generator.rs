@@ -1,0 +1,235 @@
+//! Text in, text out, over an engine that knows only tokens.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use aquila_engine::{
+    EngineHandle, FinishReason, Listener, Outcome, RequestId, SubmitError, Token, Usage, Verdict,
+};
+
+use crate::sampling::{CheckedParams, ParamError, SamplingParams};
+use crate::{StopMatcher, StopStrings, TextStream, Tokenizer};
+
+/// What is asked for: a text, or its tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Prompt {
+    /// A text, to be tokenized.
+    Text(String),
+    /// Token ids, taken as they are.
+    Ids(Vec<u32>),
+}
+
+/// Why a prompt was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum GenerateError {
+    /// A sampling setting that cannot be used.
+    #[error(transparent)]
+    Param(#[from] ParamError),
+    /// Text for a model without a tokenizer.
+    #[error("the model has no tokenizer: give prompt_ids, and no text or stop strings")]
+    NoTokenizer,
+    /// Text that the tokenizer refused.
+    #[error(transparent)]
+    Text(#[from] crate::Error),
+    /// A request that the engine refused.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+}
+
+/// What came next of one answer.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Delta {
+    /// The tokens that were chosen.
+    pub tokens: Vec<Token>,
+    /// The text that they made certain; it may lag behind the tokens. Empty without a tokenizer.
+    pub text: String,
+}
+
+/// How one answer ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct End {
+    /// The rest of the text.
+    pub text: String,
+    /// Why it ended.
+    pub reason: FinishReason,
+    /// The stop string that ended it, if one did.
+    pub stop: Option<String>,
+    /// What it took.
+    pub usage: Usage,
+}
+
+/// Hears one answer, on the engine's thread: it must be quick and never block.
+pub trait AnswerSink: Send {
+    /// The prompt's tokens, if their log-probabilities were asked for.
+    fn prompt(&mut self, tokens: Vec<Token>) {
+        drop(tokens);
+    }
+
+    /// The next piece; false if nobody listens any more.
+    fn delta(&mut self, delta: Delta) -> bool;
+
+    /// The end.
+    fn end(self: Box<Self>, end: End);
+}
+
+/// A model that answers texts with texts.
+#[derive(Clone)]
+pub struct Generator {
+    engine: EngineHandle,
+    tokenizer: Option<Tokenizer>,
+    eos: Arc<[u32]>,
+    defaults: Arc<SamplingParams>,
+    families: Arc<AtomicU64>,
+}
+
+impl Generator {
+    /// Over `engine`; `eos` are the model's end tokens, `defaults` what requests leave out.
+    pub fn new(
+        engine: EngineHandle,
+        tokenizer: Option<Tokenizer>,
+        eos: Vec<u32>,
+        defaults: SamplingParams,
+    ) -> Self {
+        let families = Arc::new(AtomicU64::new(0));
+        Self { engine, tokenizer, eos: eos.into(), defaults: Arc::new(defaults), families }
+    }
+
+    /// The engine below.
+    pub fn engine(&self) -> &EngineHandle {
+        &self.engine
+    }
+
+    /// The tokenizer, if the model has one.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_ref()
+    }
+
+    /// Checks settings, with the defaults for what they leave out.
+    pub fn check(&self, params: SamplingParams) -> Result<CheckedParams, GenerateError> {
+        let checked = params.or(&self.defaults).check(&self.eos)?;
+        if self.tokenizer.is_none() && !checked.stop.is_empty() {
+            return Err(GenerateError::NoTokenizer);
+        }
+        Ok(checked)
+    }
+
+    /// The tokens of a prompt.
+    pub fn tokens(&self, prompt: Prompt) -> Result<Vec<u32>, GenerateError> {
+        match prompt {
+            Prompt::Ids(ids) => Ok(ids),
+            Prompt::Text(text) => {
+                let tokenizer = self.tokenizer.as_ref().ok_or(GenerateError::NoTokenizer)?;
+                Ok(tokenizer.encode(&text, true)?)
+            }
+        }
+    }
+
+    /// Asks for `params.n` answers; `sink` is called once for each, with its index. If one is
+    /// refused, those before it are given up.
+    pub fn submit(
+        &self,
+        prompt: Vec<u32>,
+        params: &CheckedParams,
+        deadline: Option<Instant>,
+        mut sink: impl FnMut(u32) -> Box<dyn AnswerSink>,
+    ) -> Result<Vec<RequestId>, GenerateError> {
+        let family = (params.n > 1).then(|| self.families.fetch_add(1, Ordering::Relaxed));
+        let mut ids = Vec::with_capacity(params.n as usize);
+        for choice in 0..params.n {
+            let listener = Box::new(TextListener {
+                stream: self.tokenizer.as_ref().map(|t| t.stream(true)),
+                stops: params.stop.matcher(),
+                stop_strings: params.stop.clone(),
+                stop_ids: params.limits.stop_ids.clone(),
+                min_tokens: params.limits.min_tokens,
+                heard: 0,
+                stopped: None,
+                sink: sink(choice),
+            });
+            match self.engine.submit(params.request(prompt.clone(), choice, family, deadline, listener)) {
+                Ok(id) => ids.push(id),
+                Err(error) => {
+                    ids.into_iter().for_each(|id| self.engine.abort(id));
+                    return Err(error.into());
+                }
+            }
+        }
+        Ok(ids)
+    }
+}
+
+/// Turns tokens into text, and ends the request at a stop string.
+struct TextListener {
+    stream: Option<TextStream>,
+    stops: StopMatcher,
+    stop_strings: StopStrings,
+    stop_ids: Vec<u32>,
+    min_tokens: usize,
+    heard: usize,
+    stopped: Option<usize>,
+    sink: Box<dyn AnswerSink>,
+}
+
+impl TextListener {
+    /// The text that one token makes certain; notes a stop string.
+    fn hear(&mut self, token: u32) -> crate::Result<String> {
+        self.heard += 1;
+        // The token that ends a text is not part of it.
+        if self.stop_ids.contains(&token) {
+            return Ok(String::new());
+        }
+        let Some(stream) = &mut self.stream else { return Ok(String::new()) };
+        let text = stream.push(token)?;
+        if self.heard < self.min_tokens {
+            return Ok(text);
+        }
+        let piece = self.stops.push(&text);
+        self.stopped = piece.stopped;
+        Ok(piece.emit)
+    }
+}
+
+impl Listener for TextListener {
+    fn prompt(&mut self, tokens: Vec<Token>) {
+        self.sink.prompt(tokens);
+    }
+
+    fn tokens(&mut self, tokens: &[Token]) -> Verdict {
+        let mut text = String::new();
+        let mut kept = 0;
+        for token in tokens {
+            match self.hear(token.id) {
+                Ok(piece) => text.push_str(&piece),
+                Err(error) => return Verdict::Abort(error.to_string()),
+            }
+            kept += 1;
+            if self.stopped.is_some() {
+                break;
+            }
+        }
+        let delta = Delta { tokens: tokens[..kept].to_vec(), text };
+        if !self.sink.delta(delta) {
+            return Verdict::Abort("nobody listens any more".into());
+        }
+        if self.stopped.is_some() { Verdict::Stop { kept } } else { Verdict::Continue }
+    }
+
+    fn finished(mut self: Box<Self>, outcome: Outcome) {
+        let mut text = String::new();
+        if self.stopped.is_none() {
+            if let Some(stream) = &mut self.stream {
+                // What the decoder cannot finish is no text.
+                let piece = self.stops.push(&stream.finish().unwrap_or_default());
+                text = piece.emit;
+                self.stopped = piece.stopped;
+            }
+            if self.stopped.is_none() {
+                text.push_str(&self.stops.finish());
+            }
+        }
+        let Outcome { reason, usage } = outcome;
+        let stop = self.stopped.map(|index| self.stop_strings.strings()[index].clone());
+        self.sink.end(End { text, reason, stop, usage });
+    }
+}

@@ -1,0 +1,316 @@
+//! Sampling settings as users write them: the keys of JSON bodies, the flags of commands.
+//!
+//! A key left out takes the command's default, then the model's, then ours.
+
+use std::time::Instant;
+
+use aquila_compute::choose::Sampling;
+use aquila_engine::{Limits, Request};
+use serde_json::{Map, Value};
+
+use crate::StopStrings;
+
+/// A setting that cannot be used: which, what it was, and why.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{name}: {why}")]
+pub struct ParamError {
+    /// The key at fault.
+    pub name: String,
+    /// What is wrong with its value.
+    pub why: String,
+}
+
+/// Sampling settings; what is `None` was left out.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct SamplingParams {
+    /// Tokens of the answer.
+    pub max_tokens: Option<usize>,
+    /// Tokens before which the answer may not end by itself.
+    pub min_tokens: Option<usize>,
+    /// 0 is greedy.
+    pub temperature: Option<f32>,
+    /// Keep the fewest most likely tokens whose probabilities reach this.
+    pub top_p: Option<f32>,
+    /// Keep the k most likely tokens; 0 and -1 keep all.
+    pub top_k: Option<i64>,
+    /// Keep tokens at least this fraction as likely as the most likely one.
+    pub min_p: Option<f32>,
+    /// The seed of the noise.
+    pub seed: Option<u64>,
+    /// Strings that end the text; they are not part of it.
+    pub stop: Option<Vec<String>>,
+    /// Tokens that end the text, beside end-of-text.
+    pub stop_token_ids: Option<Vec<u32>>,
+    /// Whether end-of-text does not end the text.
+    pub ignore_eos: Option<bool>,
+    /// Divides positive and multiplies negative logits of tokens seen in prompt or output.
+    pub repetition_penalty: Option<f32>,
+    /// Subtracted once from tokens seen in the output.
+    pub presence_penalty: Option<f32>,
+    /// Subtracted for each time a token was seen in the output.
+    pub frequency_penalty: Option<f32>,
+    /// Added to the logits of these tokens.
+    pub logit_bias: Option<Vec<(u32, f32)>>,
+    /// How many answers.
+    pub n: Option<u32>,
+    /// Whether to report log-probabilities of the answer's tokens.
+    pub logprobs: Option<bool>,
+    /// How many of the most likely tokens to report with each.
+    pub top_logprobs: Option<usize>,
+    /// Whether to report log-probabilities of the prompt's tokens.
+    pub prompt_logprobs: Option<bool>,
+}
+
+/// The most answers to one prompt.
+pub const MAX_N: u32 = 128;
+/// The most tokens reported at each place.
+pub const MAX_TOP_LOGPROBS: usize = 100;
+/// Tokens of an answer where nothing says how many.
+pub const DEFAULT_MAX_TOKENS: usize = 128;
+
+/// Settings that were checked: what the engine needs, and what stays with the text.
+#[derive(Debug, Clone)]
+pub struct CheckedParams {
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Whether a seed was given.
+    pub seeded: bool,
+    /// When the answer ends.
+    pub limits: Limits,
+    /// Strings that end the text.
+    pub stop: StopStrings,
+    /// How many answers.
+    pub n: u32,
+    /// Log-probabilities of the answer: how many of the most likely tokens, if at all.
+    pub logprobs: Option<usize>,
+    /// The same for the prompt.
+    pub prompt_logprobs: Option<usize>,
+}
+
+macro_rules! take_default {
+    ($self:ident, $defaults:ident, $($field:ident)*) => {
+        SamplingParams { $($field: $self.$field.or_else(|| $defaults.$field.clone()),)* }
+    };
+}
+
+impl SamplingParams {
+    /// These settings, with what they leave out from `defaults`.
+    pub fn or(self, defaults: &SamplingParams) -> SamplingParams {
+        take_default!(self, defaults, max_tokens min_tokens temperature top_p top_k min_p seed stop
+            stop_token_ids ignore_eos repetition_penalty presence_penalty frequency_penalty
+            logit_bias n logprobs top_logprobs prompt_logprobs)
+    }
+
+    /// Reads the keys of a JSON object; an unknown key or a value of the wrong type is an error.
+    pub fn from_json(object: &Map<String, Value>) -> Result<Self, ParamError> {
+        let mut params = Self::default();
+        for (key, value) in object {
+            if !value.is_null() && !params.set(key, value)? {
+                return Err(ParamError { name: key.clone(), why: "no such setting".into() });
+            }
+        }
+        Ok(params)
+    }
+
+    /// Sets one key; false if there is none of that name.
+    pub fn set(&mut self, key: &str, value: &Value) -> Result<bool, ParamError> {
+        let wrong = |expected: &str| ParamError {
+            name: key.into(),
+            why: format!("expected {expected}, found {}", shortened(value)),
+        };
+        let count = || value.as_u64().map(|n| n as usize).ok_or_else(|| wrong("a whole number"));
+        let number = || value.as_f64().map(|x| x as f32).ok_or_else(|| wrong("a number"));
+        let truth = || value.as_bool().ok_or_else(|| wrong("true or false"));
+        match key {
+            "max_tokens" => self.max_tokens = Some(count()?),
+            "min_tokens" => self.min_tokens = Some(count()?),
+            "temperature" => self.temperature = Some(number()?),
+            "top_p" => self.top_p = Some(number()?),
+            "top_k" => self.top_k = Some(value.as_i64().ok_or_else(|| wrong("a whole number"))?),
+            "min_p" => self.min_p = Some(number()?),
+            "seed" => self.seed = Some(seed(value).ok_or_else(|| wrong("a whole number"))?),
+            "stop" => self.stop = Some(strings(value).ok_or_else(|| wrong("strings"))?),
+            "stop_token_ids" => {
+                let ids = serde_json::from_value(value.clone());
+                self.stop_token_ids = Some(ids.map_err(|_| wrong("a list of token ids"))?);
+            }
+            "ignore_eos" => self.ignore_eos = Some(truth()?),
+            "repetition_penalty" => self.repetition_penalty = Some(number()?),
+            "presence_penalty" => self.presence_penalty = Some(number()?),
+            "frequency_penalty" => self.frequency_penalty = Some(number()?),
+            "logit_bias" => {
+                let pairs = bias(value).ok_or_else(|| wrong("an object of token ids and numbers"))?;
+                self.logit_bias = Some(pairs);
+            }
+            "n" => {
+                let n = value.as_u64().and_then(|n| u32::try_from(n).ok());
+                self.n = Some(n.ok_or_else(|| wrong("a whole number"))?);
+            }
+            "logprobs" => self.logprobs = Some(truth()?),
+            "top_logprobs" => self.top_logprobs = Some(count()?),
+            "prompt_logprobs" => self.prompt_logprobs = Some(truth()?),
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// What `generation_config.json` says about sampling.
+    pub fn from_generation_config(config: &Value) -> Self {
+        let number = |key: &str| config.get(key).and_then(Value::as_f64).map(|x| x as f32);
+        let greedy = config.get("do_sample") == Some(&Value::Bool(false));
+        Self {
+            temperature: if greedy { Some(0.0) } else { number("temperature") },
+            top_p: number("top_p"),
+            top_k: config.get("top_k").and_then(Value::as_i64),
+            min_p: number("min_p"),
+            repetition_penalty: number("repetition_penalty"),
+            ..Self::default()
+        }
+    }
+
+    /// Checks every setting and fills in what is missing; `eos` are the model's end tokens.
+    pub fn check(&self, eos: &[u32]) -> Result<CheckedParams, ParamError> {
+        let range = |name: &str, value: f32, ok: bool, expected: &str| {
+            if ok {
+                return Ok(value);
+            }
+            let why = format!("must be {expected}, found {value}");
+            Err(ParamError { name: name.into(), why })
+        };
+        let temperature = self.temperature.unwrap_or(1.0);
+        let top_p = self.top_p.unwrap_or(1.0);
+        let min_p = self.min_p.unwrap_or(0.0);
+        let repetition = self.repetition_penalty.unwrap_or(1.0);
+        let presence = self.presence_penalty.unwrap_or(0.0);
+        let frequency = self.frequency_penalty.unwrap_or(0.0);
+        let top_k = self.top_k.unwrap_or(0);
+        let error = |name: &str, why: String| ParamError { name: name.into(), why };
+        if !(-1..=i64::from(u32::MAX)).contains(&top_k) {
+            return Err(error("top_k", format!("must be at least -1, found {top_k}")));
+        }
+        let n = self.n.unwrap_or(1);
+        if !(1..=MAX_N).contains(&n) {
+            return Err(error("n", format!("must be from 1 to {MAX_N}, found {n}")));
+        }
+        let top = self.top_logprobs.unwrap_or(0);
+        if top > MAX_TOP_LOGPROBS {
+            return Err(error("top_logprobs", format!("must be at most {MAX_TOP_LOGPROBS}, found {top}")));
+        }
+        let max_tokens = self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
+        let min_tokens = self.min_tokens.unwrap_or(0);
+        if min_tokens > max_tokens {
+            let why = format!("must be at most max_tokens ({max_tokens}), found {min_tokens}");
+            return Err(error("min_tokens", why));
+        }
+        let bias = self.logit_bias.clone().unwrap_or_default();
+        if let Some((id, value)) = bias.iter().find(|(_, value)| !value.is_finite()) {
+            return Err(error("logit_bias", format!("token {id} has {value}")));
+        }
+        let stop = StopStrings::new(self.stop.clone().unwrap_or_default())
+            .map_err(|e| error("stop", e.to_string()))?;
+        let mut stop_ids = self.stop_token_ids.clone().unwrap_or_default();
+        if !self.ignore_eos.unwrap_or(false) {
+            stop_ids.extend(eos);
+        }
+        stop_ids.sort_unstable();
+        stop_ids.dedup();
+        let sampling = Sampling {
+            temperature: range(
+                "temperature",
+                temperature,
+                temperature.is_finite() && temperature >= 0.0,
+                "a number from 0 up",
+            )?,
+            top_k: top_k.max(0) as u32,
+            top_p: range("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0 and at most 1")?,
+            min_p: range("min_p", min_p, (0.0..=1.0).contains(&min_p), "from 0 to 1")?,
+            repetition_penalty: range(
+                "repetition_penalty",
+                repetition,
+                repetition.is_finite() && repetition > 0.0,
+                "above 0",
+            )?,
+            presence_penalty: range(
+                "presence_penalty",
+                presence,
+                (-2.0..=2.0).contains(&presence),
+                "from -2 to 2",
+            )?,
+            frequency_penalty: range(
+                "frequency_penalty",
+                frequency,
+                (-2.0..=2.0).contains(&frequency),
+                "from -2 to 2",
+            )?,
+            logit_bias: bias,
+            seed: self.seed.unwrap_or(0),
+        };
+        Ok(CheckedParams {
+            sampling,
+            seeded: self.seed.is_some(),
+            limits: Limits { max_tokens, min_tokens, stop_ids },
+            stop,
+            n,
+            logprobs: (self.logprobs.unwrap_or(false) || top > 0).then_some(top),
+            prompt_logprobs: self.prompt_logprobs.unwrap_or(false).then_some(top),
+        })
+    }
+}
+
+impl CheckedParams {
+    /// The request for one of the `n` answers.
+    pub fn request(
+        &self,
+        prompt: Vec<u32>,
+        choice: u32,
+        family: Option<u64>,
+        deadline: Option<Instant>,
+        listener: Box<dyn aquila_engine::Listener>,
+    ) -> Request {
+        Request {
+            sampling: self.sampling.clone(),
+            seeded: self.seeded,
+            choice,
+            family,
+            limits: self.limits.clone(),
+            logprobs: self.logprobs,
+            // One answer reports on the prompt that all of them share.
+            prompt_logprobs: self.prompt_logprobs.filter(|_| choice == 0),
+            deadline,
+            ..Request::new(prompt, 0, listener)
+        }
+    }
+}
+
+/// A seed; negative ones are as good as any.
+fn seed(value: &Value) -> Option<u64> {
+    value.as_u64().or_else(|| value.as_i64().map(|n| n as u64))
+}
+
+/// A string, or a list of strings.
+fn strings(value: &Value) -> Option<Vec<String>> {
+    match value {
+        Value::String(one) => Some(vec![one.clone()]),
+        Value::Array(many) => many.iter().map(|v| v.as_str().map(str::to_owned)).collect(),
+        _ => None,
+    }
+}
+
+/// An object whose keys are token ids, in the order of the ids.
+fn bias(value: &Value) -> Option<Vec<(u32, f32)>> {
+    let pairs = value.as_object()?.iter().map(|(id, bias)| {
+        Some((id.parse::<u32>().ok()?, bias.as_f64()? as f32))
+    });
+    let mut pairs = pairs.collect::<Option<Vec<_>>>()?;
+    pairs.sort_by_key(|&(id, _)| id);
+    Some(pairs)
+}
+
+/// A JSON value, cut where it is long.
+fn shortened(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(60) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text,
+    }
+}

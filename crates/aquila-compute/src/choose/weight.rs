@@ -32,6 +32,31 @@ pub fn total_of(keys: &[u64], max: f32) -> f64 {
     widest(KeyTotal { keys, max })
 }
 
+/// Buckets of logits by their distance from the largest one, eight to a unit.
+pub const BUCKETS: usize = 8 * 25;
+
+/// The bucket of a distance; larger logits are in lower buckets, and the last one holds all that
+/// has no weight.
+#[inline(always)]
+fn bucket(d: f32) -> usize {
+    let steps = d * -8.0;
+    // What is not a number goes last, as minus infinity does.
+    let last = BUCKETS as f32 - 1.0;
+    (if steps < last { steps } else { last }) as i32 as usize
+}
+
+/// Whether a distance is in a bucket other than the last.
+#[inline(always)]
+pub fn is_in_bucket(d: f32, bucket: usize) -> bool {
+    let steps = d * -8.0;
+    (steps >= bucket as f32) & (steps < bucket as f32 + 1.0)
+}
+
+/// The weights of a row by bucket.
+pub fn by_bucket(values: &[f32], maxima: &[f32], temperature: f32, max: f32) -> [f64; BUCKETS] {
+    widest(Buckets { values, maxima, temperature, max })
+}
+
 /// `e^x` with the operations of [`crate::math::exp`]; zero for what is not a number.
 #[inline(always)]
 fn exp<F: Fused>(x: f32) -> f32 {
@@ -91,6 +116,42 @@ impl Work for RowTotal<'_> {
     }
 }
 
+struct Buckets<'a> {
+    values: &'a [f32],
+    maxima: &'a [f32],
+    temperature: f32,
+    max: f32,
+}
+
+impl Work for Buckets<'_> {
+    type Out = [f64; BUCKETS];
+
+    #[inline(always)]
+    fn run<F: Fused>(self) -> [f64; BUCKETS] {
+        let Self { values, maxima, temperature, max } = self;
+        // Four tables, since additions to one bucket after the other would wait for each other.
+        let mut tables = [[0.0f64; BUCKETS]; 4];
+        for (block, &largest) in values.chunks(BLOCK).zip(maxima) {
+            if scaled(largest, temperature) - max < WEIGHTLESS {
+                continue;
+            }
+            let mut distances = [f32::NEG_INFINITY; BLOCK];
+            for (d, &l) in distances.iter_mut().zip(block) {
+                *d = scaled(l, temperature) - max;
+            }
+            let (mut weights, mut places) = ([0.0f64; BLOCK], [0u32; BLOCK]);
+            for i in 0..BLOCK {
+                weights[i] = weight::<F>(distances[i]);
+                places[i] = bucket(distances[i]) as u32;
+            }
+            for i in 0..BLOCK {
+                tables[i % 4][places[i] as usize] += weights[i];
+            }
+        }
+        std::array::from_fn(|b| tables.iter().map(|table| table[b]).sum())
+    }
+}
+
 #[cfg_attr(test, derive(Clone))]
 struct KeyTotal<'a> {
     keys: &'a [u64],
@@ -126,30 +187,52 @@ impl Work for Maxima<'_> {
 
     #[inline(always)]
     fn run<F: Fused>(self) -> f32 {
-        // A comparison with what is not a number is false, so that it never wins.
-        let larger = |m: f32, x: f32| if x > m { x } else { m };
-        let mut all = f32::NEG_INFINITY;
-        for block in self.values.chunks(BLOCK) {
-            let mut lanes = [f32::NEG_INFINITY; LANES];
-            let (parts, rest) = block.as_chunks::<LANES>();
-            for part in parts {
-                for (lane, &x) in lanes.iter_mut().zip(part) {
-                    *lane = larger(*lane, x);
-                }
-            }
-            for (lane, &x) in lanes.iter_mut().zip(rest) {
+        let Self { values, out } = self;
+        let (blocks, rest) = values.as_chunks::<BLOCK>();
+        out.resize(values.len().div_ceil(BLOCK), f32::NEG_INFINITY);
+        for (out, block) in out.iter_mut().zip(blocks) {
+            *out = largest(block);
+        }
+        if let Some(out) = out.get_mut(blocks.len()) {
+            let mut block = [f32::NEG_INFINITY; BLOCK];
+            block[..rest.len()].copy_from_slice(rest);
+            *out = largest(&block);
+        }
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        for part in out.chunks(LANES) {
+            for (lane, &x) in lanes.iter_mut().zip(part) {
                 *lane = larger(*lane, x);
             }
-            for width in [8, 4, 2, 1] {
-                for i in 0..width {
-                    lanes[i] = larger(lanes[i], lanes[i + width]);
-                }
-            }
-            self.out.push(lanes[0]);
-            all = larger(all, lanes[0]);
         }
-        all
+        fold(lanes)
     }
+}
+
+/// The larger number; what is not a number loses every comparison.
+#[inline(always)]
+fn larger(m: f32, x: f32) -> f32 {
+    if x > m { x } else { m }
+}
+
+#[inline(always)]
+fn largest(block: &[f32; BLOCK]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for part in block.as_chunks::<LANES>().0 {
+        for (lane, &x) in lanes.iter_mut().zip(part) {
+            *lane = larger(*lane, x);
+        }
+    }
+    fold(lanes)
+}
+
+#[inline(always)]
+fn fold(mut lanes: [f32; LANES]) -> f32 {
+    for width in [8, 4, 2, 1] {
+        for i in 0..width {
+            lanes[i] = larger(lanes[i], lanes[i + width]);
+        }
+    }
+    lanes[0]
 }
 
 #[cfg(test)]

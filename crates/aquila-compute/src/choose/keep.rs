@@ -5,7 +5,7 @@
 
 use super::definition::scaled;
 use super::weight::{self, BLOCK, total_of};
-use super::widest::{Fused, Work, widest};
+use super::widest::{Work, widest};
 
 /// More candidates than this are not worth comparing one by one.
 const MANY: usize = 2048;
@@ -116,7 +116,7 @@ impl<W: Fn(f32) -> bool> Work for Gather<'_, W> {
     type Out = ();
 
     #[inline(always)]
-    fn run<F: Fused>(self) {
+    fn run(self) {
         let Self { row: Row { values, maxima, temperature, .. }, floor, most, wanted, out } = self;
         for (b, &largest) in maxima.iter().enumerate() {
             if scaled(largest, temperature) < floor {

@@ -7,7 +7,7 @@ use super::definition::scaled;
 use super::keep::{self, Row};
 use super::noise;
 use super::weight::BLOCK;
-use super::widest::{Fused, Work, widest};
+use super::widest::{Work, widest};
 
 /// The best token so far.
 #[derive(Debug, Clone, Copy)]
@@ -100,7 +100,7 @@ impl Work for RowRace<'_> {
     type Out = Leader;
 
     #[inline(always)]
-    fn run<F: Fused>(self) -> Leader {
+    fn run(self) -> Leader {
         let Self { race, row: Row { values, maxima, temperature, max } } = self;
         let mut leader = race.begin();
         let mut reach = race.reach(leader);

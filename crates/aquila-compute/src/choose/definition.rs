@@ -7,11 +7,33 @@
 use super::{Ask, Choice, Sampling, noise};
 use crate::math;
 
-/// `e^d` to the nearest multiple of 2^-34, half to even; `d` is a logit less the largest one.
+/// `e^d` to the nearest multiple of 2^-34, half to even, where `d` is a logit less the largest
+/// one; zero for what is not a number.
+///
+/// The operations of [`math::exp`] without fusing any, so that it is as quick, and the same, where
+/// no fused instruction is to be had.
+#[inline(always)]
 pub fn weight(d: f32) -> f64 {
-    const ROUND: f64 = 393_216.0; // 1.5 * 2^18, where neighbours are 2^-34 apart.
-    if d.is_nan() { 0.0 } else { (f64::from(math::exp(d)) + ROUND) - ROUND }
+    const ROUND_F32: f32 = 12_582_912.0; // 1.5 * 2^23, where neighbours are 1 apart.
+    const ROUND_F64: f64 = 393_216.0; // 1.5 * 2^18, where neighbours are 2^-34 apart.
+    let shifted = d * std::f32::consts::LOG2_E + ROUND_F32;
+    let n = shifted - ROUND_F32;
+    // The first product is exact: the constant has ten bits.
+    let r = (d - n * math::EXP_LN2[0]) - n * math::EXP_LN2[1];
+    let mut p = math::EXP_POLY[0];
+    for c in &math::EXP_POLY[1..] {
+        p = p * r + *c;
+    }
+    let p = (p * (r * r) + r) + 1.0;
+    // The low bits of the shifted number are the integer itself, without a conversion.
+    let n = shifted.to_bits().wrapping_sub(ROUND_F32.to_bits());
+    let power = f32::from_bits(n.wrapping_add(127) << 23);
+    let e = if d >= WEIGHTLESS { p * power } else { 0.0 };
+    (f64::from(e) + ROUND_F64) - ROUND_F64
 }
+
+/// A logit this far below the largest one has no weight: `e^-24.3 < 2^-35`.
+pub(super) const WEIGHTLESS: f32 = -24.3;
 
 /// Chooses for one row; `logits` are that row's.
 pub fn choose(logits: &[f32], ask: &Ask<'_>) -> Choice {

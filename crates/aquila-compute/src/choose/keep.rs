@@ -4,7 +4,11 @@
 //! first, then lower ids.
 
 use super::definition::scaled;
-use super::weight::{BLOCK, WEIGHTLESS, total_of};
+use super::weight::{self, BLOCK, total_of};
+use super::widest::{Work, widest};
+
+/// More candidates than this are not worth comparing one by one.
+const MANY: usize = 2048;
 
 /// The key of a token; `logit` is a number.
 #[inline(always)]
@@ -45,21 +49,11 @@ pub struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// The keys of all possible tokens whose quotient is at least `floor`, ids ascending.
-    fn at_least(&self, floor: f32, out: &mut Vec<u64>) {
+    /// The keys of all possible tokens whose quotient is at least `floor` and that `wanted`
+    /// accepts by that quotient, ids ascending; stops where there are more than `most`.
+    fn gather(&self, floor: f32, most: usize, wanted: impl Fn(f32) -> bool, out: &mut Vec<u64>) {
         out.clear();
-        for (b, &largest) in self.maxima.iter().enumerate() {
-            if scaled(largest, self.temperature) < floor {
-                continue;
-            }
-            let block = &self.values[b * BLOCK..self.values.len().min((b + 1) * BLOCK)];
-            for (i, &l) in block.iter().enumerate() {
-                let z = scaled(l, self.temperature);
-                if z >= floor && z > f32::NEG_INFINITY {
-                    out.push(key(z, (b * BLOCK + i) as u32));
-                }
-            }
-        }
+        widest(Gather { row: *self, floor, most, wanted, out });
     }
 
     /// The `k` most likely tokens, in no order; fewer where fewer are possible.
@@ -72,7 +66,7 @@ impl Row<'_> {
             let (_, &mut kth, _) = spare.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
             floor = scaled(kth, self.temperature);
         }
-        self.at_least(floor, out);
+        self.gather(floor, usize::MAX, |_| true, out);
         if k == 0 {
             out.clear();
         } else if k < out.len() {
@@ -81,23 +75,92 @@ impl Row<'_> {
         }
     }
 
-    /// The fewest most likely tokens of the row whose weights reach `target`, in no order.
-    pub fn nucleus(&self, target: f64, out: &mut Vec<u64>) {
-        // A nucleus is mostly near the top: gather deeper only where its weight is not yet there.
-        for depth in [-4.0, -8.0, -16.0, WEIGHTLESS - 0.1] {
-            self.at_least(self.max + depth, out);
-            if depth < WEIGHTLESS || total_of(out, self.max) >= target {
+    /// The fewest most likely tokens of the row whose weights reach `target`.
+    pub fn nucleus(&self, target: f64, out: &mut Vec<u64>) -> Nucleus {
+        // Mostly it is small and near the top.
+        for depth in [-4.0, -8.0] {
+            self.gather(self.max + depth, MANY, |_| true, out);
+            if out.len() > MANY {
                 break;
             }
+            if total_of(out, self.max) >= target {
+                nucleus_of(out, self.max, target, 0.0);
+                return Nucleus::Keys;
+            }
         }
-        nucleus_of(out, self.max, target);
+        // Otherwise whole buckets are in it, and one is cut.
+        let buckets = weight::by_bucket(self.values, self.maxima, self.temperature, self.max);
+        let (mut cut, mut before) = (0, 0.0);
+        while before + buckets[cut] < target && cut + 1 < buckets.len() {
+            before += buckets[cut];
+            cut += 1;
+        }
+        let in_cut = |z: f32| weight::is_in_bucket(z - self.max, cut);
+        // A little lower than the bucket reaches, for the rounding of the sum.
+        let floor = self.max - (cut as f32 + 2.0) / 8.0;
+        self.gather(floor, usize::MAX, in_cut, out);
+        nucleus_of(out, self.max, target, before);
+        Nucleus::UpTo(out.iter().copied().max().unwrap_or(u64::MAX))
     }
 }
 
-/// Cuts `keys` down to the fewest most likely ones whose weights reach `target`, at least one.
-pub fn nucleus_of(keys: &mut Vec<u64>, max: f32, target: f64) {
-    // The last key needed is in `low..high`; those before `low` weigh `before`.
-    let (mut low, mut high, mut before) = (0, keys.len(), 0.0);
+struct Gather<'a, W> {
+    row: Row<'a>,
+    floor: f32,
+    most: usize,
+    wanted: W,
+    out: &'a mut Vec<u64>,
+}
+
+impl<W: Fn(f32) -> bool> Work for Gather<'_, W> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { row: Row { values, maxima, temperature, .. }, floor, most, wanted, out } = self;
+        for (b, &largest) in maxima.iter().enumerate() {
+            if scaled(largest, temperature) < floor {
+                continue;
+            }
+            // Which tokens are wanted is as good as random: a branch per token would be slow.
+            let block = &values[b * BLOCK..values.len().min((b + 1) * BLOCK)];
+            let mut quotients = [f32::NEG_INFINITY; BLOCK];
+            for (z, &l) in quotients.iter_mut().zip(block) {
+                *z = scaled(l, temperature);
+            }
+            let mut hits = [0u8; BLOCK];
+            for (hit, &z) in hits.iter_mut().zip(&quotients) {
+                *hit = u8::from((z >= floor) & (z > f32::NEG_INFINITY) & wanted(z));
+            }
+            for (part, hits) in hits.as_chunks::<8>().0.iter().enumerate() {
+                let mut left = u64::from_le_bytes(*hits);
+                while left != 0 {
+                    let i = part * 8 + left.trailing_zeros() as usize / 8;
+                    out.push(key(quotients[i], (b * BLOCK + i) as u32));
+                    left &= left - 1;
+                }
+            }
+            if out.len() > most {
+                break;
+            }
+        }
+    }
+}
+
+/// A nucleus of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Nucleus {
+    /// The keys gathered, in no order.
+    Keys,
+    /// All tokens whose keys are not above this one.
+    UpTo(u64),
+}
+
+/// Cuts `keys` down to the fewest most likely ones, at least one, whose weights reach `target`
+/// together with what comes `before` them.
+pub fn nucleus_of(keys: &mut Vec<u64>, max: f32, target: f64, mut before: f64) {
+    // The last key needed is in `low..high`.
+    let (mut low, mut high) = (0, keys.len());
     while high - low > 16 {
         // Weights fall quickly, so the middle of the weight is well before that of the keys.
         let middle = low + (high - low) / 4;

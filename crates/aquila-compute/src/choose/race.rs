@@ -7,7 +7,7 @@ use super::definition::scaled;
 use super::keep::{self, Row};
 use super::noise;
 use super::weight::BLOCK;
-use super::widest::{Fused, Work, widest};
+use super::widest::{Work, widest};
 
 /// The best token so far.
 #[derive(Debug, Clone, Copy)]
@@ -27,6 +27,8 @@ pub struct Race {
     pub first: u32,
     /// How far below `max` a logit may be.
     pub floor: f64,
+    /// The last key, in the order of preference, that takes part.
+    pub limit: u64,
 }
 
 impl Race {
@@ -35,7 +37,7 @@ impl Race {
         widest(RowRace { race: self, row }).token
     }
 
-    /// The winner of some tokens, `first` among them.
+    /// The winner of some tokens.
     pub fn over_keys(self, keys: &[u64]) -> u32 {
         let mut leader = self.begin();
         let mut reach = self.reach(leader);
@@ -58,7 +60,8 @@ impl Race {
     /// Scores one token as the definition does.
     #[inline(never)]
     fn enter(&self, logit: f32, token: u32, leader: &mut Leader) {
-        if f64::from(logit) - f64::from(self.max) < self.floor {
+        let below = f64::from(logit) - f64::from(self.max);
+        if below < self.floor || keep::key(logit, token) > self.limit {
             return;
         }
         let score = f64::from(logit) + noise::gumbel_of(self.key, token);
@@ -97,14 +100,17 @@ impl Work for RowRace<'_> {
     type Out = Leader;
 
     #[inline(always)]
-    fn run<F: Fused>(self) -> Leader {
+    fn run(self) -> Leader {
         let Self { race, row: Row { values, maxima, temperature, max } } = self;
         let mut leader = race.begin();
         let mut reach = race.reach(leader);
         let mut bounds = [f32::NEG_INFINITY; BLOCK];
+        let lowest = if race.limit == u64::MAX { f32::MIN } else { keep::logit(race.limit) };
         for (b, &largest) in maxima.iter().enumerate() {
-            let highest = scaled(largest, temperature) - max;
-            if highest + noise::GUMBEL_HIGH < reach || f64::from(highest) < race.floor - 1.0 {
+            let highest = scaled(largest, temperature);
+            let d = highest - max;
+            if d + noise::GUMBEL_HIGH < reach || highest < lowest || f64::from(d) < race.floor - 1.0
+            {
                 continue;
             }
             let start = b * BLOCK;

@@ -5,7 +5,7 @@
 use std::cell::RefCell;
 
 use super::definition::{lowest_allowed, min_p_floor, scaled};
-use super::keep::{self, Row, nucleus_of};
+use super::keep::{self, Nucleus, Row, nucleus_of};
 use super::race::Race;
 use super::weight::{BLOCK, maxima, total, total_of};
 use super::{Ask, Choice, adjust, noise};
@@ -86,7 +86,7 @@ impl Scratch {
             false => f64::NEG_INFINITY,
         };
         let key = noise::key(sampling.seed, ask.choice, ask.position);
-        let race = |first| Race { key, max, first, floor };
+        let race = Race { key, max, first, floor, limit: u64::MAX };
 
         let top_k = sampling.top_k as usize;
         let keeps_some = 0 < top_k && top_k < values.len();
@@ -95,17 +95,19 @@ impl Scratch {
             row.most_likely(top_k, &mut self.spare, &mut self.keys);
             if top_p < 1.0 {
                 let target = top_p * total_of(&self.keys, max);
-                nucleus_of(&mut self.keys, max, target);
+                nucleus_of(&mut self.keys, max, target, 0.0);
             }
         } else if top_p < 1.0 {
             let target = top_p * total(values, &self.maxima, temperature, max);
-            row.nucleus(target, &mut self.keys);
+            if let Nucleus::UpTo(limit) = row.nucleus(target, &mut self.keys) {
+                return Race { limit, ..race }.over_row(row);
+            }
         } else {
-            return race(first).over_row(row);
+            return race.over_row(row);
         }
         // Logits that differ may have equal quotients, of which the lowest id comes first.
         let best = self.keys.iter().min().expect("the largest quotient is kept");
-        race(keep::token(*best)).over_keys(&self.keys)
+        Race { first: keep::token(*best), ..race }.over_keys(&self.keys)
     }
 }
 

@@ -39,10 +39,11 @@ impl Attention {
     /// smaller one keeps it.
     fn working(&self, device: &Device, heads: HeadShape) -> Result<Working> {
         let mut working = self.working.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(working) = working.as_ref() {
-            if working.heads >= heads.heads && working.width >= heads.q_width() {
-                return Ok(working.clone());
-            }
+        if let Some(working) = working.as_ref()
+            && working.heads >= heads.heads
+            && working.width >= heads.q_width()
+        {
+            return Ok(working.clone());
         }
         device.outside_capture("the first attention of its size (run the pass once before)")?;
         let (count, width) = working.as_ref().map_or((heads.heads, heads.q_width()), |w| {

@@ -323,7 +323,7 @@ extern "C" __global__ void write_kv_f32(WriteKvArgs a) { write_kv<float>(a); }
 // A thread block of 256 takes one row, up to HEADS query heads of one key head, and every SPLITS-th
 // block of positions; each block has a softmax of its own, merged in order.
 template <typename T> __device__ void attend(const AttendArgs &a) {
-    extern __shared__ float shared[];
+    extern __shared__ __align__(16) float shared[];
     __shared__ float scores[HEADS][BLOCK], largest[HEADS], total[HEADS], keep[HEADS], take[HEADS];
     __shared__ u32 slots[BLOCK];
     u32 row = a.first_row + blockIdx.z, split = blockIdx.x;

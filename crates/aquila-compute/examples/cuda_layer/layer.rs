@@ -49,7 +49,7 @@ impl Random {
     }
 
     /// A bfloat16 tensor of values around `center`, up to `spread` away.
-    fn tensor(&mut self, shape: &[usize], center: f32, spread: f32) -> Result<HostTensor> {
+    pub fn tensor(&mut self, shape: &[usize], center: f32, spread: f32) -> Result<HostTensor> {
         let count: usize = shape.iter().product();
         let mut bytes = Vec::with_capacity(2 * count);
         for _ in 0..count {

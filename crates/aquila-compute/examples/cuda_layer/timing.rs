@@ -1,9 +1,9 @@
 //! How long a layer takes, eager and replayed, and each projection for itself.
 
 use aquila_compute::cuda::CudaBackend;
-use aquila_compute::{Backend, ForwardPlan, HostTensor, Result, Sink};
+use aquila_compute::{Backend, ForwardPlan, HostTensor, PlanBounds, Result, Sight, Sink};
 
-use crate::layer::{Layer, Tensors, layer};
+use crate::layer::{Layer, Random, Tensors, layer};
 
 /// Read bandwidth of an H200 that we measure against, in bytes per second.
 const BANDWIDTH: f64 = 4560e9;
@@ -81,6 +81,23 @@ pub fn layers(
     Ok(table)
 }
 
+/// Random values in 8 rows, by way of an embedding: what a product is fed can change its speed.
+fn fill(b: &CudaBackend, width: usize, rows: &mut <CudaBackend as Backend>::Rows) -> Result<()> {
+    let table = b.table(&Random(11).tensor(&[8, width], 0.0, 1.0)?)?;
+    let mut plan = b.plan(PlanBounds { rows: 8, outputs: 0, slots: 1 })?;
+    let sight = Sight { prefix: 1, ..Sight::default() };
+    let host = ForwardPlan {
+        tokens: (0..8).collect(),
+        positions: vec![0; 8],
+        writes: vec![0; 8],
+        sights: vec![sight; 8],
+        slots: vec![0],
+        ..ForwardPlan::default()
+    };
+    b.place(&host, &mut plan)?;
+    b.embed(&table, &plan, rows)
+}
+
 /// Times each projection, over copies that take turns in one graph.
 pub fn projections(b: &CudaBackend, t: &Tensors, row_counts: &[usize]) -> Result<Vec<String>> {
     let mut table = Vec::new();
@@ -95,7 +112,8 @@ pub fn projections(b: &CudaBackend, t: &Tensors, row_counts: &[usize]) -> Result
         let outputs: usize = parts.iter().map(|part| part.shape()[0]).sum();
         let copies = (0..COPIES).map(|_| b.pack(parts, t.shape.format));
         let copies = copies.collect::<Result<Vec<_>>>()?;
-        let input = b.rows(8, inputs)?;
+        let mut input = b.rows(8, inputs)?;
+        fill(b, inputs, &mut input)?;
         let mut out = b.rows(8, outputs)?;
         for &rows in row_counts {
             let graph = b.capture(|b| {

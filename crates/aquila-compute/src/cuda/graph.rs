@@ -22,7 +22,8 @@ unsafe impl Send for Captured {}
 pub struct Graph {
     captured: Mutex<Captured>,
     device: Arc<Device>,
-    kept: Kept,
+    /// Freed after the graph, and in the stream's order.
+    _kept: Kept,
 }
 
 impl Graph {
@@ -34,7 +35,7 @@ impl Graph {
         let mut capturing = Capturing::begin(device)?;
         enqueue()?;
         let (captured, kept) = capturing.end()?;
-        Ok(Self { captured: Mutex::new(Captured(captured)), device: device.clone(), kept })
+        Ok(Self { captured: Mutex::new(Captured(captured)), device: device.clone(), _kept: kept })
     }
 
     /// Enqueues the captured operations once more.
@@ -42,11 +43,6 @@ impl Graph {
         self.device.outside_capture("replaying another graph")?;
         let captured = self.captured.lock().unwrap_or_else(PoisonError::into_inner);
         self.device.enqueue(&[], || captured.0.launch())
-    }
-
-    /// How many times memory was named while the graph was captured.
-    pub fn names(&self) -> usize {
-        self.kept.len()
     }
 }
 

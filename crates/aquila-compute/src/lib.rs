@@ -8,12 +8,14 @@
 //! - [`math`]: our own `exp`, `ln`, `sin`, `cos` and `powf`, equal on every machine.
 //! - [`choose`]: from logits to a token; the one rule for greedy and sampled requests.
 //! - [`cpu`]: the CPU backend.
+//! - [`cuda`]: the CUDA backend, whose libraries are looked for at run time.
 //!
 //! The one invariant: what a row computes depends on that row alone, never on how many rows,
 //! threads, pages or chunks there are.
 
 pub mod choose;
 pub mod cpu;
+pub mod cuda;
 pub mod math;
 pub mod reference;
 

@@ -1,0 +1,372 @@
+//! The operations, each one launch or a few.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUdevice_attribute;
+
+use super::attention::{Attention, fits};
+use super::device::{Device, failed};
+use super::kernels::{Kernels, PROJECT_ROWS};
+use super::memory::{
+    CudaKv, CudaPlan, CudaRope, CudaRows, CudaTable, CudaVector, CudaWeight, MOVES,
+};
+use super::{Graph, Mark, arguments};
+use crate::choose::{self, Ask, Choice};
+use crate::{
+    Backend, Error, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds, Result, RopeTable,
+    Sink, WeightFormat,
+};
+
+/// Threads of a block in kernels that give each element a thread, and in most others.
+const THREADS: usize = 256;
+
+/// One CUDA device, with its kernels.
+pub struct CudaBackend {
+    device: Arc<Device>,
+    kernels: Kernels,
+    attention: Attention,
+    description: String,
+    multiprocessors: usize,
+}
+
+impl CudaBackend {
+    /// Opens device `ordinal`; [`Error::Unavailable`] says what the machine lacks.
+    pub fn new(ordinal: usize) -> Result<Self> {
+        let device = Device::open(ordinal)?;
+        let about = failed("asking about the device");
+        let (major, minor) = device.context.compute_capability().map_err(&about)?;
+        let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let multiprocessors = device.attribute(count)? as usize;
+        let name = device.context.name().map_err(&about)?;
+        let gib = device.context.total_mem().map_err(&about)? as f64 / (1u64 << 30) as f64;
+        let kernels = Kernels::compile(&device.context, major, minor)?;
+        Ok(Self {
+            device: Arc::new(device),
+            kernels,
+            attention: Attention::default(),
+            description: format!(
+                "cuda:{ordinal}, {name}, compute capability {major}.{minor}, \
+                 {multiprocessors} multiprocessors, {gib:.0} GiB"
+            ),
+            multiprocessors,
+        })
+    }
+
+    /// Captures the operations that `enqueue` calls, without running them, as a graph.
+    ///
+    /// The row counts of now are the graph's; a plan placed later may have fewer rows and any
+    /// lengths. Nothing inside may make room, place, move slots, read or choose: run the pass once
+    /// before, so that all memory is there.
+    pub fn capture(&self, enqueue: impl FnOnce(&Self) -> Result<()>) -> Result<Graph> {
+        Graph::capture(&self.device, || enqueue(self))
+    }
+
+    /// A mark behind all that was enqueued so far, for timing.
+    pub fn mark(&self) -> Result<Mark> {
+        self.device.outside_capture("a mark")?;
+        Mark::new(&self.device)
+    }
+}
+
+impl Backend for CudaBackend {
+    type Rows = CudaRows;
+    type Weight = CudaWeight;
+    type Vector = CudaVector;
+    type Table = CudaTable;
+    type Rope = CudaRope;
+    type Kv = CudaKv;
+    type Plan = CudaPlan;
+
+    fn describe(&self) -> String {
+        self.description.clone()
+    }
+
+    fn pack(&self, parts: &[HostTensor], format: WeightFormat) -> Result<CudaWeight> {
+        CudaWeight::new(&self.device, parts, format)
+    }
+
+    fn vector(&self, parts: &[HostTensor]) -> Result<CudaVector> {
+        CudaVector::new(&self.device, parts)
+    }
+
+    fn table(&self, tensor: &HostTensor) -> Result<CudaTable> {
+        CudaTable::new(&self.device, tensor)
+    }
+
+    fn rope(&self, table: &RopeTable) -> Result<CudaRope> {
+        CudaRope::new(&self.device, table)
+    }
+
+    fn kv(&self, shape: KvShape) -> Result<CudaKv> {
+        CudaKv::new(&self.device, shape)
+    }
+
+    fn rows(&self, capacity: usize, width: usize) -> Result<CudaRows> {
+        CudaRows::new(&self.device, capacity, width)
+    }
+
+    fn plan(&self, bounds: PlanBounds) -> Result<CudaPlan> {
+        CudaPlan::new(&self.device, bounds)
+    }
+
+    fn place(&self, host: &ForwardPlan, plan: &mut CudaPlan) -> Result<()> {
+        plan.place(&self.device, host)
+    }
+
+    fn embed(&self, table: &CudaTable, plan: &CudaPlan, out: &mut CudaRows) -> Result<()> {
+        out.hold("embeddings", plan.rows, table.width)?;
+        let arguments = arguments::Embed {
+            plan: plan.parts(),
+            table: table.memory.at(0),
+            out: out.memory.at(0),
+            width: table.width as u32,
+            tokens: table.tokens as u32,
+            out_stride: out.stride as u32,
+        };
+        let grid = [table.width.div_ceil(THREADS), plan.rows, 1];
+        let names = [plan.memory(), &table.memory, &out.memory];
+        let kernel = self.kernels.embed.of(table.bf16);
+        // SAFETY: the result fits, and tokens are clamped in the kernel.
+        unsafe { self.launch(kernel, grid, &arguments, &names) }
+    }
+
+    fn rms_norm(
+        &self,
+        input: &CudaRows,
+        weight: &CudaVector,
+        epsilon: f32,
+        rows: usize,
+        out: &mut CudaRows,
+    ) -> Result<()> {
+        input.hold("a norm's input", rows, weight.len)?;
+        out.hold("a norm's result", rows, weight.len)?;
+        let arguments = arguments::Norm {
+            input: input.memory.at(0),
+            weight: weight.memory.at(0),
+            out: out.memory.at(0),
+            width: weight.len as u32,
+            in_stride: input.stride as u32,
+            out_stride: out.stride as u32,
+            epsilon,
+        };
+        let names = [&input.memory, &weight.memory, &out.memory];
+        // SAFETY: input and result were checked.
+        unsafe { self.launch(&self.kernels.rms_norm, [rows, 1, 1], &arguments, &names) }
+    }
+
+    fn project(
+        &self,
+        weight: &CudaWeight,
+        bias: Option<&CudaVector>,
+        input: &CudaRows,
+        rows: usize,
+        sink: Sink,
+        out: &mut CudaRows,
+    ) -> Result<()> {
+        input.hold("a projection's input", rows, weight.inputs)?;
+        out.hold("a projection's result", rows, weight.outputs)?;
+        if bias.is_some_and(|bias| bias.len < weight.outputs) {
+            return Err(Error::Tensor(format!("a bias of less than {} values", weight.outputs)));
+        }
+        let mut names = vec![&weight.memory, &input.memory, &out.memory];
+        names.extend(bias.map(|bias| &bias.memory));
+        for first in (0..rows).step_by(PROJECT_ROWS) {
+            let count = PROJECT_ROWS.min(rows - first);
+            let arguments = arguments::Project {
+                weight: weight.memory.at(0),
+                input: input.memory.at(first * input.stride * 4),
+                bias: bias.map_or(0, |bias| bias.memory.at(0)),
+                out: out.memory.at(first * out.stride * 4),
+                inputs: weight.inputs as u32,
+                outputs: weight.outputs as u32,
+                weight_stride: weight.stride as u32,
+                in_stride: input.stride as u32,
+                out_stride: out.stride as u32,
+                rows: count as u32,
+                add: u32::from(sink == Sink::Add),
+            };
+            let (kernel, per_warp) =
+                self.kernels.project(weight.bf16, count, weight.outputs, self.multiprocessors);
+            let grid = [weight.outputs.div_ceil(per_warp * THREADS / 32), 1, 1];
+            // SAFETY: input, bias and result were checked; room for rows comes in whole groups.
+            unsafe { self.launch(kernel, grid, &arguments, &names) }?;
+        }
+        Ok(())
+    }
+
+    fn write_kv(
+        &self,
+        qkv: &mut CudaRows,
+        heads: HeadShape,
+        norms: Option<(&CudaVector, &CudaVector, f32)>,
+        rope: &CudaRope,
+        plan: &CudaPlan,
+        kv: &mut CudaKv,
+        layer: usize,
+    ) -> Result<()> {
+        fits(heads, kv)?;
+        qkv.hold("queries, keys and values", plan.rows, heads.qkv_width())?;
+        if 2 * rope.half > heads.head_dim || rope.positions == 0 {
+            return Err(Error::Tensor(format!(
+                "a rope table of {} positions and {} angles does not fit heads of width {}",
+                rope.positions, rope.half, heads.head_dim
+            )));
+        }
+        if norms.is_some_and(|(q, k, _)| q.len.min(k.len) < heads.head_dim) {
+            return Err(Error::Tensor("norms of queries and keys have the head's width".into()));
+        }
+        let offset = kv.layer(layer)?;
+        let arguments = arguments::WriteKv {
+            plan: plan.parts(),
+            qkv: qkv.memory.at(0),
+            query_norm: norms.map_or(0, |(query, _, _)| query.memory.at(0)),
+            key_norm: norms.map_or(0, |(_, key, _)| key.memory.at(0)),
+            cos: rope.cos.at(0),
+            sin: rope.sin.at(0),
+            keys: kv.keys.at(offset),
+            values: kv.values.at(offset),
+            heads: heads.heads as u32,
+            kv_heads: heads.kv_heads as u32,
+            head_dim: heads.head_dim as u32,
+            qkv_stride: qkv.stride as u32,
+            half: rope.half as u32,
+            positions: rope.positions as u32,
+            slots: kv.shape.slots as u32,
+            epsilon: norms.map_or(0.0, |(_, _, epsilon)| epsilon),
+        };
+        let mut names =
+            vec![plan.memory(), &qkv.memory, &rope.cos, &rope.sin, &kv.keys, &kv.values];
+        names.extend(norms.iter().flat_map(|(query, key, _)| [&query.memory, &key.memory]));
+        let grid = [(heads.heads + 2 * heads.kv_heads).div_ceil(4), plan.rows, 1];
+        if plan.rows == 0 {
+            return Ok(());
+        }
+        let kernel = self.kernels.write_kv.of(kv.bf16());
+        // SAFETY: sizes were checked; positions and slots are checked in the kernel.
+        unsafe { self.device.launch(kernel, grid, 128, 0, &arguments, &names) }
+    }
+
+    fn attend(
+        &self,
+        qkv: &CudaRows,
+        heads: HeadShape,
+        scale: f32,
+        plan: &CudaPlan,
+        kv: &CudaKv,
+        layer: usize,
+        out: &mut CudaRows,
+    ) -> Result<()> {
+        let (device, kernels) = (&self.device, &self.kernels);
+        self.attention.attend(device, kernels, qkv, heads, scale, plan, kv, layer, out)
+    }
+
+    fn swiglu(&self, gate_up: &CudaRows, rows: usize, out: &mut CudaRows) -> Result<()> {
+        let width = gate_up.width / 2;
+        gate_up.hold("gates and ups", rows, 2 * width)?;
+        out.hold("gated values", rows, width)?;
+        let arguments = arguments::Swiglu {
+            gate_up: gate_up.memory.at(0),
+            out: out.memory.at(0),
+            width: width as u32,
+            in_stride: gate_up.stride as u32,
+            out_stride: out.stride as u32,
+        };
+        let grid = [width.div_ceil(THREADS), rows, 1];
+        let names = [&gate_up.memory, &out.memory];
+        // SAFETY: input and result were checked.
+        unsafe { self.launch(&self.kernels.swiglu, grid, &arguments, &names) }
+    }
+
+    fn gather_outputs(
+        &self,
+        input: &CudaRows,
+        plan: &CudaPlan,
+        out: &mut CudaRows,
+    ) -> Result<usize> {
+        input.hold("rows to gather from", plan.rows, out.width)?;
+        out.hold("gathered rows", plan.outputs, out.width)?;
+        let arguments = arguments::Gather {
+            plan: plan.parts(),
+            input: input.memory.at(0),
+            out: out.memory.at(0),
+            width: out.width as u32,
+            rows: input.capacity as u32,
+            in_stride: input.stride as u32,
+            out_stride: out.stride as u32,
+        };
+        let grid = [out.width.div_ceil(THREADS), plan.outputs, 1];
+        let names = [plan.memory(), &input.memory, &out.memory];
+        // SAFETY: the result fits, and source rows are clamped in the kernel.
+        unsafe { self.launch(&self.kernels.gather, grid, &arguments, &names) }?;
+        Ok(plan.outputs)
+    }
+
+    fn move_slots(&self, kv: &mut CudaKv, moves: &[(u32, u32)]) -> Result<()> {
+        if let Some(bad) = moves.iter().find(|m| m.0.max(m.1) as usize >= kv.shape.slots) {
+            return Err(Error::Tensor(format!("move {bad:?} of {} slots", kv.shape.slots)));
+        }
+        let width = kv.shape.kv_heads * kv.shape.head_dim;
+        for moves in moves.chunks(MOVES) {
+            kv.moves.post(&self.device, |words| {
+                for (pair, &(from, to)) in words.chunks_exact_mut(2).zip(moves) {
+                    pair.copy_from_slice(&[from, to]);
+                }
+                2 * moves.len()
+            })?;
+            let arguments = arguments::Move {
+                keys: kv.keys.at(0),
+                values: kv.values.at(0),
+                moves: kv.moves.memory.at(0),
+                count: moves.len() as u32,
+                slots: kv.shape.slots as u32,
+                width: width as u32,
+            };
+            let grid = [width.div_ceil(THREADS), kv.shape.layers, 1];
+            let names = [&kv.keys, &kv.values, &kv.moves.memory];
+            let kernel = self.kernels.move_slots.of(kv.bf16());
+            // SAFETY: slots were checked.
+            unsafe { self.launch(kernel, grid, &arguments, &names) }?;
+        }
+        Ok(())
+    }
+
+    fn choose(&self, logits: &CudaRows, asks: &[Ask<'_>]) -> Result<Vec<Choice>> {
+        let rows = asks.iter().map(|ask| ask.row + 1).max().unwrap_or(0);
+        let values = self.read(logits, rows)?;
+        let row = |row: usize| &values[row * logits.width..(row + 1) * logits.width];
+        Ok(asks.iter().map(|ask| choose::choose(row(ask.row), ask)).collect())
+    }
+
+    fn read(&self, rows_of: &CudaRows, rows: usize) -> Result<Vec<f32>> {
+        rows_of.hold("rows to read", rows, rows_of.width)?;
+        let mut values = self.device.read(&rows_of.memory, rows * rows_of.stride)?;
+        if rows_of.stride != rows_of.width {
+            for row in 1..rows {
+                let start = row * rows_of.stride;
+                values.copy_within(start..start + rows_of.width, row * rows_of.width);
+            }
+            values.truncate(rows * rows_of.width);
+        }
+        Ok(values)
+    }
+}
+
+impl CudaBackend {
+    /// Launches in blocks of [`THREADS`]; nothing where there is nothing to do.
+    ///
+    /// # Safety
+    /// As [`Device::launch`].
+    unsafe fn launch<A: cudarc::driver::DeviceRepr>(
+        &self,
+        kernel: &cudarc::driver::CudaFunction,
+        grid: [usize; 3],
+        arguments: &A,
+        names: &[&super::device::Memory],
+    ) -> Result<()> {
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.device.launch(kernel, grid, THREADS as u32, 0, arguments, names) }
+    }
+}

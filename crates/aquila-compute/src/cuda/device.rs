@@ -1,0 +1,276 @@
+//! One device and its one stream: memory, copies and launches.
+//!
+//! The one invariant: nothing is enqueued but through [`Device::enqueue`], which knows whether a
+//! graph is being captured, by which thread, and keeps alive what the graph will name.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, ThreadId};
+
+use cudarc::driver::sys::{CUdevice_attribute, CUevent_flags, CUresult};
+use cudarc::driver::{
+    CudaContext, CudaEvent, CudaFunction, CudaSlice, CudaStream, DevicePtr, DeviceRepr,
+    DriverError, LaunchConfig, PinnedHostSlice, PushKernelArg, result,
+};
+
+use super::arguments::Address;
+use crate::{Error, Result};
+
+/// Device memory at a fixed address, freed when nobody names it any more.
+#[derive(Clone)]
+pub(super) struct Memory {
+    address: Address,
+    bytes: usize,
+    slice: Arc<CudaSlice<u8>>,
+}
+
+impl Memory {
+    /// The address of byte `offset`.
+    pub(super) fn at(&self, offset: usize) -> Address {
+        debug_assert!(offset <= self.bytes);
+        self.address + offset as Address
+    }
+}
+
+/// A capture in progress.
+struct Capture {
+    thread: ThreadId,
+    kept: Vec<Arc<CudaSlice<u8>>>,
+}
+
+/// A device, its context and its stream.
+pub(super) struct Device {
+    pub(super) context: Arc<CudaContext>,
+    pub(super) stream: Arc<CudaStream>,
+    capture: Mutex<Option<Capture>>,
+}
+
+/// What a graph keeps alive.
+pub(super) type Kept = Vec<Arc<CudaSlice<u8>>>;
+
+/// A failure that the driver reported while doing `what`.
+pub(super) fn failed(what: &str) -> impl Fn(DriverError) -> Error + '_ {
+    move |error| Error::Device(format!("{what}: {error}"))
+}
+
+impl Device {
+    /// Opens the device, or says what this machine lacks.
+    pub(super) fn open(ordinal: usize) -> Result<Self> {
+        // SAFETY: loads the libraries and looks at nothing else; their initializers are NVIDIA's.
+        let (driver, compiler) = unsafe {
+            (cudarc::driver::sys::is_culib_present(), cudarc::nvrtc::sys::is_culib_present())
+        };
+        if !driver {
+            return Err(Error::Unavailable(
+                "no CUDA device: the NVIDIA driver's library (libcuda.so) is not there; install \
+                 the driver or choose the CPU"
+                    .into(),
+            ));
+        }
+        if !compiler {
+            return Err(Error::Unavailable(
+                "the CUDA run-time compiler (libnvrtc.so) is not there; install it or put its \
+                 folder on LD_LIBRARY_PATH"
+                    .into(),
+            ));
+        }
+        let context = CudaContext::new(ordinal).map_err(|error| {
+            Error::Unavailable(format!("CUDA device {ordinal} cannot be opened: {error}"))
+        })?;
+        // SAFETY: all work goes to one stream, so there is nothing to order by events; with them
+        // a capture would wait for events from outside of it, which the driver refuses.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().map_err(failed("making a stream"))?;
+        Ok(Self { context, stream, capture: Mutex::new(None) })
+    }
+
+    /// A property of the device as the driver numbers them.
+    pub(super) fn attribute(&self, attribute: CUdevice_attribute) -> Result<i32> {
+        self.context.attribute(attribute).map_err(failed("asking about the device"))
+    }
+
+    /// Runs `enqueue` where nothing else can be enqueued meanwhile; `names` is the memory that it
+    /// hands to the device. Refused on all threads but the capturing one during a capture.
+    pub(super) fn enqueue(
+        &self,
+        names: &[&Memory],
+        enqueue: impl FnOnce() -> std::result::Result<(), DriverError>,
+    ) -> Result<()> {
+        let mut capture = self.capture.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(capture) = capture.as_mut() {
+            if capture.thread != thread::current().id() {
+                return Err(Error::Device("another thread is capturing a graph".into()));
+            }
+            capture.kept.extend(names.iter().map(|memory| memory.slice.clone()));
+        }
+        self.context.bind_to_thread().map_err(failed("binding the device"))?;
+        enqueue().map_err(failed("enqueueing"))
+    }
+
+    /// Refuses `what` during a capture: a graph would repeat it, or cannot hold it.
+    pub(super) fn outside_capture(&self, what: &str) -> Result<()> {
+        match *self.capture.lock().unwrap_or_else(PoisonError::into_inner) {
+            None => Ok(()),
+            Some(_) => Err(Error::Device(format!("{what} is not possible in a captured graph"))),
+        }
+    }
+
+    /// Notes that this thread captures.
+    pub(super) fn begin_capture(&self) -> Result<()> {
+        let mut capture = self.capture.lock().unwrap_or_else(PoisonError::into_inner);
+        if capture.is_some() {
+            return Err(Error::Device("a graph is being captured already".into()));
+        }
+        *capture = Some(Capture { thread: thread::current().id(), kept: Vec::new() });
+        Ok(())
+    }
+
+    /// Ends the note and answers the memory that was named.
+    pub(super) fn end_capture(&self) -> Kept {
+        let capture = self.capture.lock().unwrap_or_else(PoisonError::into_inner).take();
+        capture.map(|capture| capture.kept).unwrap_or_default()
+    }
+
+    /// Zeroed memory.
+    pub(super) fn allocate(&self, what: &str, bytes: usize) -> Result<Memory> {
+        self.outside_capture("making room for memory")?;
+        let slice = self.stream.alloc_zeros::<u8>(bytes.max(16)).map_err(|error| {
+            if error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+                Error::OutOfMemory { what: format!("{what} on the device"), bytes }
+            } else {
+                Error::Device(format!("allocating {what}: {error}"))
+            }
+        })?;
+        let address = slice.device_ptr(&self.stream).0;
+        Ok(Memory { address, bytes, slice: Arc::new(slice) })
+    }
+
+    /// Copies `values` to byte `offset` of `memory`; they may change when this returns.
+    pub(super) fn write<T: DeviceRepr>(
+        &self,
+        memory: &Memory,
+        offset: usize,
+        values: &[T],
+    ) -> Result<()> {
+        self.outside_capture("copying from the host")?;
+        let size = size_of_val(values);
+        assert!(offset + size <= memory.bytes, "a copy stays within its memory");
+        if size == 0 {
+            return Ok(());
+        }
+        // SAFETY: the range was checked, and the driver is done with pageable memory on return.
+        self.enqueue(&[], || unsafe {
+            result::memcpy_htod_async(memory.at(offset), values, self.stream.cu_stream())
+        })
+    }
+
+    /// Waits for all that was enqueued and copies f32 values from the start of `memory`.
+    pub(super) fn read(&self, memory: &Memory, count: usize) -> Result<Vec<f32>> {
+        self.outside_capture("reading")?;
+        assert!(count * 4 <= memory.bytes, "a copy stays within its memory");
+        let mut values = vec![0.0f32; count];
+        if count > 0 {
+            // SAFETY: the range was checked, and `values` lives until the stream has caught up.
+            self.enqueue(&[], || unsafe {
+                result::memcpy_dtoh_async(&mut values, memory.at(0), self.stream.cu_stream())
+            })?;
+        }
+        self.stream.synchronize().map_err(failed("waiting for the device"))?;
+        Ok(values)
+    }
+
+    /// Launches a kernel that takes `arguments`, which name `names`.
+    ///
+    /// # Safety
+    /// `arguments` must be the structure that `kernel` declares, and its addresses and sizes must
+    /// describe memory among `names`.
+    pub(super) unsafe fn launch<A: DeviceRepr>(
+        &self,
+        kernel: &CudaFunction,
+        grid: [usize; 3],
+        threads: u32,
+        shared_bytes: usize,
+        arguments: &A,
+        names: &[&Memory],
+    ) -> Result<()> {
+        let config = LaunchConfig {
+            grid_dim: (grid[0] as u32, grid[1] as u32, grid[2] as u32),
+            block_dim: (threads, 1, 1),
+            shared_mem_bytes: shared_bytes as u32,
+        };
+        self.enqueue(names, || {
+            // SAFETY: the caller vouches for the arguments.
+            unsafe { self.stream.launch_builder(kernel).arg(arguments).launch(config) }.map(drop)
+        })
+    }
+
+    /// An event that remembers when the device reached it.
+    pub(super) fn mark(&self) -> Result<CudaEvent> {
+        self.stream
+            .record_event(Some(CUevent_flags::CU_EVENT_DEFAULT))
+            .map_err(failed("recording an event"))
+    }
+}
+
+/// Device memory that the host fills again and again without waiting: two page-locked copies take
+/// turns, so that one can be written while the other is still on its way.
+pub(super) struct Mailbox {
+    pub(super) memory: Memory,
+    copies: [PinnedCopy; 2],
+    turn: usize,
+}
+
+/// Page-locked memory, and the event behind the last copy from it. The event is ours: the one that
+/// the memory brings is not recorded once event tracking is off.
+struct PinnedCopy {
+    words: PinnedHostSlice<u32>,
+    sent: CudaEvent,
+}
+
+impl Drop for PinnedCopy {
+    fn drop(&mut self) {
+        // A failed wait means a lost context, which no longer reads this memory.
+        let _ = self.sent.synchronize();
+    }
+}
+
+impl Mailbox {
+    /// A mailbox of `words` words.
+    pub(super) fn new(device: &Device, what: &str, words: usize) -> Result<Self> {
+        let memory = device.allocate(what, words * 4)?;
+        let copy = || -> Result<PinnedCopy> {
+            // SAFETY: every bit pattern is a u32, and `post` writes what it sends.
+            let words = unsafe { device.context.alloc_pinned::<u32>(words.max(4)) }
+                .map_err(|_| Error::OutOfMemory { what: what.into(), bytes: words * 4 })?;
+            let sent = device.context.new_event(None).map_err(failed("making an event"))?;
+            Ok(PinnedCopy { words, sent })
+        };
+        Ok(Self { memory, copies: [copy()?, copy()?], turn: 0 })
+    }
+
+    /// Has `fill` write words from the start and enqueues the copy of as many as it says. Waits
+    /// only where the copy before the last has not left yet.
+    pub(super) fn post(
+        &mut self,
+        device: &Device,
+        fill: impl FnOnce(&mut [u32]) -> usize,
+    ) -> Result<()> {
+        device.outside_capture("placing a plan")?;
+        let copy = &mut self.copies[self.turn];
+        self.turn = 1 - self.turn;
+        copy.sent.synchronize().map_err(failed("waiting for a copy"))?;
+        let words = copy.words.as_mut_slice().map_err(failed("writing a copy"))?;
+        let used = fill(words);
+        device.enqueue(&[], || {
+            // SAFETY: the device memory has as many words as the copy, and the copy is not written
+            // or freed before the event behind it.
+            unsafe {
+                result::memcpy_htod_async(
+                    self.memory.at(0),
+                    &words[..used],
+                    device.stream.cu_stream(),
+                )
+            }?;
+            copy.sent.record(&device.stream)
+        })
+    }
+}

@@ -59,18 +59,23 @@ pub enum RopeKind {
 impl RopeSpec {
     /// Reads `rope_parameters` (or `rope_scaling` and a top-level `rope_theta`, its older form).
     pub(crate) fn read(config: &Settings<'_>, max_positions: usize) -> Result<Self> {
-        let new = config.object("rope_parameters")?;
-        let old = config.object("rope_scaling")?;
-        let top_theta = config.positive("rope_theta")?;
-        let Some(rope) = new.or(old) else {
-            return Ok(Self { theta: top_theta.unwrap_or(10_000.0), kind: RopeKind::Default });
-        };
-        let theta = rope.positive("rope_theta")?.or(top_theta).unwrap_or(10_000.0);
-        for settings in [config, &rope] {
+        let parameters = config.object("rope_parameters")?;
+        let rope = parameters.or(config.object("rope_scaling")?);
+        let mut theta = 10_000.0;
+        for settings in [Some(*config), rope].into_iter().flatten() {
+            match settings.positive("rope_theta")? {
+                Some(given) if given < 1.0 => {
+                    let problem = format!("must be at least 1, found {given}");
+                    return Err(settings.wrong("rope_theta", problem));
+                }
+                Some(given) => theta = given,
+                None => {}
+            }
             if settings.positive("partial_rotary_factor")?.is_some_and(|f| f != 1.0) {
                 return Err(config.unsupported("partial_rotary_factor below 1 is not supported"));
             }
         }
+        let Some(rope) = rope else { return Ok(Self { theta, kind: RopeKind::Default }) };
         let name = match rope.text("rope_type")? {
             Some(name) => name,
             None => rope.text("type")?.unwrap_or("default"),

@@ -1,4 +1,11 @@
-//! The crate through its public surface: references, bits, bad input, places.
+//! The crate through its public surface.
 
+mod bad_files;
+mod bits;
+mod configs;
 mod golden;
+mod inspection;
+mod places;
+mod random_weights;
 mod sequence;
+mod tiny;

@@ -96,7 +96,13 @@ impl fmt::Display for Budget {
         for line in &self.lines {
             writeln!(f, "{:<24} {:>12}", line.what, Bytes(line.bytes).to_string())?;
         }
-        write!(f, "{:<24} {:>12} of {}", "total", Bytes(self.total()).to_string(), Bytes(self.limit))
+        write!(
+            f,
+            "{:<24} {:>12} of {}",
+            "total",
+            Bytes(self.total()).to_string(),
+            Bytes(self.limit)
+        )
     }
 }
 
@@ -152,7 +158,9 @@ mod tests {
     fn what_does_not_fit_is_refused_with_the_flag_to_change() {
         let text = |result: Result<Budget>| result.unwrap_err().to_string();
         assert!(text(Budget::plan(NEEDS, 2000, 0.5, None, 9, 1)).contains("--mem-fraction-static"));
-        assert!(text(Budget::plan(NEEDS, 4000, 0.5, Some(81), 9, 1)).contains("--max-total-tokens 81"));
+        assert!(
+            text(Budget::plan(NEEDS, 4000, 0.5, Some(81), 9, 1)).contains("--max-total-tokens 81")
+        );
         assert!(text(Budget::plan(NEEDS, 4000, 0.5, None, 9, 64)).contains("--page-size 64"));
     }
 }

@@ -46,7 +46,11 @@ impl<B: Backend> Engine<B> {
         let cache = KvCache::new(CacheConfig {
             page_size: config.page_size,
             prefix_cache: config.prefix_cache,
-            groups: vec![GroupConfig { name: "target".into(), pages: config.pages(), lookahead: 0 }],
+            groups: vec![GroupConfig {
+                name: "target".into(),
+                pages: config.pages(),
+                lookahead: 0,
+            }],
         })?;
         let stats = Arc::new(Stats::default());
         stats.total_slots.store(config.pages() * config.page_size, Relaxed);
@@ -248,16 +252,9 @@ impl<B: Backend> Engine<B> {
         {
             let running = &self.running;
             let may_go = |waiting: &Waiting| !reads_the_same_prompt(running, waiting);
-            let Some((at, waiting)) = self.waiting.find(index, may_go) else { break };
-            let seat = &waiting.seat;
-            let namespace = &seat.request.namespace;
-            let matched = self.cache.peek(namespace, &seat.tokens, seat.match_limit(), &[TARGET]);
-            let headroom: usize = self.running.iter().map(|r| r.seat.remaining().min(HEADROOM)).sum();
-            let needed = seat.prefill_goal() - matched + headroom;
-            if !self.running.is_empty() && needed > self.cache.available(TARGET) {
-                break;
-            }
-            match self.waiting.take(at).admit(&mut self.cache) {
+            let Some(at) = self.waiting.find(index, may_go) else { break };
+            let headroom = self.running.iter().map(|r| r.seat.remaining().min(HEADROOM)).sum();
+            match self.waiting.take(at).admit(&mut self.cache, headroom) {
                 Ok(request) => {
                     rows += request.unread();
                     let cached = request.sequence.committed(TARGET) as u64;
@@ -381,16 +378,13 @@ fn reads_the_same_prompt(running: &[Running], waiting: &Waiting) -> bool {
     let family = waiting.seat.request.family;
     family.is_some()
         && waiting.seat.request.prompt_logprobs.is_none()
-        && running.iter().any(|r| {
-            r.phase != Phase::Decoding && r.seat.request.family == family
-        })
+        && running.iter().any(|r| r.phase != Phase::Decoding && r.seat.request.family == family)
 }
 
 /// A seed for a request that has none.
 fn derived_seed(random_seed: u64, id: RequestId) -> u64 {
-    aquila_compute::choose::noise::key(random_seed, 0, 0).wrapping_add(
-        aquila_compute::choose::noise::key(id.0, 0, 1),
-    )
+    aquila_compute::choose::noise::key(random_seed, 0, 0)
+        .wrapping_add(aquila_compute::choose::noise::key(id.0, 0, 1))
 }
 
 fn panic_text(panic: &Box<dyn std::any::Any + Send>) -> String {

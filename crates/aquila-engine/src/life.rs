@@ -42,7 +42,16 @@ impl Seat {
         let usage = Usage { prompt_tokens: request.prompt.len(), ..Usage::default() };
         let longest = longest.min(request.prompt.len().saturating_add(request.limits.max_tokens));
         let tokens = request.prompt.clone();
-        Self { id, request, tokens, longest, history, prompt_tokens: Vec::new(), usage, seen: false }
+        Self {
+            id,
+            request,
+            tokens,
+            longest,
+            history,
+            prompt_tokens: Vec::new(),
+            usage,
+            seen: false,
+        }
     }
 
     /// Tokens of the answer so far.
@@ -57,7 +66,11 @@ impl Seat {
 
     /// Tokens that may not be chosen next.
     pub fn banned(&self) -> &[u32] {
-        if self.answered() < self.request.limits.min_tokens { &self.request.limits.stop_ids } else { &[] }
+        if self.answered() < self.request.limits.min_tokens {
+            &self.request.limits.stop_ids
+        } else {
+            &[]
+        }
     }
 
     /// Adds a token of the answer.
@@ -117,15 +130,17 @@ pub(crate) struct Running {
 }
 
 impl Waiting {
-    /// Takes the slots of the whole prefill and of the row after it, or stays as it was.
-    pub fn admit(mut self, cache: &mut KvCache) -> Result<Running, Waiting> {
+    /// Takes the slots of the whole prefill and of the row after it and leaves `headroom` of them
+    /// to others, or stays as it was.
+    pub fn admit(mut self, cache: &mut KvCache, headroom: usize) -> Result<Running, Waiting> {
         let goal = self.seat.prefill_goal();
         let namespace = self.seat.request.namespace.clone();
         let limit = self.seat.match_limit();
         let mut sequence = cache.admit(&namespace, &self.seat.tokens, limit, &[TARGET]);
         let matched = sequence.committed(TARGET);
-        let next = usize::from(self.seat.remaining() > 0);
-        if cache.reserve(&mut sequence, TARGET, goal - matched + next).is_err() {
+        let rows = goal - matched + usize::from(self.seat.remaining() > 0);
+        let fits = rows + headroom <= cache.available(TARGET);
+        if !fits || cache.reserve(&mut sequence, TARGET, rows).is_err() {
             cache.discard(sequence);
             return Err(self);
         }

@@ -24,9 +24,9 @@ impl Queue {
         self.requests.insert(at, request);
     }
 
-    /// The first request at or after `index` that `may_go`, and where it stands.
-    pub fn find(&self, index: usize, may_go: impl Fn(&Waiting) -> bool) -> Option<(usize, &Waiting)> {
-        self.requests.iter().enumerate().skip(index).find(|(_, request)| may_go(request))
+    /// Where the first request at or after `index` stands that `may_go`.
+    pub fn find(&self, index: usize, may_go: impl Fn(&Waiting) -> bool) -> Option<usize> {
+        (index..self.requests.len()).find(|&at| may_go(&self.requests[at]))
     }
 
     /// Takes the request at `index`.
@@ -42,7 +42,8 @@ impl Queue {
 
     /// Takes every request for which `condition` holds.
     pub fn take_if(&mut self, condition: impl Fn(&Waiting) -> bool) -> Vec<Waiting> {
-        let (gone, kept) = std::mem::take(&mut self.requests).into_iter().partition(|r| condition(r));
+        let (gone, kept) =
+            std::mem::take(&mut self.requests).into_iter().partition(|r| condition(r));
         self.requests = kept;
         gone.into()
     }

@@ -75,7 +75,12 @@ impl Request {
     }
 
     /// Refuses what no round could serve.
-    pub(crate) fn check(&self, vocabulary: usize, context: usize, pool: usize) -> Result<(), SubmitError> {
+    pub(crate) fn check(
+        &self,
+        vocabulary: usize,
+        context: usize,
+        pool: usize,
+    ) -> Result<(), SubmitError> {
         if self.prompt.is_empty() {
             return Err(SubmitError::EmptyPrompt);
         }

@@ -121,9 +121,14 @@ fn every_text_is_the_one_it_would_be_alone_though_memory_runs_out() {
         let cases = workload(&mut Numbers(seed));
         let want = alone(&cases);
         let mut retracted = 0;
-        for (page_size, chunk, prefix_cache) in
-            [(1, 64, true), (1, 7, false), (4, 32, true), (16, 64, true), (16, 5, false), (64, 64, true)]
-        {
+        for (page_size, chunk, prefix_cache) in [
+            (1, 64, true),
+            (1, 7, false),
+            (4, 32, true),
+            (16, 64, true),
+            (16, 5, false),
+            (64, 64, true),
+        ] {
             let config = EngineConfig {
                 page_size,
                 max_total_tokens: if page_size == 64 { 512 } else { 224 },

@@ -147,7 +147,13 @@ impl Generator {
                 stopped: None,
                 sink: sink(choice),
             });
-            match self.engine.submit(params.request(prompt.clone(), choice, family, deadline, listener)) {
+            match self.engine.submit(params.request(
+                prompt.clone(),
+                choice,
+                family,
+                deadline,
+                listener,
+            )) {
                 Ok(id) => ids.push(id),
                 Err(error) => {
                     ids.into_iter().for_each(|id| self.engine.abort(id));

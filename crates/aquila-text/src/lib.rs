@@ -1,12 +1,14 @@
 //! Text and tokens: everything between what a user writes and the ids a model reads.
 //!
-//! This crate knows no model, no device and no request. Its one invariant: text that was handed
-//! out is never taken back, so what a stream shows is what the finished answer says.
+//! Its one invariant: text that was handed out is never taken back, so what a stream shows is what
+//! the finished answer says.
 //!
 //! - [`Tokenizer`]: text into ids and back, from a checkpoint's folder
 //! - [`TextStream`]: ids into text, one id at a time
 //! - [`StopStrings`] and [`StopMatcher`]: where a text must end
 //! - [`ChatTemplate`]: a conversation into a prompt
+//! - [`SamplingParams`]: settings as users write them, checked
+//! - [`Generator`]: text in, text out, over an engine that knows only tokens
 
 mod chat;
 mod decoding;

@@ -139,7 +139,8 @@ impl SamplingParams {
             "presence_penalty" => self.presence_penalty = Some(number()?),
             "frequency_penalty" => self.frequency_penalty = Some(number()?),
             "logit_bias" => {
-                let pairs = bias(value).ok_or_else(|| wrong("an object of token ids and numbers"))?;
+                let pairs =
+                    bias(value).ok_or_else(|| wrong("an object of token ids and numbers"))?;
                 self.logit_bias = Some(pairs);
             }
             "n" => {
@@ -194,7 +195,10 @@ impl SamplingParams {
         }
         let top = self.top_logprobs.unwrap_or(0);
         if top > MAX_TOP_LOGPROBS {
-            return Err(error("top_logprobs", format!("must be at most {MAX_TOP_LOGPROBS}, found {top}")));
+            return Err(error(
+                "top_logprobs",
+                format!("must be at most {MAX_TOP_LOGPROBS}, found {top}"),
+            ));
         }
         let max_tokens = self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
         let min_tokens = self.min_tokens.unwrap_or(0);
@@ -298,9 +302,10 @@ fn strings(value: &Value) -> Option<Vec<String>> {
 
 /// An object whose keys are token ids, in the order of the ids.
 fn bias(value: &Value) -> Option<Vec<(u32, f32)>> {
-    let pairs = value.as_object()?.iter().map(|(id, bias)| {
-        Some((id.parse::<u32>().ok()?, bias.as_f64()? as f32))
-    });
+    let pairs = value
+        .as_object()?
+        .iter()
+        .map(|(id, bias)| Some((id.parse::<u32>().ok()?, bias.as_f64()? as f32)));
     let mut pairs = pairs.collect::<Option<Vec<_>>>()?;
     pairs.sort_by_key(|&(id, _)| id);
     Some(pairs)

@@ -47,10 +47,8 @@ impl Error {
 
     /// 2 for wrong flags, 1 for the rest.
     pub fn exit_code(&self) -> ExitCode {
-        let settings = matches!(
-            self,
-            Error::Usage(_) | Error::Engine(aquila_engine::Error::Config(_))
-        );
+        let settings =
+            matches!(self, Error::Usage(_) | Error::Engine(aquila_engine::Error::Config(_)));
         ExitCode::from(if settings { 2 } else { 1 })
     }
 }

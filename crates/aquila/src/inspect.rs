@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use aquila_model::{inspect, resolve};
+use aquila_model::{Inspection, resolve};
 use clap::Args;
 
 use crate::error::{Error, Result};
@@ -22,13 +22,13 @@ pub struct Inspect {
 impl Inspect {
     /// Prints the inspection; exit code 1 if the model cannot be served.
     pub fn run(&self) -> Result<ExitCode> {
-        let inspection = inspect(&resolve(&self.model)?)?;
+        let inspection = Inspection::of(&resolve(&self.model)?)?;
         if self.json {
             let text = serde_json::to_string_pretty(&inspection);
             println!("{}", text.map_err(|e| Error::Other(e.to_string()))?);
         } else {
             println!("{inspection}");
         }
-        Ok(if inspection.servable() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Ok(if inspection.servable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }

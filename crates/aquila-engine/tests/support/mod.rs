@@ -33,12 +33,21 @@ pub fn config() -> EngineConfig {
 }
 
 /// An engine over the fixture `qwen2`, on a backend made by `wrap`.
-pub fn engine_on<B: Backend>(config: EngineConfig, wrap: impl FnOnce(CpuBackend) -> B) -> Engine<B> {
+pub fn engine_on<B: Backend>(
+    config: EngineConfig,
+    wrap: impl FnOnce(CpuBackend) -> B,
+) -> Engine<B> {
     let backend = Arc::new(wrap(CpuBackend::new(IsaChoice::Auto, 1).unwrap()));
-    let checkpoint = Checkpoint::open(&Location::Folder(fixture("qwen2")), LoadFormat::Auto).unwrap();
-    let decoder =
-        Decoder::load(&*backend, &checkpoint, WeightFormat::Bf16, config.context_length, &mut |_| ())
-            .unwrap();
+    let checkpoint =
+        Checkpoint::open(&Location::Folder(fixture("qwen2")), LoadFormat::Auto).unwrap();
+    let decoder = Decoder::load(
+        &*backend,
+        &checkpoint,
+        WeightFormat::Bf16,
+        config.context_length,
+        &mut |_| (),
+    )
+    .unwrap();
     Engine::new(Runner::new(backend, decoder, &config).unwrap(), config).unwrap()
 }
 

@@ -97,5 +97,10 @@ fn body(answer: &Answer, has_text: bool, logprobs: bool) -> Map<String, Value> {
 
 fn token(token: &Token) -> Value {
     let top: Vec<Value> = token.top.iter().map(|&(id, logprob)| json!([id, logprob])).collect();
-    json!({ "id": token.id, "logprob": token.logprob, "top": top })
+    json!({ "id": token.id, "logprob": token.logprob.map(finite), "top": top })
+}
+
+/// JSON has no infinity: what the model excludes altogether is written as OpenAI writes it.
+fn finite(logprob: f32) -> f32 {
+    logprob.max(-9999.0)
 }

@@ -21,7 +21,12 @@ enum Slot {
 }
 
 /// Answers every line of the input.
-pub fn answer(generator: &Generator, lines: Lines, output: &mut Output, quiet: bool) -> Result<ExitCode> {
+pub fn answer(
+    generator: &Generator,
+    lines: Lines,
+    output: &mut Output,
+    quiet: bool,
+) -> Result<ExitCode> {
     let (done, answers) = channel();
     let bar = progress_bar(quiet, "answering");
     bar.set_length(lines.size().unwrap_or(0));
@@ -63,7 +68,12 @@ struct Batch<'a> {
 }
 
 impl Batch<'_> {
-    fn run(&mut self, mut lines: Lines, output: &mut Output, bar: &indicatif::ProgressBar) -> Result<()> {
+    fn run(
+        &mut self,
+        mut lines: Lines,
+        output: &mut Output,
+        bar: &indicatif::ProgressBar,
+    ) -> Result<()> {
         let most = self.generator.engine().config().max_queued_requests.max(1);
         while let Some(line) = lines.next()? {
             bar.set_position(lines.position());
@@ -85,16 +95,17 @@ impl Batch<'_> {
         let number = self.next_line;
         self.next_line += 1;
         let id = line.id;
-        let slot = match line.ask.and_then(|ask| self.submit(number, ask).map_err(|e| e.to_string())) {
-            Ok((n, logprobs)) => {
-                self.under_way += n;
-                Slot::Waiting { id, answers: (0..n).map(|_| None).collect(), logprobs }
-            }
-            Err(error) => {
-                self.failed += 1;
-                Slot::Ready(json!({ "id": id, "error": error }))
-            }
-        };
+        let slot =
+            match line.ask.and_then(|ask| self.submit(number, ask).map_err(|e| e.to_string())) {
+                Ok((n, logprobs)) => {
+                    self.under_way += n;
+                    Slot::Waiting { id, answers: (0..n).map(|_| None).collect(), logprobs }
+                }
+                Err(error) => {
+                    self.failed += 1;
+                    Slot::Ready(json!({ "id": id, "error": error }))
+                }
+            };
         self.slots.insert(number, slot);
     }
 

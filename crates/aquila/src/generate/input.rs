@@ -65,7 +65,8 @@ impl Lines {
         loop {
             let mut bytes = Vec::new();
             let limited = &mut (&mut self.reader).take(MAX_LINE);
-            let read = limited.read_until(b'\n', &mut bytes).map_err(|e| Error::file(&self.path, e))?;
+            let read =
+                limited.read_until(b'\n', &mut bytes).map_err(|e| Error::file(&self.path, e))?;
             if read == 0 {
                 return Ok(None);
             }

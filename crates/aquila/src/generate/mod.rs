@@ -63,7 +63,8 @@ impl Generate {
                 Ok(code)
             }
             (None, None) => Err(Error::Usage(
-                "nothing to answer: give --prompt TEXT, or --input FILE (- is standard input)".into(),
+                "nothing to answer: give --prompt TEXT, or --input FILE (- is standard input)"
+                    .into(),
             )),
         }
     }

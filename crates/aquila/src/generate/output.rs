@@ -35,7 +35,8 @@ impl Output {
             return Ok(output(Box::new(stdout()), None));
         }
         if Path::new(name).metadata().is_ok_and(|m| !m.is_file()) {
-            let file = OpenOptions::new().write(true).open(name).map_err(|e| Error::file(name, e))?;
+            let file =
+                OpenOptions::new().write(true).open(name).map_err(|e| Error::file(name, e))?;
             return Ok(output(Box::new(file), None));
         }
         let path = PathBuf::from(format!("{name}.partial"));

@@ -51,7 +51,7 @@ MERGES = ["t h", "th e", "▁ the", "t e", "s t", "te st", "▁ test", "i s", "�
 
 
 def byte_fallback():
-    """SentencePiece's BPE as Llama 2 and its kin carry it, with a truncation left behind."""
+    """SentencePiece's BPE as Llama 2 and its kin carry it."""
     tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)]
     tokens += ["▁"] + LETTERS + [m.replace(" ", "") for m in MERGES] + ["é", "你"]
     return whole(
@@ -106,7 +106,7 @@ def word_ends():
 def words():
     vocab = {word: i for i, word in enumerate(["<unk>", "the", "test", "a", "is", "!"])}
     return whole({"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"}, None,
-                 [added(0, "<unk>"), added(7, "<far>")], pre_tokenizer={"type": "Whitespace"})
+                 [added(0, "<unk>"), added(6, "<more>")], pre_tokenizer={"type": "Whitespace"})
 
 
 def stripped():
@@ -118,7 +118,7 @@ def stripped():
 
 def entangled():
     """A replacement over the fused text: no token can be decoded by itself."""
-    return whole(bpe(LETTERS, ["t h"][:0]), {"type": "Sequence", "decoders": [
+    return whole(bpe(LETTERS, []), {"type": "Sequence", "decoders": [
         {"type": "Fuse"}, {"type": "Replace", "pattern": {"String": "ab"}, "content": "-"}]},
         [added(31, "<x>")])
 

@@ -1,7 +1,9 @@
 //! A conversation into a prompt, as Hugging Face renders it.
 //!
 //! The invariant: a template renders to the bytes that Jinja2 gives under the settings of
-//! Hugging Face's transformers, or to an error; never to something else.
+//! Hugging Face's transformers, since a model was trained on them. Known to differ: `loop.last` and
+//! `loop.length` over the characters of a string, floats beyond 1e16 printed without `tojson`, and
+//! the `%` operator on strings, which is an error here.
 
 mod clock;
 mod json;

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 use tokenizers::AddedToken;
 
 use crate::chat::TemplateSource;
+use crate::tokenizer::guarded;
 use crate::{Error, Result};
 
 /// Keys of `tokenizer_config.json` that name one special token.
@@ -33,15 +34,18 @@ impl TokenizerFolder {
     pub(crate) fn read(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join("tokenizer.json");
         let Some(bytes) = read(&path)? else { return Ok(None) };
-        // The tokenizers library panics on some malformed JSON, so that is ruled out first.
+        // Said first, since the library's own message about broken JSON names no place in it.
         serde_json::from_slice::<IgnoredAny>(&bytes)
             .map_err(|source| Error::Json { path: path.clone(), source })?;
         let unusable = |reason: String| Error::Tokenizer { path: path.clone(), reason };
         let mut tokenizer =
-            tokenizers::Tokenizer::from_bytes(&bytes).map_err(|e| unusable(e.to_string()))?;
+            guarded(|| tokenizers::Tokenizer::from_bytes(&bytes)).map_err(unusable)?;
         // Both are settings of a training run; a prompt is neither cut nor filled up.
         tokenizer.with_truncation(None).map_err(|e| unusable(e.to_string()))?;
         tokenizer.with_padding(None);
+
+        // A description can be well formed and still fail on every text.
+        guarded(|| tokenizer.encode_fast("a trial", true)).map_err(unusable)?;
 
         let config = Config::read(folder.join("tokenizer_config.json"))?;
         let named_tokens = named_tokens(folder, &config)?;

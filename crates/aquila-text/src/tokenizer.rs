@@ -4,6 +4,7 @@
 //! tokenizer's entries; an id without an entry is no text, and never an error.
 
 use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -53,11 +54,8 @@ impl Tokenizer {
     /// The ids of `text`. `add_special` adds what the tokenizer puts around a text (a beginning
     /// of sequence, mostly); a rendered chat template already has it.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        let encoding = self
-            .0
-            .model
-            .encode_fast(text, add_special)
-            .map_err(|e| Error::Encode { reason: e.to_string() })?;
+        let encoding = guarded(|| self.0.model.encode_fast(text, add_special))
+            .map_err(|reason| Error::Encode { reason })?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -70,8 +68,8 @@ impl Tokenizer {
             if known.is_empty() {
                 return Ok(String::new());
             }
-            let decoded = self.0.model.decode(&known, skip_special);
-            return decoded.map_err(|e| Error::Decode { reason: e.to_string() });
+            return guarded(|| self.0.model.decode(&known, skip_special))
+                .map_err(|reason| Error::Decode { reason });
         }
         let mut stream = self.stream(skip_special);
         let mut text = String::new();
@@ -132,5 +130,20 @@ impl Tokenizer {
     /// The token of `id` where it takes part in a text.
     pub(crate) fn shown_token(&self, id: u32, skip_special: bool) -> Option<String> {
         if skip_special && self.is_special(id) { None } else { self.token(id) }
+    }
+}
+
+/// Runs the tokenizers library, whose panics on an inconsistent `tokenizer.json` are errors to us:
+/// a bad file must not take down the thread that serves others.
+pub(crate) fn guarded<T>(
+    work: impl FnOnce() -> tokenizers::Result<T>,
+) -> std::result::Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(result) => result.map_err(|e| e.to_string()),
+        Err(panic) => {
+            let said = panic.downcast_ref::<String>().map(String::as_str);
+            let said = said.or_else(|| panic.downcast_ref::<&str>().copied());
+            Err(format!("the tokenizer contradicts itself: {}", said.unwrap_or("it panicked")))
+        }
     }
 }

@@ -127,7 +127,7 @@ impl Style {
                 '\t' => out.push_str("\\t"),
                 '\u{8}' => out.push_str("\\b"),
                 '\u{c}' => out.push_str("\\f"),
-                c if c < ' ' || (self.ensure_ascii && !(' '..='\u{7f}').contains(&c)) => {
+                c if c < ' ' || (self.ensure_ascii && !(' '..='~').contains(&c)) => {
                     for unit in c.encode_utf16(&mut [0; 2]) {
                         out.push_str(&format!("\\u{unit:04x}"));
                     }

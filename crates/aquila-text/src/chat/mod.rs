@@ -1,7 +1,9 @@
 //! A conversation into a prompt, as Hugging Face renders it.
 //!
 //! The invariant: a template renders to the bytes that Jinja2 gives under the settings of
-//! Hugging Face's transformers, or to an error; never to something else.
+//! Hugging Face's transformers, since a model was trained on them. Known to differ: `loop.last` and
+//! `loop.length` over the characters of a string, floats beyond 1e16 printed without `tojson`, and
+//! the `%` operator on strings, which is an error here.
 
 mod clock;
 mod json;
@@ -68,7 +70,7 @@ impl ChatTemplate {
         let templates = sources
             .into_iter()
             .map(|source| {
-                let plain = python::without_generation_tags(&source.text);
+                let plain = python::as_plain_jinja(&source.text);
                 let added = environment.add_template_owned(source.name.clone(), plain);
                 Compiled {
                     name: source.name,
@@ -120,7 +122,7 @@ impl ChatTemplate {
         let rendered = self
             .environment
             .get_template(&chosen.name)
-            .and_then(|template| template.render(variables.into_iter().collect::<JinjaValue>()));
+            .and_then(|template| template.render(JinjaValue::from_pairs(variables)));
         rendered.map_err(|error| match raised(&error) {
             Some(message) => Error::TemplateRaised { message },
             None => {
@@ -153,6 +155,10 @@ fn environment() -> Environment<'static> {
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(python::method);
     environment.add_filter("tojson", json::tojson);
+    environment.add_filter("length", python::length);
+    environment.add_filter("count", python::length);
+    environment.add_test("sequence", python::is_sequence);
+    environment.add_test("iterable", python::is_iterable);
     environment.add_function("raise_exception", |message: String| -> std::result::Result<(), _> {
         let error = minijinja::Error::new(ErrorKind::InvalidOperation, message.clone());
         Err(error.with_source(Raised(message)))

@@ -74,15 +74,14 @@ fn rsplit(text: &str, args: &[Value]) -> Result<Value, Error> {
         Some(by) => text.rsplitn(most.saturating_add(1), by).collect(),
         None => {
             let mut parts = Vec::new();
-            let mut rest = text.trim();
-            while !rest.is_empty() {
-                let cut = if parts.len() < most { rest.rfind(char::is_whitespace) } else { None };
-                let (before, word) = match cut {
-                    Some(at) => (rest[..at].trim_end(), rest[at..].trim_start()),
-                    None => ("", rest),
-                };
+            let mut rest = text.trim_end();
+            while !rest.is_empty() && parts.len() < most {
+                let word = rest.rsplit(char::is_whitespace).next().unwrap_or(rest);
                 parts.push(word);
-                rest = before;
+                rest = rest[..rest.len() - word.len()].trim_end();
+            }
+            if !rest.is_empty() {
+                parts.push(rest);
             }
             parts
         }
@@ -99,11 +98,28 @@ fn refused(reason: &'static str) -> Error {
     Error::new(ErrorKind::InvalidOperation, reason)
 }
 
-/// The template with `{% generation %}` blocks, which mark an assistant's words for training, as
-/// blocks that change nothing; their whitespace control stays.
-pub(super) fn without_generation_tags(template: &str) -> String {
+/// The `length` filter; an undefined value has none of anything.
+pub(super) fn length(value: &Value) -> Result<usize, Error> {
+    if value.is_undefined() { Ok(0) } else { minijinja::filters::length(value) }
+}
+
+/// Jinja2's `sequence` asks for a length and items, which strings and dictionaries have too.
+pub(super) fn is_sequence(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
+}
+
+/// Whether a loop over the value would run, as Python sees it: undefined is an empty loop.
+pub(super) fn is_iterable(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::Iterable | ValueKind::Undefined) || is_sequence(value)
+}
+
+/// The template in the language of the engine: line ends as Jinja2 reads them, and without
+/// `{% generation %}`, the tag of transformers that marks an assistant's words for training. Its
+/// blocks become blocks that change nothing, with the same whitespace control.
+pub(super) fn as_plain_jinja(template: &str) -> String {
+    let template = template.replace("\r\n", "\n").replace('\r', "\n");
     let mut out = String::with_capacity(template.len());
-    let mut rest = template;
+    let mut rest = template.as_str();
     while let Some(open) = rest.find("{%") {
         let inside = &rest[open + 2..];
         let Some(close) = inside.find("%}") else { break };

@@ -1,17 +1,21 @@
 //! The operations of a forward pass, shared out to the pool's threads.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
+use super::attend::{self, Attention};
 use super::int8::{self, QuantizedRows};
+use super::kv::CpuKv;
+use super::plan::CpuPlan;
 use super::pool::Pool;
 use super::project::{self, Product};
 use super::rows::CpuRows;
+use super::rowwise;
 use super::weight::CpuWeight;
 use super::{Isa, IsaChoice};
 use crate::choose::{self, Ask, Choice};
 use crate::{
     Backend, Error, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds, Result, RopeTable,
-    Sink, WeightFormat, reference,
+    Sink, WeightFormat,
 };
 
 /// The CPU, with its kernels and threads.
@@ -25,19 +29,8 @@ pub struct CpuBackend {
 /// An embedding table, read where the checkpoint keeps it.
 pub struct CpuTable {
     tensor: HostTensor,
+    tokens: usize,
     width: usize,
-}
-
-/// Keys and values of one group.
-pub struct CpuKv {
-    shape: KvShape,
-    keys: Vec<f32>,
-    values: Vec<f32>,
-}
-
-/// A plan in host memory.
-pub struct CpuPlan {
-    host: ForwardPlan,
 }
 
 impl CpuBackend {
@@ -91,6 +84,46 @@ impl CpuBackend {
         });
     }
 
+    /// Shares out rows of about `work` simple operations each.
+    fn over_rows(&self, rows: usize, work: usize, task: &(dyn Fn(usize) + Sync)) {
+        if rows * work < SMALL_ROWS || rows == 1 {
+            return (0..rows).for_each(task);
+        }
+        let chunk = rows.div_ceil(self.threads() * 4);
+        self.pool.run(rows.div_ceil(chunk), &|index| {
+            (index * chunk..((index + 1) * chunk).min(rows)).for_each(task);
+        });
+    }
+
+    fn check_heads(
+        &self,
+        qkv: &CpuRows,
+        heads: HeadShape,
+        plan: &CpuPlan,
+        kv: &CpuKv,
+    ) -> Result<()> {
+        let shape = kv.shape();
+        check(heads.kv_heads > 0 && heads.heads.is_multiple_of(heads.kv_heads), || {
+            format!("{} heads cannot share {} key and value heads", heads.heads, heads.kv_heads)
+        })?;
+        check((shape.kv_heads, shape.head_dim) == (heads.kv_heads, heads.head_dim), || {
+            format!(
+                "a store of {} heads of {} does not hold {} heads of {}",
+                shape.kv_heads, shape.head_dim, heads.kv_heads, heads.head_dim
+            )
+        })?;
+        check(qkv.width() >= heads.qkv_width(), || {
+            format!(
+                "rows of {} do not hold queries, keys and values of {}",
+                qkv.width(),
+                heads.qkv_width()
+            )
+        })?;
+        assert!(plan.host().rows() <= qkv.capacity(), "rows beyond the buffer");
+        assert!(plan.slots() <= shape.slots, "a plan's slots are beyond the store");
+        Ok(())
+    }
+
     /// Bytes that a projection takes once packed.
     pub fn packed_bytes(outputs: usize, inputs: usize, format: WeightFormat) -> usize {
         CpuWeight::packed_bytes(outputs, inputs, format)
@@ -105,15 +138,14 @@ impl CpuBackend {
 /// Packed bytes below which a product is not worth waking anyone for.
 const SMALL_PRODUCT: usize = 128 << 10;
 
+/// Elements of a row-wise operation below which it is not worth waking anyone for.
+const SMALL_ROWS: usize = 64 << 10;
+
+/// Multiply-adds of an attention, counted once for keys, below which it is not either.
+const SMALL_ATTENTION: usize = 64 << 10;
+
 fn check(fits: bool, otherwise: impl FnOnce() -> String) -> Result<()> {
     if fits { Ok(()) } else { Err(Error::Tensor(otherwise())) }
-}
-
-impl CpuKv {
-    fn at(&self, layer: usize, slot: u32, head: usize) -> std::ops::Range<usize> {
-        let row = (layer * self.shape.slots + slot as usize) * self.shape.kv_heads + head;
-        row * self.shape.head_dim..(row + 1) * self.shape.head_dim
-    }
 }
 
 impl Backend for CpuBackend {
@@ -142,8 +174,10 @@ impl Backend for CpuBackend {
     }
 
     fn table(&self, tensor: &HostTensor) -> Result<CpuTable> {
-        let (_, width) = tensor.matrix()?;
-        Ok(CpuTable { tensor: tensor.clone(), width })
+        let (tokens, width) = tensor.matrix()?;
+        // Refuses integer tensors now rather than when a token is read.
+        tensor.read_f32(0, &mut [])?;
+        Ok(CpuTable { tensor: tensor.clone(), tokens, width })
     }
 
     fn rope(&self, table: &RopeTable) -> Result<RopeTable> {
@@ -151,8 +185,7 @@ impl Backend for CpuBackend {
     }
 
     fn kv(&self, shape: KvShape) -> Result<CpuKv> {
-        let size = shape.layers * shape.slots * shape.kv_heads * shape.head_dim;
-        Ok(CpuKv { shape, keys: vec![0.0; size], values: vec![0.0; size] })
+        CpuKv::new(shape)
     }
 
     fn rows(&self, capacity: usize, width: usize) -> Result<CpuRows> {
@@ -160,18 +193,32 @@ impl Backend for CpuBackend {
     }
 
     fn plan(&self, _bounds: PlanBounds) -> Result<CpuPlan> {
-        Ok(CpuPlan { host: ForwardPlan::default() })
+        Ok(CpuPlan::default())
     }
 
     fn place(&self, host: &ForwardPlan, plan: &mut CpuPlan) -> Result<()> {
-        plan.host.clone_from(host);
-        Ok(())
+        plan.place(host)
     }
 
     fn embed(&self, table: &CpuTable, plan: &CpuPlan, out: &mut CpuRows) -> Result<()> {
-        for (row, &token) in plan.host.tokens.iter().enumerate() {
-            table.tensor.read_f32(token as usize * table.width, out.row_mut(row))?;
+        let tokens = &plan.host().tokens;
+        let width = table.width;
+        check(out.width() == width, || {
+            format!("an embedding of width {width} does not fit rows of {}", out.width())
+        })?;
+        if let Some(token) = tokens.iter().find(|&&token| token as usize >= table.tokens) {
+            return Err(Error::Tensor(format!(
+                "token {token} is beyond the {} tokens of the embedding table",
+                table.tokens
+            )));
         }
+        let shared = out.shared();
+        self.over_rows(tokens.len(), width, &|row| {
+            // SAFETY: each row is written by one task.
+            let out = unsafe { shared.row_mut(row) };
+            let start = tokens[row] as usize * width;
+            table.tensor.read_f32(start, out).expect("the element type was checked");
+        });
         Ok(())
     }
 
@@ -183,9 +230,19 @@ impl Backend for CpuBackend {
         rows: usize,
         out: &mut CpuRows,
     ) -> Result<()> {
-        for row in 0..rows {
-            reference::rms_norm(input.row(row), weight, epsilon, out.row_mut(row));
-        }
+        let width = weight.len();
+        check(input.width() == width && out.width() == width, || {
+            format!("a norm of {width} weights does not fit rows of {}", input.width())
+        })?;
+        assert!(rows <= input.capacity() && rows <= out.capacity(), "rows beyond the buffers");
+        let (isa, shared) = (self.isa, out.shared());
+        self.over_rows(rows, width, &|row| {
+            // SAFETY: all have `width` values, and each row is written by one task.
+            unsafe {
+                let (x, out) = (input.row(row).as_ptr(), shared.row_mut(row).as_mut_ptr());
+                rowwise::rms_norm(isa, x, weight.as_ptr(), width, epsilon, out);
+            }
+        });
         Ok(())
     }
 
@@ -254,30 +311,48 @@ impl Backend for CpuBackend {
         kv: &mut CpuKv,
         layer: usize,
     ) -> Result<()> {
-        let d = heads.head_dim;
-        for row in 0..plan.host.rows() {
-            let position = plan.host.positions[row] as usize;
-            let slot = plan.host.writes[row];
-            let values = qkv.row_mut(row);
-            for head in 0..heads.heads + heads.kv_heads {
-                let part = &mut values[head * d..(head + 1) * d];
-                if let Some((q, k, epsilon)) = norms {
-                    let weight = if head < heads.heads { q } else { k };
-                    let copy = part.to_vec();
-                    reference::rms_norm(&copy, weight, epsilon, part);
+        self.check_heads(qkv, heads, plan, kv)?;
+        let (d, half) = (heads.head_dim, rope.half);
+        check(2 * half <= d && rope.positions() >= plan.positions(), || {
+            format!(
+                "a rope of {} positions and width {} does not cover position {} of heads of {d}",
+                rope.positions(),
+                2 * half,
+                plan.positions().saturating_sub(1)
+            )
+        })?;
+        check(norms.is_none_or(|(q, k, _)| q.len() == d && k.len() == d), || {
+            format!("norms of queries and keys must have the width of a head, {d}")
+        })?;
+        let (isa, host) = (self.isa, plan.host());
+        let (kv, shared) = (kv.layer(layer), qkv.shared());
+        // Rotations and copies cost a few times what their elements suggest.
+        self.over_rows(host.rows(), 4 * heads.qkv_width(), &|row| {
+            let position = host.positions[row] as usize * half;
+            let (cos, sin) = (&rope.cos[position..][..half], &rope.sin[position..][..half]);
+            // SAFETY: each row is written by one task; sizes were checked above.
+            let values = unsafe { shared.row_mut(row) };
+            for (head, part) in
+                values.chunks_exact_mut(d).take(heads.heads + heads.kv_heads).enumerate()
+            {
+                let at = part.as_mut_ptr();
+                // SAFETY: `part` and the norms have `d` values, cosines and sines `half`.
+                unsafe {
+                    if let Some((q, k, epsilon)) = norms {
+                        let weight = if head < heads.heads { q } else { k };
+                        rowwise::rms_norm(isa, at, weight.as_ptr(), d, epsilon, at);
+                    }
+                    rowwise::turn(isa, at, cos.as_ptr(), sin.as_ptr(), half);
                 }
-                reference::turn(part, rope, position);
             }
-            for head in 0..heads.kv_heads {
-                let at = kv.at(layer, slot, head);
-                let k = (heads.heads + head) * d;
-                let v = (heads.heads + heads.kv_heads + head) * d;
-                for (i, at) in at.enumerate() {
-                    kv.keys[at] = reference::stored(values[k + i], kv.shape.dtype);
-                    kv.values[at] = reference::stored(values[v + i], kv.shape.dtype);
-                }
+            let (keys, values) = values[heads.q_width()..].split_at(heads.kv_width());
+            let values = &values[..heads.kv_width()];
+            for (head, (k, v)) in keys.chunks_exact(d).zip(values.chunks_exact(d)).enumerate() {
+                // SAFETY: the plan's slots are within the store, which is borrowed for writing,
+                // and no two rows of a plan write the same slot.
+                unsafe { kv.write(host.writes[row], head, k, v) }
             }
-        }
+        });
         Ok(())
     }
 
@@ -291,50 +366,80 @@ impl Backend for CpuBackend {
         layer: usize,
         out: &mut CpuRows,
     ) -> Result<()> {
-        for row in 0..plan.host.rows() {
-            reference::attend_row(
-                &plan.host,
-                row,
-                qkv.row(row),
-                heads,
-                scale,
-                |slot, head| &kv.keys[kv.at(layer, slot, head)],
-                |slot, head| &kv.values[kv.at(layer, slot, head)],
-                out.row_mut(row),
-            );
+        self.check_heads(qkv, heads, plan, kv)?;
+        check(out.width() >= heads.q_width() && out.capacity() >= plan.host().rows(), || {
+            format!("attention of width {} does not fit rows of {}", heads.q_width(), out.width())
+        })?;
+        let attention = Attention {
+            plan: plan.host(),
+            heads,
+            scale,
+            kv: kv.layer(layer),
+            queries: qkv.as_ptr(),
+            query_stride: qkv.stride(),
+            out: out.shared().as_mut_ptr(),
+            out_stride: out.stride(),
+        };
+        let rows = plan.host().rows();
+        let together = (rows * heads.kv_heads / (self.threads() * 4)).clamp(1, 8);
+        let tiles = rows.div_ceil(together);
+        let tasks = tiles * heads.kv_heads;
+        let run = |task: usize| {
+            let (head, first) = (task % heads.kv_heads, task / heads.kv_heads * together);
+            let last = (first + together).min(rows);
+            // SAFETY: sizes and slots were checked; tasks differ in rows or heads.
+            unsafe { attend::attend_rows(self.isa, &attention, head, first, last) }
+        };
+        if plan.seen() * heads.q_width() < SMALL_ATTENTION {
+            (0..tasks).for_each(run);
+        } else {
+            self.pool.run(tasks, &run);
         }
         Ok(())
     }
 
     fn swiglu(&self, gate_up: &CpuRows, rows: usize, out: &mut CpuRows) -> Result<()> {
-        for row in 0..rows {
-            reference::swiglu(gate_up.row(row), out.row_mut(row));
-        }
+        let width = out.width();
+        check(gate_up.width() == 2 * width, || {
+            format!("rows of {} do not hold gates and ups of width {width}", gate_up.width())
+        })?;
+        assert!(rows <= gate_up.capacity() && rows <= out.capacity(), "rows beyond the buffers");
+        let (isa, shared) = (self.isa, out.shared());
+        self.over_rows(rows, 8 * width, &|row| {
+            let (gate, up) = gate_up.row(row).split_at(width);
+            // SAFETY: all have `width` values, and each row is written by one task.
+            unsafe {
+                let out = shared.row_mut(row).as_mut_ptr();
+                rowwise::swiglu(isa, gate.as_ptr(), up.as_ptr(), width, out);
+            }
+        });
         Ok(())
     }
 
     fn gather_outputs(&self, input: &CpuRows, plan: &CpuPlan, out: &mut CpuRows) -> Result<usize> {
-        for (i, &row) in plan.host.outputs.iter().enumerate() {
+        let outputs = &plan.host().outputs;
+        check(input.width() == out.width(), || {
+            format!("rows of {} do not fit rows of {}", input.width(), out.width())
+        })?;
+        for (i, &row) in outputs.iter().enumerate() {
             out.row_mut(i).copy_from_slice(input.row(row as usize));
         }
-        Ok(plan.host.outputs.len())
+        Ok(outputs.len())
     }
 
     fn move_slots(&self, kv: &mut CpuKv, moves: &[(u32, u32)]) -> Result<()> {
-        for &(from, to) in moves {
-            for layer in 0..kv.shape.layers {
-                for head in 0..kv.shape.kv_heads {
-                    let (from, to) = (kv.at(layer, from, head), kv.at(layer, to, head).start);
-                    kv.keys.copy_within(from.clone(), to);
-                    kv.values.copy_within(from, to);
-                }
-            }
-        }
+        moves.iter().for_each(|&(from, to)| kv.move_slot(from, to));
         Ok(())
     }
 
     fn choose(&self, logits: &CpuRows, asks: &[Ask<'_>]) -> Result<Vec<Choice>> {
-        Ok(asks.iter().map(|ask| choose::choose(logits.row(ask.row), ask)).collect())
+        let choices: Vec<OnceLock<Choice>> = asks.iter().map(|_| OnceLock::new()).collect();
+        self.pool.run(asks.len(), &|index| {
+            let ask = &asks[index];
+            choices[index].get_or_init(|| choose::choose(logits.row(ask.row), ask));
+        });
+        let chosen = choices.into_iter().map(OnceLock::into_inner);
+        Ok(chosen.map(|choice| choice.expect("every ask was answered")).collect())
     }
 
     fn read(&self, rows_of: &CpuRows, rows: usize) -> Result<Vec<f32>> {

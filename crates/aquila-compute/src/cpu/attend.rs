@@ -1,0 +1,400 @@
+//! Attention over slot lists, in blocks aligned to absolute position.
+//!
+//! A task takes some rows and one key and value head, and goes through the blocks: rows that see
+//! the same slots find them in the cache, and so do the query heads that share the head. The
+//! order of every sum is that of [`crate::reference::attend`].
+
+use std::cell::RefCell;
+
+use super::Isa;
+use super::kv::SharedKv;
+use super::lanes::{LANES, Lanes, kernel, unroll};
+use crate::reference::BLOCK;
+use crate::{ForwardPlan, HeadShape, KvDtype};
+
+/// What an attention reads and writes. Pointers are valid for all rows of the plan.
+#[derive(Clone, Copy)]
+pub(super) struct Attention<'a> {
+    pub plan: &'a ForwardPlan,
+    pub heads: HeadShape,
+    pub scale: f32,
+    pub kv: SharedKv,
+    pub queries: *const f32,
+    pub query_stride: usize,
+    pub out: *mut f32,
+    pub out_stride: usize,
+}
+
+// SAFETY: tasks read queries, keys and values, and write outputs of different rows and heads.
+unsafe impl Sync for Attention<'_> {}
+
+/// How an element of keys and values is read.
+trait Element: Copy + 'static {
+    /// # Safety
+    /// 16 elements must be readable.
+    unsafe fn read<L: Lanes>(at: *const Self) -> L::F;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    unsafe fn read<L: Lanes>(at: *const f32) -> L::F {
+        // SAFETY: vouched for by the caller.
+        unsafe { L::load(at) }
+    }
+}
+
+impl Element for u16 {
+    #[inline(always)]
+    unsafe fn read<L: Lanes>(at: *const u16) -> L::F {
+        // SAFETY: vouched for by the caller.
+        unsafe { L::load_bf16(at) }
+    }
+}
+
+thread_local! {
+    /// Queries, unfinished outputs, and the softmax of each row and head of a task.
+    static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// One block of one row: where its keys and values are, and the scores of every head.
+struct Block {
+    count: usize,
+    /// Elements before each position's head; repeated to a multiple of 16 positions.
+    at: [usize; BLOCK],
+    scores: [[f32; BLOCK]; MOST_HEADS],
+    /// What is merged: whether this is the first block, and the factors of old and new.
+    first: bool,
+    old: [[f32; LANES]; MOST_HEADS],
+    new: [[f32; LANES]; MOST_HEADS],
+}
+
+/// Query heads that go through a block together.
+const MOST_HEADS: usize = 8;
+
+impl Block {
+    /// Finds the positions `start..` that `row` sees; false if there are none.
+    fn find(&mut self, a: &Attention<'_>, row: usize, kv_head: usize, start: usize) -> bool {
+        let sight = a.plan.sights[row];
+        if start >= sight.len() {
+            return false;
+        }
+        self.count = (sight.len() - start).min(BLOCK);
+        self.first = start == 0;
+        let prefix = &a.plan.slots[sight.start as usize..][..sight.prefix as usize];
+        let tail = &a.plan.tails[sight.tail_start as usize..][..sight.tail as usize];
+        let near = prefix.get(start..).unwrap_or(&[]);
+        let far = &tail[start.saturating_sub(prefix.len()).min(tail.len())..];
+        let head = a.kv.layer + kv_head * a.kv.head_stride;
+        for (at, &slot) in self.at.iter_mut().zip(near.iter().chain(far)).take(self.count) {
+            *at = head + slot as usize * a.kv.slot_stride;
+        }
+        let last = self.at[self.count - 1];
+        self.at[self.count..self.count.next_multiple_of(LANES)].fill(last);
+        true
+    }
+}
+
+#[inline(always)]
+unsafe fn attend<L: Lanes, E: Element>(
+    a: &Attention<'_>,
+    kv_head: usize,
+    first: usize,
+    last: usize,
+) {
+    let group = a.heads.group();
+    let width = a.kv.head_stride;
+    let places = (last - first) * group;
+    // Taken rather than borrowed in a closure, which would be compiled without the instructions.
+    let mut scratch = SCRATCH.take();
+    let size = places * (2 * width + 2 * LANES);
+    if scratch.len() < size {
+        scratch.resize(size, 0.0);
+    }
+    let queries = scratch.as_mut_ptr();
+    // SAFETY: the scratch has room for queries, sums, largest scores and totals of all places;
+    // the caller vouches for the attention.
+    unsafe {
+        let sums = queries.add(places * width);
+        let maxima = sums.add(places * width);
+        let totals = maxima.add(places * LANES);
+        let dim = a.heads.head_dim;
+        for place in 0..places {
+            let head = kv_head * group + place % group;
+            let from = a.queries.add((first + place / group) * a.query_stride + head * dim);
+            let to = queries.add(place * width);
+            std::ptr::copy_nonoverlapping(from, to, dim);
+            std::slice::from_raw_parts_mut(to.add(dim), width - dim).fill(0.0);
+        }
+        let longest = a.plan.sights[first..last].iter().map(|s| s.len()).max().unwrap_or(0);
+        let mut block = Block {
+            count: 0,
+            at: [0; BLOCK],
+            scores: [[0.0; BLOCK]; MOST_HEADS],
+            first: true,
+            old: [[0.0; LANES]; MOST_HEADS],
+            new: [[0.0; LANES]; MOST_HEADS],
+        };
+        let mut start = 0;
+        while start < longest {
+            for row in first..last {
+                if !block.find(a, row, kv_head, start) {
+                    continue;
+                }
+                let mut head = 0;
+                while head < group {
+                    let heads = (group - head).min(MOST_HEADS);
+                    let place = (row - first) * group + head;
+                    for h in 0..heads {
+                        let q = queries.add((place + h) * width);
+                        let max = maxima.add((place + h) * LANES);
+                        let total = totals.add((place + h) * LANES);
+                        score::<L, E>(a, &mut block, h, q, max, total);
+                    }
+                    add_values::<L, E>(a, &block, heads, sums.add(place * width));
+                    head += heads;
+                }
+            }
+            start += BLOCK;
+        }
+        for place in 0..places {
+            let head = kv_head * group + place % group;
+            let to = a.out.add((first + place / group) * a.out_stride + head * dim);
+            let inverse = L::div(L::splat(1.0), L::load(totals.add(place * LANES)));
+            let mut i = 0;
+            while i < dim {
+                let value = L::mul(L::load(sums.add(place * width + i)), inverse);
+                if dim - i >= LANES {
+                    L::store(to.add(i), value);
+                } else {
+                    L::store_first(to.add(i), dim - i, value);
+                }
+                i += LANES;
+            }
+        }
+    }
+    SCRATCH.set(scratch);
+}
+
+/// Scores of one head over a block, as weights of the block's own softmax; merges the largest
+/// score and the total of the blocks before.
+#[inline(always)]
+unsafe fn score<L: Lanes, E: Element>(
+    a: &Attention<'_>,
+    block: &mut Block,
+    h: usize,
+    query: *const f32,
+    max: *mut f32,
+    total: *mut f32,
+) {
+    // SAFETY: the caller vouches for the attention and for 16 values of each pointer.
+    unsafe {
+        let keys = a.kv.keys.get().cast::<E>();
+        let scores = block.scores[h].as_mut_ptr();
+        let mut largest = L::splat(f32::NEG_INFINITY);
+        let mut p = 0;
+        while p < block.count {
+            let at = block.at.as_ptr().add(p);
+            let mut dots = [L::splat(0.0); LANES];
+            if L::MANY_REGISTERS {
+                dot_some::<L, E, 8>(keys, at, query, a.kv.head_stride, dots.as_mut_ptr());
+                dot_some::<L, E, 8>(
+                    keys,
+                    at.add(8),
+                    query,
+                    a.kv.head_stride,
+                    dots.as_mut_ptr().add(8),
+                );
+            } else {
+                let mut j = 0;
+                while j < LANES {
+                    dot_some::<L, E, 4>(
+                        keys,
+                        at.add(j),
+                        query,
+                        a.kv.head_stride,
+                        dots.as_mut_ptr().add(j),
+                    );
+                    j += 4;
+                }
+            }
+            let dots = L::mul(L::fold_each(&dots), L::splat(a.scale));
+            L::store(scores.add(p), dots);
+            if block.count - p < LANES {
+                let left = block.count - p;
+                std::slice::from_raw_parts_mut(scores.add(block.count), LANES - left)
+                    .fill(f32::NEG_INFINITY);
+            }
+            largest = L::max(L::load(scores.add(p)), largest);
+            p += LANES;
+        }
+        let block_max = L::splat(L::fold_max(largest));
+        let mut sum = L::splat(0.0);
+        let mut p = 0;
+        while p < block.count {
+            let weights = L::exp(L::sub(L::load(scores.add(p)), block_max));
+            sum = L::add(sum, weights);
+            L::store(scores.add(p), weights);
+            p += LANES;
+        }
+        let block_total = L::splat(L::fold(sum));
+        if block.first {
+            L::store(max, block_max);
+            L::store(total, block_total);
+            return;
+        }
+        let before = L::load(max);
+        let new_max = L::max(block_max, before);
+        let old = L::exp(L::sub(before, new_max));
+        let new = L::exp(L::sub(block_max, new_max));
+        L::store(total, L::fma(L::load(total), old, L::mul(block_total, new)));
+        L::store(max, new_max);
+        L::store(block.old[h].as_mut_ptr(), old);
+        L::store(block.new[h].as_mut_ptr(), new);
+    }
+}
+
+/// Products of one query with `J` keys, before their folding.
+#[inline(always)]
+unsafe fn dot_some<L: Lanes, E: Element, const J: usize>(
+    keys: *const E,
+    at: *const usize,
+    query: *const f32,
+    width: usize,
+    out: *mut L::F,
+) {
+    // SAFETY: the caller vouches for `J` positions and `width` elements of each.
+    unsafe {
+        let mut dots = [L::splat(0.0); J];
+        let mut d = 0;
+        while d < width {
+            let q = L::load(query.add(d));
+            unroll!(j < J {
+                dots[j] = L::fma(q, E::read::<L>(keys.add(*at.add(j) + d)), dots[j]);
+            });
+            d += LANES;
+        }
+        unroll!(j < J {
+            out.add(j).write(dots[j]);
+        });
+    }
+}
+
+/// Adds the block's values, weighted, to the sums of `heads` heads.
+#[inline(always)]
+unsafe fn add_values<L: Lanes, E: Element>(
+    a: &Attention<'_>,
+    block: &Block,
+    heads: usize,
+    sums: *mut f32,
+) {
+    let width = a.kv.head_stride;
+    let mut h = 0;
+    while h < heads {
+        let together = (heads - h).min(4);
+        let mut d = 0;
+        while d < width {
+            let left = (width - d) / LANES;
+            // SAFETY: the caller vouches for the attention and the sums.
+            unsafe {
+                let to = sums.add(h * width + d);
+                let taken = match (together, L::MANY_REGISTERS) {
+                    (1, true) if left >= 8 => values::<L, E, 1, 8>(a, block, h, d, to),
+                    (1, _) if left >= 4 => values::<L, E, 1, 4>(a, block, h, d, to),
+                    (2, true) if left >= 4 => values::<L, E, 2, 4>(a, block, h, d, to),
+                    (3, true) if left >= 4 => values::<L, E, 3, 4>(a, block, h, d, to),
+                    (4, true) if left >= 4 => values::<L, E, 4, 4>(a, block, h, d, to),
+                    (2, false) if left >= 2 => values::<L, E, 2, 2>(a, block, h, d, to),
+                    (1, _) => values::<L, E, 1, 1>(a, block, h, d, to),
+                    (2, _) => values::<L, E, 2, 1>(a, block, h, d, to),
+                    (3, _) => values::<L, E, 3, 1>(a, block, h, d, to),
+                    _ => values::<L, E, 4, 1>(a, block, h, d, to),
+                };
+                d += taken;
+            }
+        }
+        h += together;
+    }
+}
+
+/// `C` times 16 elements of the values for `H` heads; answers how many elements that is.
+#[inline(always)]
+unsafe fn values<L: Lanes, E: Element, const H: usize, const C: usize>(
+    a: &Attention<'_>,
+    block: &Block,
+    first: usize,
+    d: usize,
+    sums: *mut f32,
+) -> usize {
+    // SAFETY: the caller vouches for the attention and the sums.
+    unsafe {
+        let values = a.kv.values.get().cast::<E>().add(d);
+        let mut parts = [[L::splat(0.0); C]; H];
+        for p in 0..block.count {
+            let row = values.add(*block.at.as_ptr().add(p));
+            let mut v = [L::splat(0.0); C];
+            unroll!(c < C {
+                v[c] = E::read::<L>(row.add(c * LANES));
+            });
+            unroll!(h < H {
+                let w = L::splat(*block.scores.as_ptr().add(first + h).cast::<f32>().add(p));
+                unroll!(c < C {
+                    parts[h][c] = L::fma(w, v[c], parts[h][c]);
+                });
+            });
+        }
+        unroll!(h < H {
+            let old = L::load(block.old.as_ptr().add(first + h).cast());
+            let new = L::load(block.new.as_ptr().add(first + h).cast());
+            unroll!(c < C {
+                let at = sums.add(h * a.kv.head_stride + c * LANES);
+                if block.first {
+                    L::store(at, parts[h][c]);
+                } else {
+                    L::store(at, L::fma(L::load(at), old, L::mul(parts[h][c], new)));
+                }
+            });
+        });
+        C * LANES
+    }
+}
+
+#[inline(always)]
+unsafe fn attend_f32<L: Lanes>(a: &Attention<'_>, kv_head: usize, first: usize, last: usize) {
+    // SAFETY: the caller vouches for the attention.
+    unsafe { attend::<L, f32>(a, kv_head, first, last) }
+}
+
+#[inline(always)]
+unsafe fn attend_bf16<L: Lanes>(a: &Attention<'_>, kv_head: usize, first: usize, last: usize) {
+    // SAFETY: the caller vouches for the attention.
+    unsafe { attend::<L, u16>(a, kv_head, first, last) }
+}
+
+kernel! {
+    fn over_f32(a: &Attention<'_>, kv_head: usize, first: usize, last: usize) = attend_f32
+}
+
+kernel! {
+    fn over_bf16(a: &Attention<'_>, kv_head: usize, first: usize, last: usize) = attend_bf16
+}
+
+/// Attention of rows `first..last` and the query heads that share `kv_head`.
+///
+/// # Safety
+/// The attention's pointers and the plan's slots must be valid for its sizes, and no other task
+/// may write the outputs of these rows and heads.
+pub(super) unsafe fn attend_rows(
+    isa: Isa,
+    a: &Attention<'_>,
+    kv_head: usize,
+    first: usize,
+    last: usize,
+) {
+    // SAFETY: the caller vouches for the attention.
+    unsafe {
+        match a.kv.dtype {
+            KvDtype::F32 => over_f32(isa, a, kv_head, first, last),
+            KvDtype::Bf16 => over_bf16(isa, a, kv_head, first, last),
+        }
+    }
+}

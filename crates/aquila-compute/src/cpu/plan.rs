@@ -1,0 +1,59 @@
+//! Plans in host memory, checked once so that kernels may trust them in every layer.
+
+use crate::{Error, ForwardPlan, Result};
+
+/// A plan in host memory.
+#[derive(Default)]
+pub struct CpuPlan {
+    host: ForwardPlan,
+    slots: usize,
+    positions: usize,
+    seen: usize,
+}
+
+impl CpuPlan {
+    /// Copies `host` here and checks that it is whole.
+    pub(super) fn place(&mut self, host: &ForwardPlan) -> Result<()> {
+        let rows = host.rows();
+        let whole = host.positions.len() == rows
+            && host.writes.len() == rows
+            && host.sights.len() == rows
+            && host.outputs.iter().all(|&row| (row as usize) < rows)
+            && host.sights.iter().all(|s| {
+                !s.is_empty()
+                    && s.start as usize + s.prefix as usize <= host.slots.len()
+                    && s.tail_start as usize + s.tail as usize <= host.tails.len()
+            });
+        if !whole {
+            return Err(Error::Tensor(
+                "a plan refers to rows or slots that it does not have".into(),
+            ));
+        }
+        let slots = host.writes.iter().chain(&host.slots).chain(&host.tails).max();
+        self.slots = slots.map_or(0, |&slot| slot as usize + 1);
+        self.positions = host.positions.iter().max().map_or(0, |&p| p as usize + 1);
+        self.seen = host.sights.iter().map(|sight| sight.len()).sum();
+        self.host.clone_from(host);
+        Ok(())
+    }
+
+    /// The plan as the host made it.
+    pub fn host(&self) -> &ForwardPlan {
+        &self.host
+    }
+
+    /// One more than the largest slot.
+    pub(super) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// One more than the largest position.
+    pub(super) fn positions(&self) -> usize {
+        self.positions
+    }
+
+    /// How many slots all rows see, together.
+    pub(super) fn seen(&self) -> usize {
+        self.seen
+    }
+}

@@ -8,7 +8,7 @@
 use std::cell::RefCell;
 
 use super::Isa;
-use super::lanes::{LANES, Lanes, kernel};
+use super::lanes::{LANES, Lanes, kernel, unroll};
 use super::weight::LINE;
 use crate::Sink;
 
@@ -31,8 +31,8 @@ pub(super) struct Product {
 // SAFETY: tasks read the inputs and write outputs of different panels.
 unsafe impl Sync for Product {}
 
-/// Lines ahead of the one in use that are asked for when weights are read once.
-const AHEAD: usize = 24;
+/// Lines ahead of those in use that are asked for when weights are read once, over all panels.
+const AHEAD: usize = 64;
 /// Lines of one block of inputs when weights are read by several tiles.
 const BLOCK_LINES: usize = 128;
 
@@ -79,10 +79,8 @@ struct Tile<'a> {
     /// First input and number of inputs of the block.
     from: usize,
     inputs: usize,
-    /// Sums of earlier blocks, 16 for each panel, a row after the other; null in the first block.
-    carried: *const f32,
-    /// Where sums go if this is not the last block.
-    carry: *mut f32,
+    /// Sums of earlier blocks, 16 for each panel, a row after the other.
+    sums: *mut f32,
     /// Per panel, how far ahead of the line in use to ask for another.
     ahead: [usize; MAX_PANELS],
 }
@@ -95,62 +93,98 @@ unsafe fn tile<L: Lanes, S: Stored, const R: usize, const P: usize>(t: &Tile<'_>
     unsafe {
         let p = t.product;
         let mut sums = [[L::splat(0.0); P]; R];
-        if !t.carried.is_null() {
-            for (r, sums) in sums.iter_mut().enumerate() {
-                for (n, sum) in sums.iter_mut().enumerate() {
-                    *sum = L::load(t.carried.add((r * P + n) * LANES));
+        unroll!(r < R {
+            unroll!(n < P {
+                sums[r][n] = L::load(t.sums.add((r * P + n) * LANES));
+            });
+        });
+        let mut w = p.weights.add(t.panel * p.panel_bytes + t.from / S::INPUTS * LINE);
+        // One pointer for three rows: the other two are a scaled index away.
+        let mut x = [p.input.add(t.row * p.input_stride + t.from); GROUPS];
+        for g in 0..GROUPS {
+            x[g] = x[g].wrapping_add(3 * g * p.input_stride);
+        }
+        let mut ahead = [0; P];
+        for n in 0..P {
+            ahead[n] = t.ahead[n].wrapping_add(n * p.panel_bytes);
+        }
+        for _ in 0..t.inputs / S::INPUTS {
+            w = opaque(w);
+            for g in 0..GROUPS {
+                if 3 * g < R {
+                    x[g] = opaque(x[g]);
                 }
             }
-        }
-        let first = p.weights.add(t.panel * p.panel_bytes + t.from / S::INPUTS * LINE);
-        let panels: [*const u8; P] = std::array::from_fn(|n| first.add(n * p.panel_bytes));
-        let ahead: [usize; P] = std::array::from_fn(|n| t.ahead[n]);
-        let x0 = p.input.add(t.row * p.input_stride + t.from);
-        let x: [*const f32; R] = std::array::from_fn(|r| x0.add(r * p.input_stride));
-        for line in 0..t.inputs / S::INPUTS {
-            for n in 0..P {
-                L::prefetch(panels[n].wrapping_add(line * LINE + ahead[n]));
+            unroll!(n < P {
+                L::prefetch(w.wrapping_add(ahead[n]));
+            });
+            step::<L, S, R, P>(&mut sums, w, p.panel_bytes, &x, p.input_stride, 0);
+            if S::INPUTS == 2 {
+                step::<L, S, R, P>(&mut sums, w, p.panel_bytes, &x, p.input_stride, 1);
             }
-            for which in 0..S::INPUTS {
-                step::<L, S, R, P>(&mut sums, &panels, &x, line, which);
+            w = w.wrapping_add(LINE);
+            for g in 0..GROUPS {
+                x[g] = x[g].wrapping_add(S::INPUTS);
             }
         }
         if t.inputs % S::INPUTS != 0 {
-            step::<L, S, R, P>(&mut sums, &panels, &x, t.inputs / S::INPUTS, 0);
+            step::<L, S, R, P>(&mut sums, w, p.panel_bytes, &x, p.input_stride, 0);
         }
-        for (r, sums) in sums.iter().enumerate() {
-            for (n, &sum) in sums.iter().enumerate() {
-                if t.carry.is_null() {
-                    finish::<L>(p, t.row + r, t.panel + n, sum);
-                } else {
-                    L::store(t.carry.add((r * P + n) * LANES), sum);
-                }
-            }
-        }
+        unroll!(r < R {
+            unroll!(n < P {
+                L::store(t.sums.add((r * P + n) * LANES), sums[r][n]);
+            });
+        });
     }
+}
+
+/// Pointers that stand for three rows each, in the largest tile.
+const GROUPS: usize = 4;
+
+/// The same pointer, of which the compiler knows nothing: left to itself it derives one address
+/// from another until it runs out of registers.
+#[inline(always)]
+fn opaque<T>(mut at: *const T) -> *const T {
+    // SAFETY: an empty statement.
+    unsafe {
+        std::arch::asm!("/* {0} */", inout(reg) at, options(nomem, nostack, preserves_flags));
+    }
+    at
 }
 
 /// One input of every row, times its weights.
 #[inline(always)]
 unsafe fn step<L: Lanes, S: Stored, const R: usize, const P: usize>(
     sums: &mut [[L::F; P]; R],
-    panels: &[*const u8; P],
-    x: &[*const f32; R],
-    line: usize,
+    line: *const u8,
+    panel_bytes: usize,
+    x: &[*const f32; GROUPS],
+    stride: usize,
     which: usize,
 ) {
     // SAFETY: the caller says that the line and the input exist.
     unsafe {
+        if !L::MANY_REGISTERS {
+            // Loads each input once per panel, since sums leave room for one panel's weights.
+            unroll!(n < P {
+                let w = S::read::<L>(line.add(n * panel_bytes), which);
+                unroll!(r < R {
+                    let x = L::splat(*x[r / 3].add(r % 3 * stride + which));
+                    sums[r][n] = L::fma(x, w, sums[r][n]);
+                });
+            });
+            return;
+        }
         let mut w = [L::splat(0.0); P];
-        for n in 0..P {
-            w[n] = S::read::<L>(panels[n].add(line * LINE), which);
-        }
-        for r in 0..R {
-            let x = L::splat(*x[r].add(line * S::INPUTS + which));
-            for n in 0..P {
+        unroll!(n < P {
+            w[n] = S::read::<L>(line.add(n * panel_bytes), which);
+        });
+        unroll!(r < R {
+            let x = L::splat(*x[r / 3].add(r % 3 * stride + which));
+            unroll!(n < P {
                 sums[r][n] = L::fma(x, w[n], sums[r][n]);
-            }
-        }
+            });
+        });
     }
 }
 
@@ -183,77 +217,149 @@ pub(super) unsafe fn finish<L: Lanes>(p: &Product, row: usize, panel: usize, sum
     }
 }
 
+#[inline(always)]
+unsafe fn finish_all<L: Lanes>(p: &Product, panel: usize, panels: usize, sums: *const f32) {
+    for row in 0..p.rows {
+        for n in 0..panels {
+            // SAFETY: the caller vouches for the product and the sums.
+            unsafe {
+                finish::<L>(p, row, panel + n, L::load(sums.add((row * panels + n) * LANES)));
+            }
+        }
+    }
+}
+
+kernel! {
+    /// Puts the sums of `panels` panels, all rows, where they belong.
+    ///
+    /// # Safety
+    /// As [`project_bf16`], with sums for all rows and these panels.
+    fn finish_sums(p: &Product, panel: usize, panels: usize, sums: *const f32) = finish_all
+}
+
 thread_local! {
     /// Sums carried from one block of inputs to the next.
     static CARRY: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The most rows of one tile, and the panels of a tile of so many rows.
-#[inline(always)]
-fn shape<L: Lanes>(rows: usize) -> (usize, usize) {
-    if L::MANY_REGISTERS {
-        (12, [8, 8, 6, 6, 4, 4, 3, 3, 2, 2, 2, 2][rows.min(12) - 1])
-    } else {
-        (4, [4, 2, 1, 1][rows.min(4) - 1])
+/// A tile as a function of its own: inlined side by side, some would lose their registers.
+type TileFn = unsafe fn(&Tile<'_>);
+
+macro_rules! tiles {
+    ($name:ident, $lanes:ty, [$($feature:literal)?], $most:literal, $panels:expr,
+     $($r:literal x $p:literal),*) => {
+        /// Tiles of one instruction set: the most rows, the panels of a tile of so many rows, and
+        /// the function of each shape.
+        mod $name {
+            use super::{Stored, Tile, TileFn, tile};
+
+            pub(super) const MOST_ROWS: usize = $most;
+            pub(super) const PANELS: [usize; $most] = $panels;
+
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn one<S: Stored, const R: usize, const P: usize>(t: &Tile<'_>) {
+                // SAFETY: the caller vouches for the tile.
+                unsafe { tile::<$lanes, S, R, P>(t) }
+            }
+
+            pub(super) fn of<S: Stored>(rows: usize, panels: usize) -> TileFn {
+                match (rows, panels) {
+                    $(($r, $p) => one::<S, $r, $p>,)*
+                    _ => unreachable!("no tile of {rows} rows by {panels} panels"),
+                }
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+tiles!(
+    avx512, crate::cpu::lanes::Avx512, ["avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"],
+    12, [4, 4, 4, 4, 4, 4, 3, 3, 2, 2, 2, 2],
+    1 x 4, 2 x 4, 3 x 4, 4 x 4, 5 x 4, 6 x 4, 6 x 3, 7 x 3, 8 x 3,
+    8 x 2, 9 x 2, 10 x 2, 11 x 2, 12 x 2,
+    1 x 1, 2 x 1, 3 x 1, 4 x 1, 5 x 1, 6 x 1, 7 x 1, 8 x 1, 9 x 1, 10 x 1, 11 x 1, 12 x 1
+);
+#[cfg(target_arch = "x86_64")]
+tiles!(
+    avx2, crate::cpu::lanes::Avx2, ["avx2,fma"],
+    5, [4, 3, 2, 1, 1],
+    1 x 4, 2 x 3, 3 x 2, 4 x 1, 5 x 1, 1 x 1, 2 x 1, 3 x 1
+);
+tiles!(
+    portable, crate::cpu::lanes::Portable, [],
+    4, [1, 1, 1, 1],
+    1 x 1, 2 x 1, 3 x 1, 4 x 1
+);
+
+/// How a product's rows are tiled.
+#[derive(Clone, Copy)]
+struct Tiling {
+    tiles: usize,
+    /// Rows of the largest tile; no other has fewer by more than one.
+    largest: usize,
+    /// Panels of a tile.
+    panels: usize,
+}
+
+impl Tiling {
+    fn of(isa: Isa, rows: usize) -> Self {
+        let (most, panels): (usize, &[usize]) = match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => (avx512::MOST_ROWS, &avx512::PANELS),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => (avx2::MOST_ROWS, &avx2::PANELS),
+            _ => (portable::MOST_ROWS, &portable::PANELS),
+        };
+        let tiles = rows.div_ceil(most);
+        let largest = rows.div_ceil(tiles);
+        Self { tiles, largest, panels: panels[largest - 1] }
     }
 }
 
-/// Rows and panels of the tiles that a product of `rows` rows is made of.
-fn tiling<L: Lanes>(rows: usize) -> (usize, usize, usize) {
-    let (most, _) = shape::<L>(rows);
-    let tiles = rows.div_ceil(most);
-    let largest = rows.div_ceil(tiles);
-    (tiles, largest, shape::<L>(largest).1)
+/// How many panels belong together in a task.
+pub(super) fn panels_together(isa: Isa, rows: usize) -> usize {
+    Tiling::of(isa, rows).panels
 }
 
-/// How many panels belong together in a task on this instruction set.
-pub(super) fn panels_together(isa: Isa, rows: usize) -> usize {
+fn tile_fn<S: Stored>(isa: Isa, rows: usize, panels: usize) -> TileFn {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => tiling::<super::lanes::Avx512>(rows).2,
+        Isa::Avx512 => avx512::of::<S>(rows, panels),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => tiling::<super::lanes::Avx2>(rows).2,
-        _ => tiling::<super::lanes::Portable>(rows).2,
+        Isa::Avx2 => avx2::of::<S>(rows, panels),
+        _ => portable::of::<S>(rows, panels),
     }
 }
 
-#[inline(always)]
-unsafe fn tile_of<L: Lanes, S: Stored>(rows: usize, panels: usize, t: &Tile<'_>) {
-    macro_rules! pick {
-        ($($r:literal x $p:literal),*) => {
-            match (rows, panels) {
-                // SAFETY: the caller vouches for the tile.
-                $(($r, $p) => unsafe { tile::<L, S, $r, $p>(t) },)*
-                _ => unreachable!("no tile of {rows} rows by {panels} panels"),
-            }
-        };
-    }
-    if L::MANY_REGISTERS {
-        pick!(1 x 8, 2 x 8, 3 x 6, 4 x 6, 5 x 4, 6 x 4, 7 x 3, 8 x 3, 9 x 2, 10 x 2, 11 x 2, 12 x 2,
-              6 x 3, 8 x 2,
-              1 x 1, 2 x 1, 3 x 1, 4 x 1, 5 x 1, 6 x 1, 7 x 1, 8 x 1, 9 x 1, 10 x 1, 11 x 1, 12 x 1);
-    } else {
-        pick!(1 x 4, 2 x 2, 3 x 1, 4 x 1, 1 x 1, 2 x 1);
-    }
-}
-
-#[inline(always)]
-unsafe fn product<L: Lanes, S: Stored>(p: &Product, first: usize, last: usize) {
-    let (tiles, largest, together) = tiling::<L>(p.rows);
+unsafe fn product<S: Stored>(isa: Isa, p: &Product, first: usize, last: usize) {
+    let Tiling { tiles, largest, panels: together } = Tiling::of(isa, p.rows);
     let lines = p.inputs.div_ceil(S::INPUTS);
-    let block_lines = if tiles == 1 { lines.max(1) } else { BLOCK_LINES };
-    let blocks = lines.div_ceil(block_lines).max(1);
-    // Taken rather than borrowed in a closure, which would be compiled without the instructions.
     let mut carry = CARRY.take();
-    if blocks > 1 {
-        carry.resize(carry.len().max(p.rows * together * LANES), 0.0);
-    }
+    let size = p.rows * together * LANES;
+    carry.resize(carry.len().max(size), 0.0);
     let mut panel = first;
     while panel < last {
         let panels = if panel + together <= last { together } else { 1 };
-        for block in 0..blocks {
-            let from = block * block_lines * S::INPUTS;
-            let inputs = (p.inputs - from).min(block_lines * S::INPUTS);
+        carry[..size].fill(0.0);
+        // A single tile runs some lines ahead of itself, and in its last block ahead into the
+        // panels that come next. Several tiles share the asking for the block that comes next.
+        let ahead = AHEAD / panels;
+        let mut line = 0;
+        loop {
+            let left = lines - line;
+            let block = match tiles {
+                1 if left > ahead => left - ahead,
+                1 => left,
+                _ => left.min(BLOCK_LINES),
+            };
+            let distance = match tiles {
+                1 if block < left => ahead * LINE,
+                _ if block < left => block * LINE,
+                _ => panels * p.panel_bytes - line * LINE,
+            };
+            let from = line * S::INPUTS;
+            let inputs = (p.inputs - from).min(block * S::INPUTS);
             let mut row = 0;
             for index in 0..tiles {
                 // Tiles differ by one row at most, the larger ones first.
@@ -264,65 +370,46 @@ unsafe fn product<L: Lanes, S: Stored>(p: &Product, first: usize, last: usize) {
                     row,
                     from,
                     inputs,
-                    carried: std::ptr::null(),
-                    carry: std::ptr::null_mut(),
+                    sums: carry.as_mut_ptr().wrapping_add(row * panels * LANES),
                     ahead: [0; MAX_PANELS],
                 };
-                let kept = carry.as_mut_ptr().wrapping_add(row * panels * LANES);
-                if block > 0 {
-                    t.carried = kept;
-                }
-                if block + 1 < blocks {
-                    t.carry = kept;
-                }
-                // A single tile runs ahead of itself; several share the next block's panels.
                 for n in 0..panels {
                     let turn = if tiles > panels { n } else { n * tiles / panels };
-                    if tiles == 1 {
-                        t.ahead[n] = AHEAD * LINE;
-                    } else if turn == index {
-                        t.ahead[n] = if block + 1 < blocks {
-                            block_lines * LINE
-                        } else {
-                            panels * p.panel_bytes - block * block_lines * LINE
-                        };
+                    if turn == index {
+                        t.ahead[n] = distance;
                     }
                 }
                 // SAFETY: the caller vouches for the product.
-                unsafe { tile_of::<L, S>(rows, panels, &t) };
+                unsafe { tile_fn::<S>(isa, rows, panels)(&t) };
                 row += rows;
             }
+            line += block;
+            if line >= lines {
+                break;
+            }
         }
+        // SAFETY: the caller vouches for the product; the carry holds these sums.
+        unsafe { finish_sums(isa, p, panel, panels, carry.as_ptr()) };
         panel += panels;
     }
     CARRY.set(carry);
 }
 
-#[inline(always)]
-unsafe fn product_bf16<L: Lanes>(p: &Product, first: usize, last: usize) {
+/// Panels `first..last` of a product with bf16 weights.
+///
+/// # Safety
+/// The product's pointers must be valid for its sizes, and no other task may write these panels'
+/// outputs.
+pub(super) unsafe fn project_bf16(isa: Isa, p: &Product, first: usize, last: usize) {
     // SAFETY: the caller vouches for the product.
-    unsafe { product::<L, Bf16>(p, first, last) }
+    unsafe { product::<Bf16>(isa, p, first, last) }
 }
 
-#[inline(always)]
-unsafe fn product_f32<L: Lanes>(p: &Product, first: usize, last: usize) {
+/// Panels `first..last` of a product with f32 weights.
+///
+/// # Safety
+/// As [`project_bf16`].
+pub(super) unsafe fn project_f32(isa: Isa, p: &Product, first: usize, last: usize) {
     // SAFETY: the caller vouches for the product.
-    unsafe { product::<L, F32>(p, first, last) }
-}
-
-kernel! {
-    /// Panels `first..last` of a product with bf16 weights.
-    ///
-    /// # Safety
-    /// The product's pointers must be valid for its sizes, and no other task may write these
-    /// panels' outputs.
-    pub(super) fn project_bf16(p: &Product, first: usize, last: usize) = product_bf16
-}
-
-kernel! {
-    /// Panels `first..last` of a product with f32 weights.
-    ///
-    /// # Safety
-    /// As [`project_bf16`].
-    pub(super) fn project_f32(p: &Product, first: usize, last: usize) = product_f32
+    unsafe { product::<F32>(isa, p, first, last) }
 }

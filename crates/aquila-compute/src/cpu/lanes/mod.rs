@@ -194,3 +194,18 @@ macro_rules! kernel {
     };
 }
 pub(super) use kernel;
+
+/// Writes a loop out, with a constant index: an array of registers that a loop indexes is kept in
+/// memory whenever the compiler declines to unroll the loop.
+macro_rules! unroll {
+    ($i:ident < $n:ident $body:block) => {
+        $crate::cpu::lanes::unroll!(@ $i $n $body 0 1 2 3 4 5 6 7 8 9 10 11)
+    };
+    (@ $i:ident $n:ident $body:block $($at:literal)*) => {
+        $(if $at < $n {
+            let $i: usize = $at;
+            $body
+        })*
+    };
+}
+pub(super) use unroll;

@@ -10,6 +10,9 @@ use aquila_compute::{
 use crate::layout::{Expected, LayerLayout, LinearLayout};
 use crate::{Checkpoint, Error, ModelSpec, Result};
 
+/// The longest context; its rotary table is made at load.
+const LONGEST_CONTEXT: usize = 1 << 24;
+
 /// How far loading has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
@@ -86,6 +89,10 @@ impl<B: Backend> Decoder<B> {
         positions: usize,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Self> {
+        if !(1..=LONGEST_CONTEXT).contains(&positions) {
+            let problem = format!("a context of {positions}; it may have 1 to {LONGEST_CONTEXT}");
+            return Err(Error::Plan(problem));
+        }
         let spec = checkpoint.spec().clone();
         let mut loading = Loading { backend, checkpoint, format, done: 0, progress };
         let table = loading.tensor(&spec.embedding())?;

@@ -67,8 +67,10 @@ impl<'a> HubId<'a> {
         }
         let repository = builder.build().map_err(|e| failed(&e))?.model(id.clone());
         let info = repository.info().map_err(|e| failed(&e))?;
+        // Folders and `consolidated*` hold the same weights once more, in other layouts.
         let wanted = |file: &str| {
             !file.contains('/')
+                && !file.starts_with("consolidated")
                 && [".safetensors", ".json", ".jinja"].iter().any(|end| file.ends_with(end))
         };
         let mut files: Vec<String> =

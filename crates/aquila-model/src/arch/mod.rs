@@ -17,6 +17,9 @@ const ARCHITECTURES: &[(&str, &str, Read)] = &[
     (qwen::NAME_3, "qwen3", qwen::read_3),
 ];
 
+/// What the names of draft heads have in them, by their publishers' habits.
+const DRAFT_HEADS: &[&str] = &["Eagle", "MTP", "Speculator", "DraftModel"];
+
 /// The names of all architectures that can be served.
 pub fn supported_architectures() -> impl Iterator<Item = &'static str> {
     ARCHITECTURES.iter().map(|(name, ..)| *name)
@@ -34,11 +37,17 @@ pub(crate) fn read(origin: &str, config: &Value) -> Result<ModelSpec> {
     let Some(name) = named(config) else {
         return Err(settings.wrong("architectures", "is missing, and so is model_type"));
     };
-    match ARCHITECTURES.iter().find(|(arch, model_type, _)| [*arch, *model_type].contains(&name)) {
-        Some((_, _, read)) => read(&settings),
-        None => Err(settings.unsupported(format!(
-            "architecture {name:?} is not supported; supported are {}",
-            supported_architectures().collect::<Vec<_>>().join(", ")
-        ))),
+    let known = ARCHITECTURES.iter().find(|(arch, kind, _)| [*arch, *kind].contains(&name));
+    if let Some((_, _, read)) = known {
+        return read(&settings);
     }
+    if DRAFT_HEADS.iter().any(|mark| name.contains(mark)) {
+        return Err(settings.unsupported(format!(
+            "architecture {name:?} is a draft head: it drafts for a model and cannot serve alone"
+        )));
+    }
+    Err(settings.unsupported(format!(
+        "architecture {name:?} is not supported; supported are {}",
+        supported_architectures().collect::<Vec<_>>().join(", ")
+    )))
 }

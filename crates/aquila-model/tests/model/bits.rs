@@ -1,7 +1,7 @@
 //! A row's bits do not depend on chunks, slots, threads, instruction sets or company.
 
 use aquila_compute::cpu::{CpuBackend, Isa, IsaChoice};
-use aquila_compute::{Backend, ForwardPlan, KvDtype, WeightFormat};
+use aquila_compute::{Backend, ForwardPlan, KvDtype, Sight, WeightFormat};
 use aquila_model::Decoder;
 use proptest::prelude::*;
 
@@ -174,6 +174,36 @@ fn an_empty_plan_and_a_plan_without_outputs_are_ordinary() {
 
     let whole = Sequence::in_order(&backend, &decoder, ROOM).run(&ids, 40);
     assert_eq!(bits(&last), bits(&whole[39 * decoder.spec().vocab_size..]));
+}
+
+#[test]
+fn ancestors_in_a_tail_are_seen_like_a_prefix() {
+    let backend = CpuBackend::new(IsaChoice::Auto, 2).unwrap();
+    let decoder = load(&backend, "qwen3", WeightFormat::Bf16);
+    let ids = long_text("qwen3");
+    let (committed, end) = (60, 68);
+    let whole = Sequence::in_order(&backend, &decoder, ROOM).run(&ids, end);
+
+    // Two branches of one tree over the same prefix: the text, and another beside it.
+    let mut sequence = Sequence::in_order(&backend, &decoder, ROOM);
+    sequence.run(&ids, committed);
+    let mut plan = ForwardPlan::default();
+    plan.slots.extend(0..committed as u32);
+    for (branch, first_slot) in [(0, 100), (1, 110)] {
+        let tail_start = plan.tails.len() as u32;
+        for (depth, &id) in ids[committed..end].iter().enumerate() {
+            plan.outputs.push(plan.tokens.len() as u32);
+            plan.tokens.push((id + branch) % 320);
+            plan.positions.push((committed + depth) as u32);
+            plan.writes.push(first_slot + depth as u32);
+            plan.tails.push(first_slot + depth as u32);
+            let (prefix, tail) = (committed as u32, depth as u32 + 1);
+            plan.sights.push(Sight { start: 0, prefix, tail_start, tail });
+        }
+    }
+    decoder.forward(&backend, &plan, &mut sequence.kv, &mut sequence.scratch).unwrap();
+    let logits = backend.read(sequence.scratch.logits(), end - committed).unwrap();
+    assert_eq!(bits(&logits), bits(&whole[committed * decoder.spec().vocab_size..]));
 }
 
 #[test]

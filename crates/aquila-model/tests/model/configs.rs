@@ -105,6 +105,7 @@ fn what_is_not_supported_is_refused_by_name() {
         ("layer_types", json!(["full_attention", "sliding_attention"]), "\"sliding_attention\""),
         ("quantization_config", json!({"quant_method": "awq"}), "quantization \"awq\""),
         ("architectures", json!(["GPT2LMHeadModel"]), "\"GPT2LMHeadModel\" is not supported"),
+        ("architectures", json!(["LlamaForCausalLMEagle3"]), "is a draft head"),
         (
             "rope_parameters",
             json!({"rope_type": "dynamic", "factor": 2.0}),

@@ -25,6 +25,7 @@ fn logits_and_hidden_states_of_every_fixture_are_those_of_transformers() {
         let logits = sequence.run(&golden.input_ids, rows);
         let hidden = backend.read(sequence.scratch.hidden(), rows).unwrap();
         let off = largest_difference(&logits, &golden.logits);
+        println!("{name}: logits off by {off:e}");
         assert!(off < 1e-3, "{name}: logits off by {off}");
         let off = largest_difference(&hidden, &golden.last_hidden);
         assert!(off < 1e-3, "{name}: hidden states off by {off}");

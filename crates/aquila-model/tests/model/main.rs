@@ -1,8 +1,8 @@
 //! The crate through its public surface.
 
-mod bad_files;
 mod bits;
 mod configs;
+mod files;
 mod golden;
 mod inspection;
 mod places;

@@ -55,6 +55,10 @@ fn a_config_alone_runs_with_random_weights() {
     let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
     let decoder =
         Decoder::load(&backend, &checkpoint, WeightFormat::Bf16, 64, &mut |_| {}).unwrap();
+    for absurd in [0, usize::MAX] {
+        let load = Decoder::load(&backend, &checkpoint, WeightFormat::Bf16, absurd, &mut |_| {});
+        assert!(load.err().unwrap().to_string().contains("context"));
+    }
     let logits = Sequence::in_order(&backend, &decoder, 8).run(&[1, 2, 3, 4], 4);
     assert_eq!(logits.len(), 4 * 320);
     assert!(logits.iter().all(|x| x.is_finite()) && logits.iter().any(|&x| x != 0.0));

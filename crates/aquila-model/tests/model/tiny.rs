@@ -67,18 +67,22 @@ fn tiny_writes_what_transformers_writes() {
 
         let pairs = rows.iter().zip(&ids[1..]);
         let sum: f64 = pairs.map(|(row, &next)| row[next as usize]).sum();
-        let off = (sum - reference.prompt_logprob_sum).abs();
-        assert!(off < 0.05, "prompt {number}: log-probability sum {sum} is off by {off}");
+        let sum_off = (sum - reference.prompt_logprob_sum).abs();
+        let mut worst = 0f64;
+        assert!(sum_off < 0.05, "prompt {number}: log-probability sum {sum} is off by {sum_off}");
 
         let first = rows.last().unwrap();
         let mut order: Vec<u32> = (0..vocabulary as u32).collect();
         order.sort_by(|&a, &b| first[b as usize].total_cmp(&first[a as usize]));
         for (&ours, &(theirs, logprob)) in order.iter().zip(&reference.first_top) {
             let off = (first[theirs as usize] - logprob).abs();
+            worst = worst.max(off);
             assert!(off < 1e-3, "prompt {number}: token {theirs} is off by {off}");
             let tie = (first[ours as usize] - first[theirs as usize]).abs();
             assert!(ours == theirs || tie < 1e-3, "prompt {number}: {ours} ranks above {theirs}");
         }
+
+        println!("prompt {number}: sum off by {sum_off:e}, top ten by {worst:e}");
 
         let mut next = argmax(&logits[logits.len() - vocabulary..]);
         for &want in &reference.greedy {
@@ -89,24 +93,20 @@ fn tiny_writes_what_transformers_writes() {
     }
 }
 
+/// What bf16 chooses at these positions is what transformers chose: see above.
 #[test]
 fn int8_agrees_with_bf16_at_99_of_100_positions() {
     let backend = CpuBackend::new(IsaChoice::Auto, 0).unwrap();
-    let exact = decoder(&backend, WeightFormat::Bf16);
-    let small = decoder(&backend, WeightFormat::Int8);
+    let decoder = decoder(&backend, WeightFormat::Int8);
     let (mut same, mut all) = (0, 0);
     for reference in references() {
-        let mut ids = reference.prompt.clone();
-        ids.extend(&reference.greedy);
-        let from = reference.prompt.len() - 1;
-        let tops = [&exact, &small].map(|decoder| {
-            let mut sequence = Sequence::in_order(&backend, decoder, ids.len());
-            sequence.run(&ids, from);
-            let logits = sequence.run(&ids, ids.len() - 1);
-            logits.chunks(decoder.spec().vocab_size).map(argmax).collect::<Vec<_>>()
-        });
-        all += tops[0].len();
-        same += tops[0].iter().zip(&tops[1]).filter(|(a, b)| a == b).count();
+        let ids = [&reference.prompt[..], &reference.greedy].concat();
+        let mut sequence = Sequence::in_order(&backend, &decoder, ids.len());
+        sequence.run(&ids, reference.prompt.len() - 1);
+        let logits = sequence.run(&ids, ids.len() - 1);
+        let ours = logits.chunks(decoder.spec().vocab_size).map(argmax);
+        all += reference.greedy.len();
+        same += ours.zip(&reference.greedy).filter(|(ours, bf16)| ours == *bf16).count();
     }
     println!("int8 agrees at {same} of {all} positions");
     assert_eq!(all, 713);

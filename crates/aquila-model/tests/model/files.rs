@@ -1,13 +1,16 @@
-//! Weights that are missing, truncated, mismatched or lying: refused by file and tensor.
+//! Weight files: in one piece or several, of any float type; what is missing, truncated,
+//! mismatched or lying is refused by file and tensor.
 
 use std::fs;
 use std::path::Path;
 
-use aquila_model::{Checkpoint, LoadFormat, Location, Safetensors, TensorSource};
+use aquila_compute::WeightFormat;
+use aquila_compute::cpu::{CpuBackend, IsaChoice};
+use aquila_model::{Checkpoint, Decoder, LoadFormat, Location, Safetensors, TensorSource};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use crate::sequence::fixture;
+use crate::sequence::{Sequence, fixture, golden};
 
 /// A copy of a fixture to spoil.
 fn copy(name: &str) -> tempfile::TempDir {
@@ -193,6 +196,45 @@ fn a_sharded_checkpoint_holds_the_same_tensors() {
         assert_eq!((a.shape(), a.dtype(), a.bytes()), (b.shape(), b.dtype(), b.bytes()), "{name}");
     }
     Checkpoint::open(&Location::Folder(folder.path().into()), LoadFormat::Auto).unwrap();
+}
+
+/// A fixture whose tensors are stored in another type.
+fn stored_as(name: &str, dtype: &str, widen: impl Fn(f32) -> Vec<u8>) -> tempfile::TempDir {
+    let folder = copy(name);
+    let source = Safetensors::open_folder(&fixture(name)).unwrap();
+    let (mut header, mut data) = (json!({}), Vec::new());
+    for name in source.names() {
+        let tensor = source.get(name).unwrap();
+        let begin = data.len();
+        data.extend(tensor.to_f32().unwrap().into_iter().flat_map(&widen));
+        header[name] =
+            json!({"dtype": dtype, "shape": tensor.shape(), "data_offsets": [begin, data.len()]});
+    }
+    fs::write(folder.path().join("model.safetensors"), safetensors(&header, &data)).unwrap();
+    folder
+}
+
+#[test]
+fn weights_stored_as_float32_and_float16_run_like_those_stored_as_bfloat16() {
+    let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
+    let golden = golden("llama-bias");
+    let logits = |folder: &Path, format: WeightFormat| {
+        let location = Location::Folder(folder.into());
+        let checkpoint = Checkpoint::open(&location, LoadFormat::Auto).unwrap();
+        let decoder = Decoder::load(&backend, &checkpoint, format, 64, &mut |_| {}).unwrap();
+        Sequence::in_order(&backend, &decoder, 40).run(&golden.input_ids, 40)
+    };
+    let wide = stored_as("llama-bias", "F32", |x| x.to_le_bytes().to_vec());
+    let plain = logits(&fixture("llama-bias"), WeightFormat::Bf16);
+    assert!(logits(wide.path(), WeightFormat::Bf16) == plain, "widening loses nothing");
+    assert!(logits(wide.path(), WeightFormat::F32) == plain);
+    let half = stored_as("llama-bias", "F16", |x| half::f16::from_f32(x).to_le_bytes().to_vec());
+    let off = logits(half.path(), WeightFormat::F32)
+        .iter()
+        .zip(&golden.logits)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, f32::max);
+    assert!(off < 1e-3, "float16 holds all but the smallest of these weights: off by {off}");
 }
 
 #[test]

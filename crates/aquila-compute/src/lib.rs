@@ -28,5 +28,5 @@ mod tensor;
 pub use backend::{Backend, Sink};
 pub use error::{Error, Result};
 pub use plan::{ForwardPlan, PlanBounds, Sight};
-pub use shape::{HeadShape, KvDtype, KvShape, RopeTable, WeightFormat};
+pub use shape::{HeadShape, INT8_GROUP, KvDtype, KvShape, RopeTable, WeightFormat};
 pub use tensor::{DType, HostTensor};

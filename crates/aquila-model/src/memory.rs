@@ -1,11 +1,8 @@
 //! How much memory a model takes, from its spec alone: for the table at start and for `inspect`.
 
-use aquila_compute::{KvDtype, KvShape, PlanBounds, WeightFormat};
+use aquila_compute::{INT8_GROUP, KvDtype, KvShape, PlanBounds, WeightFormat};
 
 use crate::ModelSpec;
-
-/// Inputs that share one scale of two bytes in int8 weights.
-const INT8_GROUP: usize = 32;
 
 impl ModelSpec {
     /// The store of keys and values for `slots` tokens.

@@ -39,7 +39,7 @@ fn a_beam_may_leave_a_branch_and_its_children_know_their_true_parents() {
     // Both of the beam are children of 10: whoever sat in 11's place is no ancestor.
     let parents: Vec<_> = growth.beam().iter().map(|&at| growth.parent(at)).collect();
     assert_eq!(parents, [Some(0), Some(0)]);
-    growth.grow(&[candidates(&[(40, 0.6)]), candidates(&[(50, 0.7)])]);
+    growth.grow(&[candidates(&[(40, 0.6)]), candidates(&[(50, 0.8)])]);
     let tree = growth.finish(1);
     assert_eq!(form(&tree)[1..], [(10, 0, 1), (20, 1, 2), (21, 1, 2), (50, 3, 3)]);
 }

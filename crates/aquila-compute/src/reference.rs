@@ -182,6 +182,7 @@ pub fn attend<'a>(
 
 /// Attention of all heads of one row of queries, keys and values over what the row sees.
 /// `key` and `value` answer the stored row of (slot, kv head).
+#[allow(clippy::too_many_arguments)]
 pub fn attend_row<'a>(
     plan: &ForwardPlan,
     row: usize,

@@ -66,7 +66,7 @@ fn compare(backends: &[CpuBackend], case: Case) {
         };
         let parts = [part("first", 0..cut), part("second", cut..outputs)];
         let weight = backend.pack(&parts, format).unwrap();
-        assert_eq!(weight.bytes(), CpuBackend::packed_bytes(outputs, inputs, format).max(64));
+        assert_eq!(weight.bytes(), CpuBackend::packed_bytes(outputs, inputs, format));
         let bias_vector = bias.as_ref().map(|b| {
             backend.vector(&[HostTensor::from_f32("bias", vec![outputs], b).unwrap()]).unwrap()
         });

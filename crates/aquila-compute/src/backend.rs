@@ -1,9 +1,18 @@
 //! The seam between models and machines.
 
-use crate::choose::{Ask, Choice};
+use crate::choose::{Ask, Candidate, Choice};
 use crate::{
     ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds, Result, RopeTable, WeightFormat,
 };
+
+/// The vocabulary of a draft that knows only some tokens of its target.
+#[derive(Debug, Clone, Copy)]
+pub struct DraftIds<'a> {
+    /// The target's token of each of the draft's tokens, ascending.
+    pub ids: &'a [u32],
+    /// How many tokens the target has.
+    pub vocabulary: usize,
+}
 
 /// What an operation does with what stands in its output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,6 +127,23 @@ pub trait Backend: Send + Sync + 'static {
     /// Of rows that hold gates, then ups: `out = silu(gate) * up`.
     fn swiglu(&self, gate_up: &Self::Rows, rows: usize, out: &mut Self::Rows) -> Result<()>;
 
+    /// Copies the first `rows` rows of `input` into columns of `out`, from `column` on.
+    fn copy_columns(
+        &self,
+        input: &Self::Rows,
+        rows: usize,
+        column: usize,
+        out: &mut Self::Rows,
+    ) -> Result<()>;
+
+    /// `out[r] = input[sources[r]]` for every row of the plan.
+    fn gather_sources(
+        &self,
+        input: &Self::Rows,
+        plan: &Self::Plan,
+        out: &mut Self::Rows,
+    ) -> Result<()>;
+
     /// `out[i] = input[outputs[i]]` for the plan's outputs; answers how many there are.
     fn gather_outputs(
         &self,
@@ -131,6 +157,17 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Chooses a token for each row asked about.
     fn choose(&self, logits: &Self::Rows, asks: &[Ask<'_>]) -> Result<Vec<Choice>>;
+
+    /// What a draft offers after each row asked about: up to `count` tokens, best first. Where the
+    /// draft has a vocabulary of its own, `ids` says which token of the target each of its tokens
+    /// is, ascending, and `vocabulary` how many the target has.
+    fn offer(
+        &self,
+        logits: &Self::Rows,
+        asks: &[Ask<'_>],
+        count: usize,
+        ids: Option<DraftIds<'_>>,
+    ) -> Result<Vec<Vec<Candidate>>>;
 
     /// Copies the first `rows` rows to the host, one after the other.
     fn read(&self, rows_of: &Self::Rows, rows: usize) -> Result<Vec<f32>>;

@@ -25,7 +25,7 @@ mod plan;
 mod shape;
 mod tensor;
 
-pub use backend::{Backend, Sink};
+pub use backend::{Backend, DraftIds, Sink};
 pub use error::{Error, Result};
 pub use plan::{ForwardPlan, PlanBounds, Sight};
 pub use shape::{HeadShape, INT8_GROUP, KvDtype, KvShape, RopeTable, WeightFormat};

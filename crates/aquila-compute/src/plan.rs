@@ -48,6 +48,9 @@ pub struct ForwardPlan {
     pub tails: Vec<u32>,
     /// The rows whose logits are wanted, ascending.
     pub outputs: Vec<u32>,
+    /// For passes that go on from rows of another one: which of its rows each row takes. Empty
+    /// for all others.
+    pub sources: Vec<u32>,
 }
 
 impl ForwardPlan {
@@ -65,6 +68,7 @@ impl ForwardPlan {
         self.slots.clear();
         self.tails.clear();
         self.outputs.clear();
+        self.sources.clear();
     }
 
     /// The slots that `row` sees, in position order.

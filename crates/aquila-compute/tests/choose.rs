@@ -1,6 +1,6 @@
 //! What is chosen, and what is reported about it.
 
-use aquila_compute::choose::{Ask, Choice, History, Sampling, choose, definition};
+use aquila_compute::choose::{Ask, Choice, History, Sampling, choose, definition, offer};
 use proptest::prelude::*;
 
 /// Everything an ask refers to.
@@ -26,7 +26,7 @@ impl Case {
         Self { sampling: Sampling { temperature, ..Sampling::default() }, ..Self::default() }
     }
 
-    fn by(&self, rule: fn(&[f32], &Ask<'_>) -> Choice, logits: &[f32]) -> Choice {
+    fn by<T>(&self, rule: impl Fn(&[f32], &Ask<'_>) -> T, logits: &[f32]) -> T {
         let mut history = History::of_prompt(&self.prompt);
         self.output.iter().for_each(|&token| history.push(token));
         let ask = Ask {
@@ -377,6 +377,21 @@ proptest! {
         prop_assert_eq!(got, want);
     }
 
+    #[test]
+    fn an_offer_is_the_defined_one(
+        logits in arbitrary_logits(), case in arbitrary_case(), count in 1usize..9,
+    ) {
+        // Infinity and the largest float tie for an offer, but not for a greedy choice.
+        prop_assume!(!logits.contains(&f32::INFINITY));
+        let case = Case { given: None, ..case };
+        let got = case.by(|l, ask| offer(l, ask, count, None), &logits);
+        let want = case.by(|l, ask| definition::offer(l, ask, count), &logits);
+        prop_assert_eq!(&got, &want);
+        // What is offered first is what would be chosen.
+        if let Some(first) = got.first() {
+            prop_assert_eq!(first.token, case.on(&logits).token);
+        }
+    }
 }
 
 proptest! {
@@ -414,5 +429,7 @@ proptest! {
         let mut case = Case { top_logprobs: Some(5), ..Case::sampled(temperature) };
         (case.sampling.top_p, case.sampling.top_k, case.sampling.seed) = (top_p, top_k, seed);
         prop_assert_eq!(case.on(&logits), case.by(definition::choose, &logits));
+        let offered = case.by(|l, ask| offer(l, ask, 8, None), &logits);
+        prop_assert_eq!(offered, case.by(|l, ask| definition::offer(l, ask, 8), &logits));
     }
 }

@@ -14,7 +14,8 @@ mod stats;
 mod tree;
 
 pub use accept::{Accepted, accept};
+pub use aquila_compute::choose::Candidate;
 pub use shape::{MOST_STEPS, MOST_TOPK, Shape, ShapeError};
 pub use simulate::{Simulate, SimulateMethod};
 pub use stats::SpecStats;
-pub use tree::{Candidate, Growth, Node, Tree};
+pub use tree::{Growth, Node, Tree};

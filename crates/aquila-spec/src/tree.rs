@@ -5,16 +5,9 @@
 //! never larger; where it is equal, or both have underflowed to zero, the earlier node wins, and
 //! parents are earlier.
 
-use crate::Shape;
+use aquila_compute::choose::Candidate;
 
-/// What a draft offers as the continuation of a node.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Candidate {
-    /// The token, in the target's vocabulary.
-    pub token: u32,
-    /// How likely the draft thinks it is.
-    pub probability: f32,
-}
+use crate::Shape;
 
 /// A node of a tree.
 #[derive(Debug, Clone, Copy, PartialEq)]

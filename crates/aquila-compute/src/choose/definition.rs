@@ -4,7 +4,7 @@
 //! [`weight`]s, which are multiples of 2^-34: their sums are exact in f64 for up to 2^19 tokens,
 //! so no order of adding is part of the definition.
 
-use super::{Ask, Choice, Sampling, noise};
+use super::{Ask, Candidate, Choice, Sampling, noise};
 use crate::math;
 
 /// `e^d` to the nearest multiple of 2^-34, half to even, where `d` is a logit less the largest
@@ -74,6 +74,34 @@ fn token(logits: &[f32], ask: &Ask<'_>) -> u32 {
     kept.into_iter()
         .reduce(|a, b| if (score(b), a) > (score(a), b) { b } else { a })
         .unwrap_or_else(|| lowest_allowed(ask.banned, logits.len()))
+}
+
+/// What a draft offers after one row; see [`super::offer`].
+pub fn offer(logits: &[f32], ask: &Ask<'_>, count: usize) -> Vec<Candidate> {
+    let sampling = ask.sampling;
+    let values = adjusted(logits, ask);
+    // Each token with how far its score is below the best one.
+    let below: Vec<(f32, u32)> = if sampling.is_greedy() {
+        let values: Vec<f32> = values.iter().map(|&l| scaled(l, 1.0)).collect();
+        let order = best_first(&values);
+        let max = order.first().map_or(0.0, |&v| values[v as usize]);
+        order.into_iter().map(|v| (values[v as usize] - max, v)).collect()
+    } else {
+        let values: Vec<f32> = values.iter().map(|&l| scaled(l, sampling.temperature)).collect();
+        let noisy = |v: u32| {
+            let noise = noise::gumbel(sampling.seed, ask.choice, ask.position, v);
+            (f64::from(values[v as usize]) + noise, v)
+        };
+        let mut scores: Vec<_> = filtered(&values, sampling).into_iter().map(noisy).collect();
+        scores.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        let best = scores.first().map_or(0.0, |s| s.0);
+        scores.retain(|s| s.0 >= best - super::row::NEAR);
+        scores.into_iter().map(|(score, v)| ((score - best) as f32, v)).collect()
+    };
+    let total: f64 = below.iter().map(|&(d, _)| weight(d)).sum();
+    let share = |d: f32| if count == 1 { 1.0 } else { (weight(d) / total) as f32 };
+    let candidate = |&(d, token): &(f32, u32)| Candidate { token, probability: share(d) };
+    below.iter().take(count).map(candidate).collect()
 }
 
 /// Penalties, bias and bans.

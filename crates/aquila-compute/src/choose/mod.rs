@@ -21,7 +21,7 @@ mod widest;
 
 pub use history::History;
 pub use params::Sampling;
-pub use row::choose;
+pub use row::{choose, offer};
 
 /// What is asked about one row of logits.
 #[derive(Debug, Clone, Copy)]
@@ -57,4 +57,13 @@ pub struct Choice {
     /// The most likely tokens under the model alone, best first, ties to the lowest id; tokens
     /// that the model excludes are left out.
     pub top: Vec<(u32, f32)>,
+}
+
+/// What a draft offers as the next token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Candidate {
+    /// The token, in the target's vocabulary.
+    pub token: u32,
+    /// How likely the draft thinks it is.
+    pub probability: f32,
 }

@@ -11,9 +11,11 @@ use super::widest::{Work, widest};
 
 /// The best token so far.
 #[derive(Debug, Clone, Copy)]
-struct Leader {
-    score: f64,
-    token: u32,
+pub struct Leader {
+    /// Logit plus noise.
+    pub score: f64,
+    /// The token.
+    pub token: u32,
 }
 
 /// What a race is run on.
@@ -33,12 +35,31 @@ pub struct Race {
 
 impl Race {
     /// The winner of a whole row.
-    pub fn over_row(self, row: Row<'_>) -> u32 {
-        widest(RowRace { race: self, row }).token
+    pub fn over_row(self, row: Row<'_>) -> Leader {
+        widest(RowRace { race: self, row, within: None })
+    }
+
+    /// Every token of a row whose score is at most `margin` below that of `leader`.
+    pub fn near_in_row(self, row: Row<'_>, leader: Leader, margin: f64, out: &mut Vec<Leader>) {
+        out.clear();
+        widest(RowRace { race: self, row, within: Some((leader, margin, out)) });
+    }
+
+    /// Every one of some tokens whose score is at most `margin` below that of `leader`.
+    pub fn near_in_keys(self, keys: &[u64], leader: Leader, margin: f64, out: &mut Vec<Leader>) {
+        out.clear();
+        let lowest = Leader { score: leader.score - margin, ..leader };
+        let reach = self.reach(lowest);
+        for &key in keys {
+            let (logit, token) = (keep::logit(key), keep::token(key));
+            if bound(logit - self.max, noise::bits(self.key, token)) >= reach {
+                out.extend(self.score(logit, token).filter(|found| found.score >= lowest.score));
+            }
+        }
     }
 
     /// The winner of some tokens.
-    pub fn over_keys(self, keys: &[u64]) -> u32 {
+    pub fn over_keys(self, keys: &[u64]) -> Leader {
         let mut leader = self.begin();
         let mut reach = self.reach(leader);
         for &key in keys {
@@ -48,7 +69,7 @@ impl Race {
                 reach = self.reach(leader);
             }
         }
-        leader.token
+        leader
     }
 
     fn begin(&self) -> Leader {
@@ -57,16 +78,20 @@ impl Race {
         leader
     }
 
-    /// Scores one token as the definition does.
+    /// Scores one token as the definition does, if it takes part.
     #[inline(never)]
-    fn enter(&self, logit: f32, token: u32, leader: &mut Leader) {
+    fn score(&self, logit: f32, token: u32) -> Option<Leader> {
         let below = f64::from(logit) - f64::from(self.max);
         if below < self.floor || keep::key(logit, token) > self.limit {
-            return;
+            return None;
         }
-        let score = f64::from(logit) + noise::gumbel_of(self.key, token);
-        if score > leader.score || (score == leader.score && token < leader.token) {
-            *leader = Leader { score, token };
+        Some(Leader { score: f64::from(logit) + noise::gumbel_of(self.key, token), token })
+    }
+
+    fn enter(&self, logit: f32, token: u32, leader: &mut Leader) {
+        let Some(found) = self.score(logit, token) else { return };
+        if found.score > leader.score || (found.score == leader.score && token < leader.token) {
+            *leader = found;
         }
     }
 
@@ -94,6 +119,8 @@ fn bound(d: f32, bits: u64) -> f32 {
 struct RowRace<'a> {
     race: Race,
     row: Row<'a>,
+    /// Instead of looking for the winner: who won, how far below is near, and who is.
+    within: Option<(Leader, f64, &'a mut Vec<Leader>)>,
 }
 
 impl Work for RowRace<'_> {
@@ -101,8 +128,11 @@ impl Work for RowRace<'_> {
 
     #[inline(always)]
     fn run(self) -> Leader {
-        let Self { race, row: Row { values, maxima, temperature, max } } = self;
-        let mut leader = race.begin();
+        let Self { race, row: Row { values, maxima, temperature, max }, mut within } = self;
+        let mut leader = match &within {
+            Some((winner, margin, _)) => Leader { score: winner.score - margin, ..*winner },
+            None => race.begin(),
+        };
         let mut reach = race.reach(leader);
         let mut bounds = [f32::NEG_INFINITY; BLOCK];
         let lowest = if race.limit == u64::MAX { f32::MIN } else { keep::logit(race.limit) };
@@ -126,8 +156,14 @@ impl Work for RowRace<'_> {
                 continue;
             }
             for (i, &l) in block.iter().enumerate() {
-                if bounds[i] >= reach {
-                    race.enter(scaled(l, temperature), (start + i) as u32, &mut leader);
+                if bounds[i] < reach {
+                    continue;
+                }
+                let (z, token) = (scaled(l, temperature), (start + i) as u32);
+                if let Some((_, _, near)) = &mut within {
+                    near.extend(race.score(z, token).filter(|f| f.score >= leader.score));
+                } else {
+                    race.enter(z, token, &mut leader);
                     reach = race.reach(leader);
                 }
             }

@@ -4,12 +4,12 @@
 
 use std::cell::RefCell;
 
-use super::definition::{lowest_allowed, min_p_floor, scaled};
+use super::definition::{lowest_allowed, min_p_floor, scaled, weight};
 use super::keep::{self, Nucleus, Row, nucleus_of};
-use super::race::Race;
+use super::race::{Leader, Race};
 use super::weight::{BLOCK, maxima, total, total_of};
-use super::{Ask, Choice, adjust, noise};
-use crate::math;
+use super::{Ask, Candidate, Choice, adjust, noise};
+use crate::{DraftIds, math};
 
 /// Memory that choices of one thread share, so that none allocates.
 #[derive(Default)]
@@ -18,6 +18,8 @@ struct Scratch {
     maxima: Vec<f32>,
     spare: Vec<f32>,
     keys: Vec<u64>,
+    near: Vec<Leader>,
+    spread: Vec<f32>,
 }
 
 thread_local! {
@@ -58,6 +60,76 @@ impl Scratch {
 
     /// The token alone; `raw_max` is the largest logit where `maxima` holds those of `logits`.
     fn token(&mut self, logits: &[f32], ask: &Ask<'_>, raw_max: Option<f32>) -> u32 {
+        match self.prepare(logits, ask, raw_max) {
+            Field::Nothing => lowest_allowed(ask.banned, logits.len()),
+            Field::Greedy(first, _) => first,
+            Field::Row(race, max) => race.over_row(self.row(logits, ask, max)).token,
+            Field::Keys(race) => race.over_keys(&self.keys).token,
+        }
+    }
+
+    /// What a draft offers, best first: see [`offer`].
+    fn offer(&mut self, logits: &[f32], ask: &Ask<'_>, count: usize) -> Vec<Candidate> {
+        let certain = |token: u32| vec![Candidate { token, probability: 1.0 }];
+        let mut near = std::mem::take(&mut self.near);
+        let offered = match self.prepare(logits, ask, None) {
+            Field::Nothing => Vec::new(),
+            Field::Greedy(first, _) if count == 1 => certain(first),
+            Field::Greedy(_, max) => self.most_likely(logits, ask, max, count),
+            Field::Row(race, max) => {
+                let row = self.row(logits, ask, max);
+                let leader = race.over_row(row);
+                if count == 1 {
+                    certain(leader.token)
+                } else {
+                    race.near_in_row(row, leader, NEAR, &mut near);
+                    best_of(&mut near, leader, count)
+                }
+            }
+            Field::Keys(race) => {
+                let leader = race.over_keys(&self.keys);
+                if count == 1 {
+                    certain(leader.token)
+                } else {
+                    race.near_in_keys(&self.keys, leader, NEAR, &mut near);
+                    best_of(&mut near, leader, count)
+                }
+            }
+        };
+        self.near = near;
+        offered
+    }
+
+    fn most_likely(
+        &mut self,
+        logits: &[f32],
+        ask: &Ask<'_>,
+        max: f32,
+        count: usize,
+    ) -> Vec<Candidate> {
+        let mut keys = std::mem::take(&mut self.keys);
+        let mut spare = std::mem::take(&mut self.spare);
+        let row = Row { temperature: 1.0, ..self.row(logits, ask, max) };
+        let total = total(row.values, row.maxima, 1.0, max);
+        row.most_likely(count, &mut spare, &mut keys);
+        keys.sort_unstable();
+        let candidate = |&key: &u64| Candidate {
+            token: keep::token(key),
+            probability: (weight(keep::logit(key) - max) / total) as f32,
+        };
+        let offered = keys.iter().map(candidate).collect();
+        (self.keys, self.spare) = (keys, spare);
+        offered
+    }
+
+    /// The row that [`Scratch::prepare`] left: adjusted where the ask changes it.
+    fn row<'a>(&'a self, logits: &'a [f32], ask: &Ask<'_>, max: f32) -> Row<'a> {
+        let values = if adjust::is_needed(ask) { self.adjusted.as_slice() } else { logits };
+        Row { values, maxima: &self.maxima, temperature: ask.sampling.temperature, max }
+    }
+
+    /// Adjusts and filters: what is left is in `keys`, or is a part of the row.
+    fn prepare(&mut self, logits: &[f32], ask: &Ask<'_>, raw_max: Option<f32>) -> Field {
         let (values, raw_max) = match adjust::is_needed(ask) {
             true => {
                 adjust::adjust(logits, ask, &mut self.adjusted);
@@ -67,18 +139,18 @@ impl Scratch {
         };
         let max = raw_max.unwrap_or_else(|| maxima(values, &mut self.maxima));
         if max == f32::NEG_INFINITY {
-            return lowest_allowed(ask.banned, logits.len());
+            return Field::Nothing;
         }
         let sampling = ask.sampling;
         let first = first_of(values, &self.maxima, max);
         if sampling.is_greedy() {
-            return first;
+            return Field::Greedy(first, scaled(max, 1.0));
         }
 
         let temperature = sampling.temperature;
         let max = scaled(max, temperature);
         if max == f32::NEG_INFINITY {
-            return lowest_allowed(ask.banned, logits.len());
+            return Field::Nothing;
         }
         let row = Row { values, maxima: &self.maxima, temperature, max };
         let floor = match sampling.min_p > 0.0 {
@@ -100,15 +172,70 @@ impl Scratch {
         } else if top_p < 1.0 {
             let target = top_p * total(values, &self.maxima, temperature, max);
             if let Nucleus::UpTo(limit) = row.nucleus(target, &mut self.keys) {
-                return Race { limit, ..race }.over_row(row);
+                return Field::Row(Race { limit, ..race }, max);
             }
         } else {
-            return race.over_row(row);
+            return Field::Row(race, max);
         }
         // Logits that differ may have equal quotients, of which the lowest id comes first.
         let best = self.keys.iter().min().expect("the largest quotient is kept");
-        Race { first: keep::token(*best), ..race }.over_keys(&self.keys)
+        Field::Keys(Race { first: keep::token(*best), ..race })
     }
+}
+
+/// What is left of a row once it is adjusted and filtered.
+enum Field {
+    /// No token is possible.
+    Nothing,
+    /// A greedy ask: the first of the most likely tokens, and its logit.
+    Greedy(u32, f32),
+    /// The tokens of the row that the race admits; the largest quotient.
+    Row(Race, f32),
+    /// The tokens in `keys`.
+    Keys(Race),
+}
+
+/// Scores this far below the best one count for nothing: `e^-6` is a quarter of a percent.
+pub(super) const NEAR: f64 = 6.0;
+
+/// The best of those near the leader, with their shares among all that are near.
+fn best_of(near: &mut [Leader], leader: Leader, count: usize) -> Vec<Candidate> {
+    near.sort_unstable_by(|a, b| b.score.total_cmp(&a.score).then(a.token.cmp(&b.token)));
+    let weight_of = |l: &Leader| weight((l.score - leader.score) as f32);
+    let total: f64 = near.iter().map(weight_of).sum();
+    let candidate =
+        |l: &Leader| Candidate { token: l.token, probability: (weight_of(l) / total) as f32 };
+    near.iter().take(count).map(candidate).collect()
+}
+
+/// What a draft offers after one row: up to `count` tokens, best first, with probabilities.
+///
+/// The draft's logits are treated as the target's would be: adjusted, filtered, and with the same
+/// noise added, so that a draft which agrees with the target about logits agrees with it about the
+/// token. Probabilities are shares of the softmax of what results; for a sampled request, of those
+/// tokens whose scores are at most `NEAR` below the best. A single candidate is taken for certain.
+///
+/// Where the draft has a vocabulary of its own, tokens that it lacks are impossible.
+pub fn offer(
+    logits: &[f32],
+    ask: &Ask<'_>,
+    count: usize,
+    ids: Option<DraftIds<'_>>,
+) -> Vec<Candidate> {
+    SCRATCH.with_borrow_mut(|scratch| {
+        let Some(DraftIds { ids, vocabulary }) = ids else {
+            return scratch.offer(logits, ask, count);
+        };
+        let mut spread = std::mem::take(&mut scratch.spread);
+        spread.clear();
+        spread.resize(vocabulary, f32::NEG_INFINITY);
+        for (&id, &logit) in ids.iter().zip(logits) {
+            spread[id as usize] = logit;
+        }
+        let offered = scratch.offer(&spread, ask, count);
+        scratch.spread = spread;
+        offered
+    })
 }
 
 /// The first token whose value is `max`.

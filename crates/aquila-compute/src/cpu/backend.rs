@@ -12,10 +12,10 @@ use super::rows::CpuRows;
 use super::rowwise;
 use super::weight::CpuWeight;
 use super::{Isa, IsaChoice};
-use crate::choose::{self, Ask, Choice};
+use crate::choose::{self, Ask, Candidate, Choice};
 use crate::{
-    Backend, Error, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds, Result, RopeTable,
-    Sink, WeightFormat,
+    Backend, DraftIds, Error, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds, Result,
+    RopeTable, Sink, WeightFormat,
 };
 
 /// The CPU, with its kernels and threads.
@@ -46,6 +46,20 @@ impl CpuBackend {
     /// How many threads there are, the caller's included.
     pub fn threads(&self) -> usize {
         self.pool.threads()
+    }
+
+    /// The answer to every ask, shared out to the threads.
+    fn answer<T: Send + Sync>(
+        &self,
+        asks: &[Ask<'_>],
+        answer: impl Fn(&Ask<'_>) -> T + Sync,
+    ) -> Vec<T> {
+        let answers: Vec<OnceLock<T>> = asks.iter().map(|_| OnceLock::new()).collect();
+        self.pool.run(asks.len(), &|index| {
+            answers[index].get_or_init(|| answer(&asks[index]));
+        });
+        let answers = answers.into_iter().map(OnceLock::into_inner);
+        answers.map(|answer| answer.expect("every ask was answered")).collect()
     }
 
     fn project_int8(&self, weight: &CpuWeight, product: &Product) {
@@ -417,6 +431,40 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn copy_columns(
+        &self,
+        input: &CpuRows,
+        rows: usize,
+        column: usize,
+        out: &mut CpuRows,
+    ) -> Result<()> {
+        let end = column + input.width();
+        check(end <= out.width(), || {
+            format!("columns up to {end} do not fit rows of {}", out.width())
+        })?;
+        for row in 0..rows {
+            out.row_mut(row)[column..end].copy_from_slice(input.row(row));
+        }
+        Ok(())
+    }
+
+    fn gather_sources(&self, input: &CpuRows, plan: &CpuPlan, out: &mut CpuRows) -> Result<()> {
+        let host = plan.host();
+        check(input.width() == out.width() && host.sources.len() == host.rows(), || {
+            format!(
+                "{} sources of width {} for {} rows of width {}",
+                host.sources.len(),
+                input.width(),
+                host.rows(),
+                out.width()
+            )
+        })?;
+        for (row, &source) in host.sources.iter().enumerate() {
+            out.row_mut(row).copy_from_slice(input.row(source as usize));
+        }
+        Ok(())
+    }
+
     fn gather_outputs(&self, input: &CpuRows, plan: &CpuPlan, out: &mut CpuRows) -> Result<usize> {
         let outputs = &plan.host().outputs;
         check(input.width() == out.width(), || {
@@ -434,13 +482,17 @@ impl Backend for CpuBackend {
     }
 
     fn choose(&self, logits: &CpuRows, asks: &[Ask<'_>]) -> Result<Vec<Choice>> {
-        let choices: Vec<OnceLock<Choice>> = asks.iter().map(|_| OnceLock::new()).collect();
-        self.pool.run(asks.len(), &|index| {
-            let ask = &asks[index];
-            choices[index].get_or_init(|| choose::choose(logits.row(ask.row), ask));
-        });
-        let chosen = choices.into_iter().map(OnceLock::into_inner);
-        Ok(chosen.map(|choice| choice.expect("every ask was answered")).collect())
+        Ok(self.answer(asks, |ask| choose::choose(logits.row(ask.row), ask)))
+    }
+
+    fn offer(
+        &self,
+        logits: &CpuRows,
+        asks: &[Ask<'_>],
+        count: usize,
+        ids: Option<DraftIds<'_>>,
+    ) -> Result<Vec<Vec<Candidate>>> {
+        Ok(self.answer(asks, |ask| choose::offer(logits.row(ask.row), ask, count, ids)))
     }
 
     fn read(&self, rows_of: &CpuRows, rows: usize) -> Result<Vec<f32>> {

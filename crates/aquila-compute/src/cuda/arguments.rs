@@ -27,6 +27,7 @@ arguments! {
         tokens: Address,
         positions: Address,
         writes: Address,
+        sources: Address,
         outputs: Address,
         slots: Address,
     }
@@ -105,13 +106,24 @@ arguments! {
 
     /// Arguments of `gather`.
     Gather {
-        plan: Plan,
+        count: Address,
+        list: Address,
         input: Address,
         out: Address,
         width: u32,
         rows: u32,
         in_stride: u32,
         out_stride: u32,
+    }
+
+    /// Arguments of `copy_columns`.
+    Copy {
+        input: Address,
+        out: Address,
+        width: u32,
+        in_stride: u32,
+        out_stride: u32,
+        column: u32,
     }
 
     /// Arguments of `move_*`.

@@ -11,10 +11,10 @@ use super::memory::{
     CudaKv, CudaPlan, CudaRope, CudaRows, CudaTable, CudaVector, CudaWeight, MOVES,
 };
 use super::{Graph, Mark, arguments};
-use crate::choose::{self, Ask, Choice};
+use crate::choose::{self, Ask, Candidate, Choice};
 use crate::{
-    Backend, Error, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds, Result, RopeTable,
-    Sink, WeightFormat,
+    Backend, DraftIds, Error, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds, Result,
+    RopeTable, Sink, WeightFormat,
 };
 
 /// Threads of a block in kernels that give each element a thread, and in most others.
@@ -277,27 +277,43 @@ impl Backend for CudaBackend {
         unsafe { self.launch(&self.kernels.swiglu, grid, &arguments, &names) }
     }
 
+    fn copy_columns(
+        &self,
+        input: &CudaRows,
+        rows: usize,
+        column: usize,
+        out: &mut CudaRows,
+    ) -> Result<()> {
+        input.hold("rows to copy", rows, input.width)?;
+        out.hold("rows to copy into", rows, column + input.width)?;
+        let arguments = arguments::Copy {
+            input: input.memory.at(0),
+            out: out.memory.at(0),
+            width: input.width as u32,
+            in_stride: input.stride as u32,
+            out_stride: out.stride as u32,
+            column: column as u32,
+        };
+        let grid = [input.width.div_ceil(THREADS), rows, 1];
+        let names = [&input.memory, &out.memory];
+        // SAFETY: both sides hold these rows and columns.
+        unsafe { self.launch(&self.kernels.copy_columns, grid, &arguments, &names) }
+    }
+
+    fn gather_sources(&self, input: &CudaRows, plan: &CudaPlan, out: &mut CudaRows) -> Result<()> {
+        let parts = plan.parts();
+        self.gather(input, plan, parts.counts, parts.sources, plan.rows, out)
+    }
+
     fn gather_outputs(
         &self,
         input: &CudaRows,
         plan: &CudaPlan,
         out: &mut CudaRows,
     ) -> Result<usize> {
+        let parts = plan.parts();
         input.hold("rows to gather from", plan.rows, out.width)?;
-        out.hold("gathered rows", plan.outputs, out.width)?;
-        let arguments = arguments::Gather {
-            plan: plan.parts(),
-            input: input.memory.at(0),
-            out: out.memory.at(0),
-            width: out.width as u32,
-            rows: input.capacity as u32,
-            in_stride: input.stride as u32,
-            out_stride: out.stride as u32,
-        };
-        let grid = [out.width.div_ceil(THREADS), plan.outputs, 1];
-        let names = [plan.memory(), &input.memory, &out.memory];
-        // SAFETY: the result fits, and source rows are clamped in the kernel.
-        unsafe { self.launch(&self.kernels.gather, grid, &arguments, &names) }?;
+        self.gather(input, plan, parts.counts + 4, parts.outputs, plan.outputs, out)?;
         Ok(plan.outputs)
     }
 
@@ -337,6 +353,19 @@ impl Backend for CudaBackend {
         Ok(asks.iter().map(|ask| choose::choose(row(ask.row), ask)).collect())
     }
 
+    fn offer(
+        &self,
+        logits: &CudaRows,
+        asks: &[Ask<'_>],
+        count: usize,
+        ids: Option<DraftIds<'_>>,
+    ) -> Result<Vec<Vec<Candidate>>> {
+        let rows = asks.iter().map(|ask| ask.row + 1).max().unwrap_or(0);
+        let values = self.read(logits, rows)?;
+        let row = |row: usize| &values[row * logits.width..(row + 1) * logits.width];
+        Ok(asks.iter().map(|ask| choose::offer(row(ask.row), ask, count, ids)).collect())
+    }
+
     fn read(&self, rows_of: &CudaRows, rows: usize) -> Result<Vec<f32>> {
         rows_of.hold("rows to read", rows, rows_of.width)?;
         let mut values = self.device.read(&rows_of.memory, rows * rows_of.stride)?;
@@ -352,6 +381,34 @@ impl Backend for CudaBackend {
 }
 
 impl CudaBackend {
+    /// `out[i] = input[list[i]]`, for as many as the plan counts, `bound` at most.
+    fn gather(
+        &self,
+        input: &CudaRows,
+        plan: &CudaPlan,
+        count: arguments::Address,
+        list: arguments::Address,
+        bound: usize,
+        out: &mut CudaRows,
+    ) -> Result<()> {
+        input.hold("rows to gather from", 1, out.width)?;
+        out.hold("gathered rows", bound, out.width)?;
+        let arguments = arguments::Gather {
+            count,
+            list,
+            input: input.memory.at(0),
+            out: out.memory.at(0),
+            width: out.width as u32,
+            rows: input.capacity as u32,
+            in_stride: input.stride as u32,
+            out_stride: out.stride as u32,
+        };
+        let grid = [out.width.div_ceil(THREADS), bound, 1];
+        let names = [plan.memory(), &input.memory, &out.memory];
+        // SAFETY: the result fits, and source rows are clamped in the kernel.
+        unsafe { self.launch(&self.kernels.gather, grid, &arguments, &names) }
+    }
+
     /// Launches in blocks of [`THREADS`]; nothing where there is nothing to do.
     ///
     /// # Safety

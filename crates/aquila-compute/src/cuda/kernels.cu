@@ -18,7 +18,7 @@ typedef unsigned int u32;
 struct Plan {
     const u32 *counts;  // rows in use, outputs in use
     const uint4 *sights;  // start, prefix, start of the tail, tail
-    const u32 *tokens, *positions, *writes, *outputs, *slots;
+    const u32 *tokens, *positions, *writes, *sources, *outputs, *slots;
 };
 
 struct EmbedArgs {
@@ -67,10 +67,16 @@ struct SwigluArgs {
 };
 
 struct GatherArgs {
-    Plan plan;
+    const u32 *count, *list;
     const float *in;
     float *out;
     u32 width, rows, in_stride, out_stride;
+};
+
+struct CopyArgs {
+    const float *in;
+    float *out;
+    u32 width, in_stride, out_stride, column;
 };
 
 struct MoveArgs {
@@ -452,9 +458,15 @@ extern "C" __global__ void swiglu(SwigluArgs a) {
 
 extern "C" __global__ void gather(GatherArgs a) {
     u32 row = blockIdx.y, column = blockIdx.x * blockDim.x + threadIdx.x;
-    if (row >= a.plan.counts[1] || column >= a.width) return;
-    u32 from = min(a.plan.outputs[row], a.rows - 1);
+    if (row >= *a.count || column >= a.width) return;
+    u32 from = min(a.list[row], a.rows - 1);
     a.out[(size_t)row * a.out_stride + column] = a.in[(size_t)from * a.in_stride + column];
+}
+
+extern "C" __global__ void copy_columns(CopyArgs a) {
+    u32 row = blockIdx.y, column = blockIdx.x * blockDim.x + threadIdx.x;
+    if (column >= a.width) return;
+    a.out[(size_t)row * a.out_stride + a.column + column] = a.in[(size_t)row * a.in_stride + column];
 }
 
 // A thread owns one column of one layer and walks the moves, so they happen in the order given.

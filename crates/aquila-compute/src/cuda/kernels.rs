@@ -38,6 +38,7 @@ pub(super) struct Kernels {
     pub(super) attend_merge: CudaFunction,
     pub(super) swiglu: CudaFunction,
     pub(super) gather: CudaFunction,
+    pub(super) copy_columns: CudaFunction,
     pub(super) move_slots: ByElement,
 }
 
@@ -88,6 +89,7 @@ impl Kernels {
             attend_merge: load("attend_merge")?,
             swiglu: load("swiglu")?,
             gather: load("gather")?,
+            copy_columns: load("copy_columns")?,
             move_slots: pair("move")?,
         })
     }

@@ -248,7 +248,7 @@ pub struct CudaPlan {
 
 impl CudaPlan {
     pub(super) fn new(device: &Device, bounds: PlanBounds) -> Result<Self> {
-        let words = COUNTS + 7 * bounds.rows + bounds.outputs + bounds.slots;
+        let words = COUNTS + 8 * bounds.rows + bounds.outputs + bounds.slots;
         let mailbox = Mailbox::new(device, "a plan", words)?;
         Ok(Self { mailbox, bounds, rows: 0, outputs: 0 })
     }
@@ -267,15 +267,16 @@ impl CudaPlan {
             tokens: at(COUNTS + 4 * rows),
             positions: at(COUNTS + 5 * rows),
             writes: at(COUNTS + 6 * rows),
-            outputs: at(COUNTS + 7 * rows),
-            slots: at(COUNTS + 7 * rows + outputs),
+            sources: at(COUNTS + 7 * rows),
+            outputs: at(COUNTS + 8 * rows),
+            slots: at(COUNTS + 8 * rows + outputs),
         }
     }
 
     pub(super) fn place(&mut self, device: &Device, host: &ForwardPlan) -> Result<()> {
         check(host, self.bounds)?;
         let PlanBounds { rows, outputs, .. } = self.bounds;
-        let lists = COUNTS + 7 * rows + outputs;
+        let lists = COUNTS + 8 * rows + outputs;
         let tails = host.slots.len() as u32;
         self.mailbox.post(device, |words| {
             words[..2].copy_from_slice(&[host.rows() as u32, host.outputs.len() as u32]);
@@ -288,7 +289,8 @@ impl CudaPlan {
             copy(COUNTS + 4 * rows, &host.tokens);
             copy(COUNTS + 5 * rows, &host.positions);
             copy(COUNTS + 6 * rows, &host.writes);
-            copy(COUNTS + 7 * rows, &host.outputs);
+            copy(COUNTS + 7 * rows, &host.sources);
+            copy(COUNTS + 8 * rows, &host.outputs);
             copy(lists, &host.slots);
             copy(lists + host.slots.len(), &host.tails);
             lists + host.slots.len() + host.tails.len()
@@ -311,6 +313,7 @@ fn check(host: &ForwardPlan, bounds: PlanBounds) -> Result<()> {
     let within =
         |start: u32, count: u32, list: &[u32]| start as usize + count as usize <= list.len();
     let sound = [host.positions.len(), host.writes.len(), host.sights.len()] == [rows; 3]
+        && (host.sources.is_empty() || host.sources.len() == rows)
         && host.outputs.iter().all(|&row| (row as usize) < rows)
         && host.sights.iter().all(|sight| {
             !sight.is_empty()

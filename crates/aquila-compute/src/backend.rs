@@ -155,6 +155,9 @@ pub trait Backend: Send + Sync + 'static {
     /// Moves the keys and values of all layers from slot to slot, in the order given.
     fn move_slots(&self, kv: &mut Self::Kv, moves: &[(u32, u32)]) -> Result<()>;
 
+    /// Moves rows from place to place, in the order given.
+    fn move_rows(&self, rows: &mut Self::Rows, moves: &[(u32, u32)]) -> Result<()>;
+
     /// Chooses a token for each row asked about.
     fn choose(&self, logits: &Self::Rows, asks: &[Ask<'_>]) -> Result<Vec<Choice>>;
 

@@ -1,6 +1,7 @@
 //! What an engine is told at start.
 
 use aquila_compute::{KvDtype, PlanBounds};
+use aquila_spec::{Shape, Simulate};
 
 /// Settings of an engine, complete and checked by [`EngineConfig::check`].
 #[derive(Debug, Clone, PartialEq)]
@@ -23,6 +24,10 @@ pub struct EngineConfig {
     pub kv_dtype: KvDtype,
     /// What the seeds of requests without one derive from.
     pub random_seed: u64,
+    /// The largest tree that is drafted and verified.
+    pub shape: Shape,
+    /// Acceptance that is only pretended, to measure what rounds cost.
+    pub simulate: Option<Simulate>,
 }
 
 /// Rows whose logits one round may ask for beyond one per running request.
@@ -56,12 +61,23 @@ impl EngineConfig {
 
     /// Rows of the largest forward pass.
     pub fn max_rows(&self) -> usize {
-        self.chunked_prefill_size + self.max_running_requests
+        self.chunked_prefill_size + self.max_running_requests * self.shape.nodes()
     }
 
     /// Rows of logits of the largest forward pass.
     pub fn max_outputs(&self) -> usize {
-        self.max_running_requests + PROMPT_LOGPROB_ROWS
+        self.max_running_requests * self.shape.nodes() + PROMPT_LOGPROB_ROWS
+    }
+
+    /// The largest plan of a draft's pass.
+    pub fn draft_bounds(&self) -> PlanBounds {
+        let running = self.max_running_requests;
+        let level = self.shape.topk().max(self.shape.steps() + 2);
+        PlanBounds {
+            rows: self.chunked_prefill_size + running * level,
+            outputs: running * self.shape.topk(),
+            slots: running * (self.longest_sequence() + 1 + level * (self.shape.steps() + 1)),
+        }
     }
 
     /// The largest plan of a forward pass.
@@ -69,7 +85,8 @@ impl EngineConfig {
         PlanBounds {
             rows: self.max_rows(),
             outputs: self.max_outputs(),
-            slots: self.max_running_requests * self.longest_sequence(),
+            slots: self.max_running_requests
+                * (self.longest_sequence() + self.shape.nodes() * (self.shape.steps() + 1)),
         }
     }
 
@@ -78,8 +95,10 @@ impl EngineConfig {
         self.max_total_tokens / self.page_size
     }
 
-    /// Tokens that the longest possible sequence may have.
+    /// Tokens that the longest possible sequence may have: its last tree must fit beside it.
     pub fn longest_sequence(&self) -> usize {
-        self.context_length.min(self.pages() * self.page_size)
+        let pool = self.pages() * self.page_size;
+        let tree = self.shape.nodes().saturating_sub(2).max(self.shape.draft_rows().saturating_sub(1));
+        self.context_length.min(pool.saturating_sub(tree))
     }
 }

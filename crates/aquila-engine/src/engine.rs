@@ -1,9 +1,11 @@
 //! The rounds, one after the other.
 //!
-//! A round: give up what expired, make sure that every request that decodes has a slot (retracting
-//! the youngest where memory ran out), admit what fits, run one forward pass over all of it, and
-//! hand out what was chosen.
+//! A round: give up what expired, make sure that every request that decodes has slots for its tree
+//! (retracting the youngest where memory ran out), admit what fits, draft the trees, run one pass
+//! of the target over all of it, accept what it confirms, commit those rows, hand the tokens out,
+//! and let the draft catch up.
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,14 +14,15 @@ use std::time::Instant;
 use aquila_compute::Backend;
 use aquila_compute::choose::Choice;
 use aquila_kv::{CacheConfig, GroupConfig, KvCache};
+use aquila_spec::{Drafting, Extending, Kept, Shape, Tree, accept};
 
 use crate::config::EngineConfig;
 use crate::error::{Error, Failure, Result, SubmitError};
-use crate::life::{Phase, Running, Seat, TARGET, Waiting};
+use crate::life::{DRAFT, Phase, Running, Seat, TARGET, Waiting};
 use crate::listener::{FinishReason, Outcome, StopCause, Token, Verdict};
 use crate::queue::Queue;
 use crate::request::{Request, RequestId};
-use crate::round::{Part, Room, RoundPlan};
+use crate::round::{Part, Room, RoundPlan, Work};
 use crate::runner::Runner;
 use crate::stats::Stats;
 
@@ -43,14 +46,17 @@ impl<B: Backend> Engine<B> {
     /// An engine over `runner`, which was made with the same settings.
     pub fn new(runner: Runner<B>, config: EngineConfig) -> Result<Self> {
         config.check().map_err(Error::Config)?;
+        let group = |name: &str, lookahead| GroupConfig {
+            name: name.into(),
+            pages: config.pages(),
+            lookahead,
+        };
+        let mut groups = vec![group("target", 0)];
+        groups.extend(runner.lookahead().map(|lookahead| group("draft", lookahead)));
         let cache = KvCache::new(CacheConfig {
             page_size: config.page_size,
             prefix_cache: config.prefix_cache,
-            groups: vec![GroupConfig {
-                name: "target".into(),
-                pages: config.pages(),
-                lookahead: 0,
-            }],
+            groups,
         })?;
         let stats = Arc::new(Stats::default());
         stats.total_slots.store(config.pages() * config.page_size, Relaxed);
@@ -83,11 +89,7 @@ impl<B: Backend> Engine<B> {
 
     /// Takes a request, or says why not.
     pub fn submit(&mut self, request: Request) -> std::result::Result<RequestId, SubmitError> {
-        request.check(
-            self.vocabulary(),
-            self.config.context_length,
-            self.config.pages() * self.config.page_size,
-        )?;
+        request.check(self.vocabulary(), &self.config)?;
         if self.waiting.len() >= self.config.max_queued_requests {
             return Err(SubmitError::QueueFull(self.waiting.len()));
         }
@@ -102,9 +104,14 @@ impl<B: Backend> Engine<B> {
         if !request.seeded {
             request.sampling.seed = derived_seed(self.config.random_seed, id);
         }
-        let seat = Box::new(Seat::new(id, request, self.config.longest_sequence()));
+        let seat = Box::new(Seat::new(id, request, self.config.longest_sequence(), self.shape()));
         self.waiting.put(Waiting { seat });
         self.count();
+    }
+
+    /// The largest tree: plain where nothing drafts.
+    fn shape(&self) -> Shape {
+        if self.runner.lookahead().is_some() { self.config.shape } else { Shape::PLAIN }
     }
 
     /// Gives a request up; false if there is none of that name.
@@ -152,11 +159,13 @@ impl<B: Backend> Engine<B> {
     /// Checks that every slot is free, held or cached; for tests.
     pub fn check(&self) -> std::result::Result<(), String> {
         self.cache.check()?;
-        let usage = self.cache.usage(TARGET);
-        if self.running.is_empty() && usage.held != 0 {
-            return Err(format!("nothing runs, but {} pages are held", usage.held));
+        for group in self.cache.groups() {
+            let usage = self.cache.usage(group);
+            if self.running.is_empty() && usage.held != 0 {
+                return Err(format!("nothing runs, but {} pages are held", usage.held));
+            }
         }
-        Ok(())
+        self.cache.check_with(self.running.iter().map(|request| &request.sequence))
     }
 
     /// One round; false if there was nothing to do.
@@ -164,41 +173,80 @@ impl<B: Backend> Engine<B> {
         self.give_up_expired();
         self.make_room();
         self.admit();
+        if self.running.is_empty() {
+            self.count();
+            return false;
+        }
+        let mut round = std::mem::take(&mut self.round);
+        // What a panic leaves behind is scratch and the KV of this round's requests, both dropped.
+        let outcome = match catch_unwind(AssertUnwindSafe(|| self.round(&mut round))) {
+            Ok(outcome) => outcome.map_err(|error| Failure::Round(error.to_string())),
+            Err(panic) => Err(Failure::Round(panic_text(&panic))),
+        };
+        if let Err(failure) = outcome {
+            self.fail_round(failure);
+        }
+        self.stats.rounds.fetch_add(1, Relaxed);
+        self.round = round;
+        self.count();
+        true
+    }
+
+    fn round(&mut self, round: &mut RoundPlan) -> Result<()> {
+        let trees = self.draft()?;
         let room = Room {
             prefill_rows: self.config.chunked_prefill_size,
             outputs: self.config.max_outputs(),
         };
-        let mut round = std::mem::take(&mut self.round);
-        round.fill(&self.running, room);
-        let busy = !round.parts.is_empty();
-        if busy {
-            match self.run(&round) {
-                Ok(choices) => self.hand_out(&round, choices),
-                Err(failure) => self.fail_round(&round, failure),
-            }
-            self.stats.rounds.fetch_add(1, Relaxed);
-        }
-        self.round = round;
-        self.count();
-        busy
+        round.fill(&self.running, trees, room);
+        let choices = self.runner.run(&round.forward, &round.asks(&self.running))?;
+        self.hand_out(round, choices)
     }
 
-    fn run(&mut self, round: &RoundPlan) -> std::result::Result<Vec<Choice>, Failure> {
-        let (runner, running) = (&mut self.runner, &self.running);
-        // What a panic leaves behind is scratch and the KV of this round's requests, both dropped.
-        match catch_unwind(AssertUnwindSafe(|| runner.run(&round.forward, &round.asks(running)))) {
-            Ok(result) => result.map_err(|error| Failure::Round(error.to_string())),
-            Err(panic) => Err(Failure::Round(panic_text(&panic))),
-        }
-    }
-
-    fn fail_round(&mut self, round: &RoundPlan, failure: Failure) {
-        tracing::error!(%failure, requests = round.parts.len(), "a round failed");
+    /// Fails every request that runs: what a failed round left of their KV is not to be trusted.
+    fn fail_round(&mut self, failure: Failure) {
+        tracing::error!(%failure, requests = self.running.len(), "a round failed");
         self.stats.failed_rounds.fetch_add(1, Relaxed);
-        for part in round.parts.iter().rev() {
-            let seat = self.running.remove(part.index).discard(&mut self.cache);
+        for request in std::mem::take(&mut self.running) {
+            let seat = request.discard(&mut self.cache);
             self.finish(seat, FinishReason::Abort(failure.to_string()));
         }
+    }
+
+    /// The trees of the requests that decode, in the order of all that run.
+    fn draft(&mut self) -> Result<Vec<Option<Tree>>> {
+        let drafts = |r: &Running| r.phase == Phase::Decoding && r.seed.is_some();
+        let slots: Vec<Vec<u32>> = self
+            .running
+            .iter()
+            .map(|request| {
+                let mut slots = Vec::new();
+                if drafts(request) {
+                    let rows = request.sequence.committed(DRAFT);
+                    let end = rows + request.seat.next_shape().draft_rows();
+                    request.sequence.extend_slots(DRAFT, 0..end, &mut slots);
+                }
+                slots
+            })
+            .collect();
+        let requests: Vec<Drafting<'_>> = self
+            .running
+            .iter()
+            .zip(&slots)
+            .filter(|(request, _)| drafts(request))
+            .filter_map(|(Running { seat, sequence, seed, .. }, slots)| {
+                Some(Drafting {
+                    shape: seat.next_shape(),
+                    bonus: *seat.tokens.last()?,
+                    seed: seed.as_ref()?,
+                    rows: sequence.committed(DRAFT),
+                    slots,
+                    asking: seat.asking(),
+                })
+            })
+            .collect();
+        let mut trees = self.runner.draft(&requests)?.into_iter();
+        Ok(self.running.iter().map(|r| if drafts(r) { trees.next() } else { None }).collect())
     }
 
     fn give_up_expired(&mut self) {
@@ -214,17 +262,23 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Reserves the next slot of every request that decodes; the youngest go where none is left.
+    /// Reserves the slots of the next round of every request that decodes; the youngest go where
+    /// they do not suffice.
     fn make_room(&mut self) {
         let mut index = 0;
         while index < self.running.len() {
             let request = &mut self.running[index];
-            if request.phase == Phase::Decoding
-                && self.cache.reserve(&mut request.sequence, TARGET, 1).is_err()
-            {
-                self.retract_youngest();
-            } else {
+            let fits = request.phase != Phase::Decoding || {
+                // A draft's tree is gone before its rows of the accepted tokens are made.
+                let shape = request.seat.next_shape();
+                let rows = [shape.nodes(), shape.draft_rows().max(shape.steps() + 1)];
+                let mut groups = request.seat.groups().iter().zip(rows);
+                groups.all(|(&g, rows)| self.cache.reserve(&mut request.sequence, g, rows).is_ok())
+            };
+            if fits {
                 index += 1;
+            } else {
+                self.retract_youngest();
             }
         }
     }
@@ -274,60 +328,170 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    fn hand_out(&mut self, round: &RoundPlan, choices: Vec<Choice>) {
+    fn hand_out(&mut self, round: &RoundPlan, choices: Vec<Choice>) -> Result<()> {
         let mut choices = choices.into_iter();
+        let mut kept = Kept::default();
         let mut ended = Vec::new();
         for part in &round.parts {
-            let part_choices: Vec<Choice> = choices.by_ref().take(part.outputs.len()).collect();
-            if let Some(reason) = self.settle(part, part_choices) {
-                ended.push((part.index, reason));
+            let part_choices: Vec<Choice> = choices.by_ref().take(part.outputs()).collect();
+            let reason = match &part.work {
+                Work::Prefill { rows, outputs } => {
+                    self.settle_chunk(part, rows.clone(), outputs.clone(), part_choices)
+                }
+                Work::Verify { tree } => self.settle_tree(part, tree, part_choices, &mut kept),
+            };
+            ended.push(reason);
+        }
+        self.runner.commit(&kept)?;
+        self.extend(round, &ended)?;
+        for (part, reason) in round.parts.iter().zip(ended).rev() {
+            if let Some(reason) = reason {
+                let seat = self.running.remove(part.index).release(&mut self.cache);
+                self.finish(seat, reason);
             }
         }
-        for (index, reason) in ended.into_iter().rev() {
-            let seat = self.running.remove(index).release(&mut self.cache);
-            self.finish(seat, reason);
-        }
+        Ok(())
     }
 
-    /// Commits one part's rows and gives its tokens to the request; says why it ended, if it did.
-    fn settle(&mut self, part: &Part, choices: Vec<Choice>) -> Option<FinishReason> {
-        let Running { seat, sequence, phase } = &mut self.running[part.index];
-        self.cache.commit(sequence, TARGET, part.rows.len());
+    /// Commits the rows of a chunk; at the end of a fresh prompt, the first token is chosen.
+    fn settle_chunk(
+        &mut self,
+        part: &Part,
+        rows: Range<usize>,
+        outputs: Range<usize>,
+        choices: Vec<Choice>,
+    ) -> Option<FinishReason> {
+        let Running { seat, sequence, phase, .. } = &mut self.running[part.index];
+        self.cache.commit(sequence, TARGET, rows.len());
+        self.stats.prompt_tokens.fetch_add(rows.len() as u64, Relaxed);
         let mut chosen = Vec::new();
-        for (at, choice) in part.outputs.clone().zip(choices) {
-            let token = Token { id: choice.token, logprob: choice.logprob, top: choice.top };
-            if at + 1 < seat.tokens.len() {
-                seat.prompt_tokens.push(token);
-            } else {
-                chosen.push(token);
-            }
+        for (at, choice) in outputs.zip(choices) {
+            let known = at + 1 < seat.tokens.len();
+            if known { &mut seat.prompt_tokens } else { &mut chosen }.push(token_of(choice));
         }
-        if let Phase::Prefilling { goal } = *phase {
-            self.stats.prompt_tokens.fetch_add(part.rows.len() as u64, Relaxed);
-            if part.rows.end < goal {
-                return None;
-            }
-            *phase = Phase::Decoding;
-            self.cache.publish(sequence, &seat.tokens);
-            if seat.is_fresh() && seat.request.prompt_logprobs.is_some() {
-                let first = Token { id: seat.tokens[0], logprob: None, top: Vec::new() };
-                let mut tokens = std::mem::take(&mut seat.prompt_tokens);
-                tokens.insert(0, first);
-                seat.request.listener.prompt(tokens);
-            }
+        if *phase != (Phase::Prefilling { goal: rows.end }) {
+            return None;
+        }
+        *phase = Phase::Decoding;
+        if seat.is_fresh() && seat.request.prompt_logprobs.is_some() {
+            let first = Token { id: seat.tokens[0], logprob: None, top: Vec::new() };
+            let mut tokens = std::mem::take(&mut seat.prompt_tokens);
+            tokens.insert(0, first);
+            seat.request.listener.prompt(tokens);
         }
         if chosen.is_empty() {
             // A resumed request has its bonus; one that wanted no answer is done.
             return (seat.remaining() == 0).then_some(FinishReason::Length);
         }
-        self.stats.completion_tokens.fetch_add(chosen.len() as u64, Relaxed);
-        accept(seat, &chosen)
+        let (kept, reason) = take_tokens(seat, &chosen);
+        self.stats.completion_tokens.fetch_add(kept as u64, Relaxed);
+        reason
+    }
+
+    /// Accepts what the target confirms of a tree and commits the rows of what is kept.
+    fn settle_tree(
+        &mut self,
+        part: &Part,
+        tree: &Tree,
+        choices: Vec<Choice>,
+        kept: &mut Kept,
+    ) -> Option<FinishReason> {
+        let Running { seat, sequence, .. } = &mut self.running[part.index];
+        let chosen: Vec<u32> = choices.iter().map(|choice| choice.token).collect();
+        let accepted = match &self.config.simulate {
+            Some(simulate) => simulate.accept(tree, &chosen, seat.id.0, seat.spec.verify_ct),
+            None => accept(tree, &chosen),
+        };
+        let mut choices: Vec<Option<Choice>> = choices.into_iter().map(Some).collect();
+        let tokens: Vec<Token> = accepted
+            .path
+            .iter()
+            .zip(&accepted.tokens)
+            .filter_map(|(&node, &id)| Some(Token { id, ..token_of(choices[node].take()?) }))
+            .collect();
+        let (count, reason) = take_tokens(seat, &tokens);
+        if seat.drafts() {
+            seat.spec.round(tree.len() - 1, count.min(accepted.correct()));
+        }
+        self.stats.completion_tokens.fetch_add(count as u64, Relaxed);
+        let committed = sequence.committed(TARGET);
+        let mut slots = Vec::with_capacity(tree.len());
+        sequence.extend_slots(TARGET, committed..committed + tree.len(), &mut slots);
+        kept.path(&accepted.path[..count], &slots, part.first_row);
+        self.cache.commit(sequence, TARGET, count);
+        reason
+    }
+
+    /// Lets the draft catch up with what is certain, offers what is complete to the prefix cache.
+    fn extend(&mut self, round: &RoundPlan, ended: &[Option<FinishReason>]) -> Result<()> {
+        let goes_on = |(part, reason): (_, &Option<_>)| reason.is_none().then_some(part);
+        let parts: Vec<&Part> = round.parts.iter().zip(ended).filter_map(goes_on).collect();
+        if let Some(lookahead) = self.runner.lookahead() {
+            self.extend_draft(&parts, lookahead)?;
+        }
+        for part in parts {
+            let Running { seat, sequence, phase, .. } = &mut self.running[part.index];
+            let read = matches!(part.work, Work::Prefill { .. }) && *phase == Phase::Decoding;
+            if read {
+                self.cache.publish(sequence, &seat.tokens);
+            }
+        }
+        Ok(())
+    }
+
+    fn extend_draft(&mut self, parts: &[&Part], lookahead: usize) -> Result<()> {
+        let captures = self.runner.captures();
+        let parts: Vec<&Part> =
+            parts.iter().copied().filter(|p| self.running[p.index].seat.drafts()).collect();
+        // For each: the rows to run, the slots of all up to them, and the target's rows.
+        type Rows = (Range<usize>, Vec<u32>, Vec<u32>);
+        let plans: Vec<Rows> = parts
+            .iter()
+            .map(|part| {
+                let Running { seat, sequence, phase, .. } = &self.running[part.index];
+                let done = sequence.committed(DRAFT);
+                let end = match phase {
+                    Phase::Decoding => seat.tokens.len() - lookahead,
+                    Phase::Prefilling { .. } => sequence.committed(TARGET),
+                };
+                let mut slots = Vec::new();
+                sequence.extend_slots(DRAFT, 0..end, &mut slots);
+                // The target's row of token `first_token` is the first of this part.
+                let source = |row: usize| (part.first_row + row - part.first_token) as u32;
+                let sources = if captures { (done..end).map(source).collect() } else { Vec::new() };
+                (done..end, slots, sources)
+            })
+            .collect();
+        let requests: Vec<Extending<'_>> = parts
+            .iter()
+            .zip(&plans)
+            .map(|(part, (rows, slots, sources))| {
+                let Running { seat, phase, .. } = &self.running[part.index];
+                let shape = seat.next_shape();
+                let begins = *phase == Phase::Decoding && shape.steps() > 0;
+                Extending {
+                    tokens: &seat.tokens,
+                    rows: rows.clone(),
+                    slots,
+                    sources,
+                    seed: begins.then(|| (seat.asking(), shape.topk())),
+                }
+            })
+            .collect();
+        let seeds = self.runner.extend(&requests)?;
+        for ((part, (rows, ..)), seed) in parts.iter().zip(plans).zip(seeds) {
+            let request = &mut self.running[part.index];
+            self.cache.commit(&mut request.sequence, DRAFT, rows.len());
+            request.seed = seed;
+        }
+        Ok(())
     }
 
     fn finish(&mut self, seat: Box<Seat>, reason: FinishReason) {
         self.stats.finished.fetch_add(1, Relaxed);
-        let Seat { id, usage, request, .. } = *seat;
-        let outcome = Outcome { reason, usage };
+        let Seat { id, usage, request, spec, .. } = *seat;
+        self.stats.add_speculation(&spec);
+        let outcome = Outcome { reason, usage, spec };
         let listener = request.listener;
         if catch_unwind(AssertUnwindSafe(|| listener.finished(outcome))).is_err() {
             tracing::error!(%id, "a listener panicked at the end of its request");
@@ -343,8 +507,8 @@ impl<B: Backend> Engine<B> {
     }
 }
 
-/// Gives tokens to a request until something ends it.
-fn accept(seat: &mut Seat, tokens: &[Token]) -> Option<FinishReason> {
+/// Gives tokens to a request until something ends it: how many it took, and what ended it.
+fn take_tokens(seat: &mut Seat, tokens: &[Token]) -> (usize, Option<FinishReason>) {
     let mut reason = None;
     let mut taken = 0;
     for token in tokens {
@@ -361,16 +525,20 @@ fn accept(seat: &mut Seat, tokens: &[Token]) -> Option<FinishReason> {
     }
     let listener = &mut seat.request.listener;
     match catch_unwind(AssertUnwindSafe(|| listener.tokens(&tokens[..taken]))) {
-        Ok(Verdict::Continue) => reason,
+        Ok(Verdict::Continue) => (taken, reason),
         Ok(Verdict::Stop { kept }) => {
-            let surplus = taken.saturating_sub(kept);
-            seat.tokens.truncate(seat.tokens.len() - surplus);
-            seat.usage.completion_tokens -= surplus;
-            Some(FinishReason::Stop(StopCause::Listener))
+            let kept = kept.min(taken);
+            seat.tokens.truncate(seat.tokens.len() - (taken - kept));
+            seat.usage.completion_tokens -= taken - kept;
+            (kept, Some(FinishReason::Stop(StopCause::Listener)))
         }
-        Ok(Verdict::Abort(why)) => Some(FinishReason::Abort(why)),
-        Err(panic) => Some(FinishReason::Abort(panic_text(&panic))),
+        Ok(Verdict::Abort(why)) => (taken, Some(FinishReason::Abort(why))),
+        Err(panic) => (taken, Some(FinishReason::Abort(panic_text(&panic)))),
     }
+}
+
+fn token_of(choice: Choice) -> Token {
+    Token { id: choice.token, logprob: choice.logprob, top: choice.top }
 }
 
 /// Whether a request of the same family is reading the prompt, which the cache will then have.

@@ -66,11 +66,7 @@ impl EngineHandle {
     /// Takes a request, or says why not.
     pub fn submit(&self, request: Request) -> Result<RequestId, SubmitError> {
         let config = &self.shared.config;
-        request.check(
-            self.shared.vocabulary,
-            config.context_length,
-            config.pages() * config.page_size,
-        )?;
+        request.check(self.shared.vocabulary, config)?;
         if self.shared.closing.load(Ordering::Acquire) {
             return Err(SubmitError::ShuttingDown);
         }

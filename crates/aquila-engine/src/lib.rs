@@ -27,6 +27,6 @@ pub use engine::Engine;
 pub use error::{Error, Result, SubmitError};
 pub use handle::EngineHandle;
 pub use listener::{FinishReason, Listener, Outcome, StopCause, Token, Usage, Verdict};
-pub use request::{Limits, Request, RequestId};
+pub use request::{Limits, Request, RequestId, Speculation};
 pub use runner::Runner;
 pub use stats::{Snapshot, Stats};

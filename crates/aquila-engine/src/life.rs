@@ -8,12 +8,15 @@ use std::time::Instant;
 
 use aquila_compute::choose::History;
 use aquila_kv::{Group, KvCache, Sequence};
+use aquila_spec::{Asking, Seed, Shape, SpecStats};
 
 use crate::listener::{Token, Usage};
-use crate::request::{Request, RequestId};
+use crate::request::{Request, RequestId, Speculation};
 
 /// The KV group of the target model.
 pub(crate) const TARGET: Group = Group::new(0);
+/// The KV group of the draft, where there is one.
+pub(crate) const DRAFT: Group = Group::new(1);
 
 /// What stays with a request wherever it is.
 pub(crate) struct Seat {
@@ -30,10 +33,19 @@ pub(crate) struct Seat {
     pub usage: Usage,
     /// Whether it was admitted before.
     pub seen: bool,
+    /// The largest tree that may be drafted for it; plain if none may.
+    pub shape: Shape,
+    /// What came of drafting.
+    pub spec: SpecStats,
 }
 
 impl Seat {
-    pub fn new(id: RequestId, request: Request, longest: usize) -> Self {
+    pub fn new(id: RequestId, request: Request, longest: usize, shape: Shape) -> Self {
+        let shape = match request.speculation {
+            Speculation::Free => shape,
+            Speculation::Off => Shape::PLAIN,
+            Speculation::Steps(steps) => shape.capped(steps),
+        };
         let history = if request.sampling.has_penalties() {
             History::of_prompt(&request.prompt)
         } else {
@@ -51,6 +63,8 @@ impl Seat {
             prompt_tokens: Vec::new(),
             usage,
             seen: false,
+            shape,
+            spec: SpecStats::default(),
         }
     }
 
@@ -64,13 +78,31 @@ impl Seat {
         self.longest - self.tokens.len()
     }
 
-    /// Tokens that may not be chosen next.
-    pub fn banned(&self) -> &[u32] {
-        if self.answered() < self.request.limits.min_tokens {
-            &self.request.limits.stop_ids
-        } else {
-            &[]
+    /// What is asked of the tokens after those that are there.
+    pub fn asking(&self) -> Asking<'_> {
+        Asking {
+            sampling: &self.request.sampling,
+            history: &self.history,
+            choice: self.request.choice,
+            tokens: self.tokens.len(),
+            banned: &self.request.limits.stop_ids,
+            banned_depths: self.request.limits.min_tokens.saturating_sub(self.answered()),
         }
+    }
+
+    /// Whether tokens are drafted for it.
+    pub fn drafts(&self) -> bool {
+        self.shape != Shape::PLAIN
+    }
+
+    /// The groups in which it has rows.
+    pub fn groups(&self) -> &'static [Group] {
+        if self.drafts() { &[TARGET, DRAFT] } else { &[TARGET] }
+    }
+
+    /// The tree of its next round: no deeper than the answer can still become.
+    pub fn next_shape(&self) -> Shape {
+        self.shape.capped(self.remaining().saturating_sub(1))
     }
 
     /// Adds a token of the answer.
@@ -94,12 +126,13 @@ impl Seat {
     }
 
     /// How many tokens may come from the prefix cache. A fresh request computes its last row,
-    /// whose logits choose the first token; log-probabilities of the prompt need every row.
+    /// whose logits choose the first token, and a request that drafts the row before its bonus,
+    /// on which its next tree stands; log-probabilities of the prompt need every row.
     pub fn match_limit(&self) -> usize {
         match (self.is_fresh(), self.request.prompt_logprobs) {
             (true, Some(_)) => 0,
             (true, None) => self.tokens.len() - 1,
-            (false, _) => self.prefill_goal(),
+            (false, _) => self.prefill_goal() - usize::from(self.drafts()),
         }
     }
 
@@ -127,6 +160,8 @@ pub(crate) struct Running {
     pub seat: Box<Seat>,
     pub sequence: Sequence,
     pub phase: Phase,
+    /// Where its next tree begins.
+    pub seed: Option<Seed>,
 }
 
 impl Waiting {
@@ -136,11 +171,16 @@ impl Waiting {
         let goal = self.seat.prefill_goal();
         let namespace = self.seat.request.namespace.clone();
         let limit = self.seat.match_limit();
-        let mut sequence = cache.admit(&namespace, &self.seat.tokens, limit, &[TARGET]);
+        let groups = self.seat.groups();
+        let mut sequence = cache.admit(&namespace, &self.seat.tokens, limit, groups);
         let matched = sequence.committed(TARGET);
-        let rows = goal - matched + usize::from(self.seat.remaining() > 0);
-        let fits = rows + headroom <= cache.available(TARGET);
-        if !fits || cache.reserve(&mut sequence, TARGET, rows).is_err() {
+        let next = usize::from(self.seat.remaining() > 0);
+        let fits = |cache: &mut KvCache, sequence: &mut Sequence, group: Group| {
+            let wanted = goal - sequence.committed(group) + next;
+            wanted + headroom <= cache.available(group)
+                && cache.reserve(sequence, group, wanted).is_ok()
+        };
+        if !groups.iter().all(|&group| fits(cache, &mut sequence, group)) {
             cache.discard(sequence);
             return Err(self);
         }
@@ -149,7 +189,7 @@ impl Waiting {
             self.seat.usage.cached_tokens = matched;
         }
         let phase = if matched == goal { Phase::Decoding } else { Phase::Prefilling { goal } };
-        Ok(Running { seat: self.seat, sequence, phase })
+        Ok(Running { seat: self.seat, sequence, phase, seed: None })
     }
 }
 

@@ -1,5 +1,7 @@
 //! Who hears the tokens of a request.
 
+use aquila_spec::SpecStats;
+
 /// A token of an answer or of a prompt, with what was asked about it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Token {
@@ -80,4 +82,6 @@ pub struct Outcome {
     pub reason: FinishReason,
     /// What it took.
     pub usage: Usage,
+    /// What came of drafting; all zero where nothing was drafted.
+    pub spec: SpecStats,
 }

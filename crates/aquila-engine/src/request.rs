@@ -5,6 +5,7 @@ use std::time::Instant;
 use aquila_compute::choose::Sampling;
 use aquila_kv::Namespace;
 
+use crate::config::EngineConfig;
 use crate::error::SubmitError;
 use crate::listener::Listener;
 
@@ -29,6 +30,18 @@ pub struct Limits {
     pub stop_ids: Vec<u32>,
 }
 
+/// Whether tokens may be drafted for a request. It never changes the answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Speculation {
+    /// As the engine sees fit.
+    #[default]
+    Free,
+    /// Not at all.
+    Off,
+    /// At most so many steps.
+    Steps(usize),
+}
+
 /// One request for one answer.
 pub struct Request {
     /// The prompt.
@@ -50,6 +63,8 @@ pub struct Request {
     pub prompt_logprobs: Option<usize>,
     /// Whose cached prefixes may be used.
     pub namespace: Namespace,
+    /// Whether tokens may be drafted for it.
+    pub speculation: Speculation,
     /// When to give up.
     pub deadline: Option<Instant>,
     /// Who hears the tokens.
@@ -69,28 +84,25 @@ impl Request {
             logprobs: None,
             prompt_logprobs: None,
             namespace: Namespace::default(),
+            speculation: Speculation::Free,
             deadline: None,
             listener,
         }
     }
 
     /// Refuses what no round could serve.
-    pub(crate) fn check(
-        &self,
-        vocabulary: usize,
-        context: usize,
-        pool: usize,
-    ) -> Result<(), SubmitError> {
+    pub(crate) fn check(&self, vocabulary: usize, config: &EngineConfig) -> Result<(), SubmitError> {
         if self.prompt.is_empty() {
             return Err(SubmitError::EmptyPrompt);
         }
         let answer = usize::from(self.limits.max_tokens > 0);
-        let (limit, why) =
-            if context <= pool { (context, "the context length") } else { (pool, "the KV pool") };
+        let limit = config.longest_sequence();
+        let why =
+            if limit == config.context_length { "the context length" } else { "the KV pool" };
         if self.prompt.len() + answer > limit {
             return Err(SubmitError::PromptTooLong {
                 tokens: self.prompt.len(),
-                limit: limit - answer,
+                limit: limit.saturating_sub(answer),
                 why,
             });
         }

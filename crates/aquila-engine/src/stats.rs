@@ -1,6 +1,9 @@
 //! Counters that others may read while the engine runs.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use aquila_spec::SpecStats;
 
 /// Counters of a running engine.
 #[derive(Debug, Default)]
@@ -16,6 +19,7 @@ pub struct Stats {
     pub(crate) retractions: AtomicU64,
     pub(crate) finished: AtomicU64,
     pub(crate) failed_rounds: AtomicU64,
+    speculation: Mutex<SpecStats>,
 }
 
 /// The counters at one moment.
@@ -46,6 +50,17 @@ pub struct Snapshot {
 }
 
 impl Stats {
+    /// What came of drafting, over all requests that have ended.
+    pub fn speculation(&self) -> SpecStats {
+        self.speculation.lock().map(|sum| sum.clone()).unwrap_or_default()
+    }
+
+    pub(crate) fn add_speculation(&self, spec: &SpecStats) {
+        if let Ok(mut sum) = self.speculation.lock() {
+            sum.add(spec);
+        }
+    }
+
     /// The counters as they are now.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {

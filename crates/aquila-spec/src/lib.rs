@@ -2,20 +2,33 @@
 //!
 //! - [`Shape`]: how large a draft tree is.
 //! - [`Growth`] and [`Tree`]: how a tree is drafted, and what of it is verified.
+//! - [`Drafter`] and its [`Declaration`]: what a draft algorithm is. [`Eagle3`] and [`Standalone`] are two.
+//! - [`Speculator`]: the draft of a round, for all requests at once.
 //! - [`accept`]: which drafts the target confirms; [`Simulate`] where that is only pretended.
+//! - [`commit()`]: one operation over everything that has a row per node.
 //! - [`SpecStats`]: what came of it.
 //!
 //! The one invariant: what is drafted changes how many rounds an answer takes, never the answer.
 
 mod accept;
+mod algorithm;
+mod commit;
+mod draft;
+mod eagle3;
 mod shape;
 mod simulate;
+mod standalone;
 mod stats;
 mod tree;
 
 pub use accept::{Accepted, accept};
+pub use algorithm::{Declaration, Drafter};
 pub use aquila_compute::choose::Candidate;
+pub use commit::{Kept, KvRows, NodeRows, PassRows, commit};
+pub use draft::{Asking, Drafting, Extending, Seed, Speculator};
+pub use eagle3::Eagle3;
 pub use shape::{MOST_STEPS, MOST_TOPK, Shape, ShapeError};
 pub use simulate::{Simulate, SimulateMethod};
+pub use standalone::Standalone;
 pub use stats::SpecStats;
 pub use tree::{Growth, Node, Tree};

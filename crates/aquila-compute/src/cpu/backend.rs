@@ -481,6 +481,11 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn move_rows(&self, rows: &mut CpuRows, moves: &[(u32, u32)]) -> Result<()> {
+        moves.iter().for_each(|&(from, to)| rows.move_row(from as usize, to as usize));
+        Ok(())
+    }
+
     fn choose(&self, logits: &CpuRows, asks: &[Ask<'_>]) -> Result<Vec<Choice>> {
         Ok(self.answer(asks, |ask| choose::choose(logits.row(ask.row), ask)))
     }

@@ -46,6 +46,15 @@ impl CpuRows {
         unsafe { std::slice::from_raw_parts_mut(at.add(row * self.stride), self.width) }
     }
 
+    /// Copies a row to another.
+    pub(super) fn move_row(&mut self, from: usize, to: usize) {
+        let count = self.capacity;
+        assert!(from < count && to < count, "rows {from} and {to} of {count}");
+        let at = self.region.as_mut_ptr().cast::<f32>();
+        // SAFETY: both rows are within the region, which is borrowed for writing.
+        unsafe { std::ptr::copy(at.add(from * self.stride), at.add(to * self.stride), self.width) }
+    }
+
     pub(super) fn stride(&self) -> usize {
         self.stride
     }

@@ -346,6 +346,28 @@ impl Backend for CudaBackend {
         Ok(())
     }
 
+    fn move_rows(&self, rows: &mut CudaRows, moves: &[(u32, u32)]) -> Result<()> {
+        // Few rows move in a round, and the stream keeps their order.
+        for &(from, to) in moves {
+            rows.hold("rows to move", from.max(to) as usize + 1, rows.width)?;
+            let at = |row: u32| rows.memory.at(4 * row as usize * rows.stride);
+            let arguments = arguments::Copy {
+                input: at(from),
+                out: at(to),
+                width: rows.width as u32,
+                in_stride: rows.stride as u32,
+                out_stride: rows.stride as u32,
+                column: 0,
+            };
+            let grid = [rows.width.div_ceil(THREADS), 1, 1];
+            // SAFETY: both rows are there.
+            unsafe {
+                self.launch(&self.kernels.copy_columns, grid, &arguments, &[&rows.memory])
+            }?;
+        }
+        Ok(())
+    }
+
     fn choose(&self, logits: &CudaRows, asks: &[Ask<'_>]) -> Result<Vec<Choice>> {
         let rows = asks.iter().map(|ask| ask.row + 1).max().unwrap_or(0);
         let values = self.read(logits, rows)?;

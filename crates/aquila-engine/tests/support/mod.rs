@@ -1,6 +1,8 @@
 //! A small real model, engines over it, and listeners that write down what they hear.
 #![allow(dead_code)]
 
+pub mod shipped;
+
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -10,6 +12,7 @@ use aquila_engine::{
     Engine, EngineConfig, FinishReason, Listener, Outcome, Request, Runner, Token, Usage, Verdict,
 };
 use aquila_model::{Checkpoint, Decoder, LoadFormat, Location};
+use aquila_spec::{Shape, SpecStats};
 
 /// The vocabulary of the fixture.
 pub const VOCABULARY: u32 = 320;
@@ -29,6 +32,8 @@ pub fn config() -> EngineConfig {
         prefix_cache: true,
         kv_dtype: KvDtype::F32,
         random_seed: 7,
+        shape: Shape::PLAIN,
+        simulate: None,
     }
 }
 
@@ -48,7 +53,7 @@ pub fn engine_on<B: Backend>(
         &mut |_| (),
     )
     .unwrap();
-    Engine::new(Runner::new(backend, decoder, &config).unwrap(), config).unwrap()
+    Engine::new(Runner::new(backend, decoder, None, &config).unwrap(), config).unwrap()
 }
 
 pub fn engine(config: EngineConfig) -> Engine<CpuBackend> {
@@ -61,6 +66,7 @@ pub struct Heard {
     pub prompt: Vec<Token>,
     pub tokens: Vec<Token>,
     pub end: Option<(FinishReason, Usage)>,
+    pub spec: SpecStats,
 }
 
 impl Heard {
@@ -105,6 +111,7 @@ impl Listener for Notes {
         let mut heard = self.heard.lock().unwrap();
         assert!(heard.end.is_none(), "a request ends once");
         heard.end = Some((outcome.reason, outcome.usage));
+        heard.spec = outcome.spec;
     }
 }
 

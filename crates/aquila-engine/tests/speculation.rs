@@ -1,0 +1,248 @@
+//! Speculation: invisible in the output, invariant in its drafts, as effective as the references.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use aquila_compute::cpu::CpuBackend;
+use aquila_engine::{Engine, EngineConfig, FinishReason, Request, Speculation};
+use aquila_spec::{Shape, SpecStats};
+use serde_json::Value;
+use support::shipped::{Algorithm, config, engine};
+use support::{Notes, run};
+use tokenizers::Tokenizer;
+
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Heard {
+    ids: Vec<u32>,
+    logprobs: Vec<Option<u32>>,
+    reason: Option<FinishReason>,
+    spec: SpecStats,
+}
+
+/// The prompts of the acceptance tables, by kind, tokenized.
+fn prompts() -> Vec<(String, Vec<u32>)> {
+    let folder = match aquila_model::resolve("tiny").unwrap() {
+        aquila_model::Location::Folder(folder) => folder,
+        other => panic!("{other:?}"),
+    };
+    let tokenizer = Tokenizer::from_file(folder.join("tokenizer.json")).unwrap();
+    let path = support::fixture("acceptance-prompts.jsonl");
+    let text = std::fs::read_to_string(path).unwrap();
+    text.lines()
+        .map(|line| {
+            let line: Value = serde_json::from_str(line).unwrap();
+            let ids = tokenizer.encode(line["prompt"].as_str().unwrap(), true).unwrap();
+            (line["kind"].as_str().unwrap().to_owned(), ids.get_ids().to_vec())
+        })
+        .collect()
+}
+
+/// How a request is changed before it is submitted.
+type Change = fn(&mut Request, usize);
+
+fn greedy(_: &mut Request, _: usize) {}
+
+fn warm(request: &mut Request, index: usize) {
+    request.sampling.temperature = 0.7;
+    request.sampling.top_p = 0.9;
+    request.sampling.seed = index as u64;
+    request.seeded = true;
+}
+
+fn hot(request: &mut Request, index: usize) {
+    warm(request, index + 1000);
+    request.sampling.temperature = 1.0;
+    request.sampling.top_p = 0.95;
+}
+
+fn penalized(request: &mut Request, _: usize) {
+    request.sampling.repetition_penalty = 1.2;
+    request.sampling.presence_penalty = 0.5;
+    request.sampling.frequency_penalty = 0.4;
+}
+
+/// Runs all prompts at once, as far as the engine lets them.
+fn answers(engine: &mut Engine<CpuBackend>, prompts: &[Vec<u32>], tokens: usize, change: Change) -> Vec<Heard> {
+    let submit = |(index, prompt): (usize, &Vec<u32>)| {
+        let heard = Arc::new(Mutex::new(support::Heard::default()));
+        let notes = Notes { heard: heard.clone(), stop_after: None };
+        let mut request = Request::new(prompt.clone(), tokens, Box::new(notes));
+        request.limits.stop_ids = vec![0, 2];
+        request.logprobs = Some(0);
+        change(&mut request, index);
+        engine.submit(request).unwrap();
+        heard
+    };
+    let all: Vec<_> = prompts.iter().enumerate().map(submit).collect();
+    run(engine);
+    let heard = |heard: &Arc<Mutex<support::Heard>>| {
+        let heard = heard.lock().unwrap();
+        Heard {
+            ids: heard.ids(),
+            logprobs: heard.tokens.iter().map(|t| t.logprob.map(f32::to_bits)).collect(),
+            reason: Some(heard.reason().clone()),
+            spec: heard.spec.clone(),
+        }
+    };
+    all.iter().map(heard).collect()
+}
+
+fn texts(heard: &[Heard]) -> Vec<(&[u32], &[Option<u32>], &Option<FinishReason>)> {
+    heard.iter().map(|h| (&h.ids[..], &h.logprobs[..], &h.reason)).collect()
+}
+
+fn shape(steps: usize, topk: usize, nodes: usize) -> Shape {
+    Shape::new(steps, topk, nodes).unwrap()
+}
+
+#[test]
+fn speculation_is_invisible_in_the_output() {
+    let prompts: Vec<Vec<u32>> = prompts().into_iter().step_by(3).map(|(_, ids)| ids).collect();
+    let modes: [Change; 4] = [greedy, warm, hot, penalized];
+    let plain: Vec<Vec<Heard>> = modes
+        .iter()
+        .map(|&mode| answers(&mut engine(Algorithm::None, config(Shape::PLAIN)), &prompts, 32, mode))
+        .collect();
+    // A covering sample: every value of every dimension, in changing company.
+    let cases = [
+        (Algorithm::Eagle3, shape(1, 1, 2), 1, 8, 0),
+        (Algorithm::Eagle3, shape(3, 1, 4), 16, 3, 1),
+        (Algorithm::Eagle3, shape(8, 1, 9), 4, 1, 3),
+        (Algorithm::Eagle3, shape(5, 2, 8), 4, 8, 2),
+        (Algorithm::Eagle3, shape(5, 4, 16), 1, 3, 3),
+        (Algorithm::Eagle3, shape(5, 8, 32), 16, 8, 0),
+        (Algorithm::Eagle3, shape(5, 16, 64), 1, 8, 1),
+        (Algorithm::Standalone, shape(5, 1, 6), 1, 3, 2),
+        (Algorithm::Standalone, shape(3, 1, 4), 16, 8, 3),
+        (Algorithm::Standalone, shape(5, 4, 32), 4, 8, 1),
+        (Algorithm::Standalone, shape(5, 8, 64), 16, 3, 0),
+        (Algorithm::Standalone, shape(5, 2, 16), 1, 1, 2),
+    ];
+    for (algorithm, shape, page_size, batch, mode) in cases {
+        let config = EngineConfig { page_size, max_running_requests: batch, ..config(shape) };
+        let got = answers(&mut engine(algorithm, config), &prompts, 32, modes[mode]);
+        let what = format!("{algorithm:?}, {shape}, pages of {page_size}, batch {batch}, mode {mode}");
+        assert_eq!(texts(&got), texts(&plain[mode]), "{what}");
+        assert!(got.iter().all(|h| h.spec.verify_ct > 0), "{what}");
+    }
+}
+
+#[test]
+fn drafts_do_not_depend_on_company_pages_chunks_hits_or_retraction() {
+    let prompts: Vec<Vec<u32>> = prompts().into_iter().step_by(4).map(|(_, ids)| ids).collect();
+    for (algorithm, shape, mode) in [
+        (Algorithm::Eagle3, shape(4, 1, 5), greedy as Change),
+        (Algorithm::Eagle3, shape(4, 4, 12), warm),
+        (Algorithm::Standalone, shape(4, 1, 5), hot),
+        (Algorithm::Standalone, shape(4, 4, 12), greedy),
+    ] {
+        let base = EngineConfig { max_running_requests: 1, chunked_prefill_size: 2048, ..config(shape) };
+        let want = answers(&mut engine(algorithm, base.clone()), &prompts, 40, mode);
+        let check = |got: &[Heard], what: &str| assert_eq!(got, want, "{algorithm:?}, {shape}: {what}");
+        let variants = [
+            ("batch 8", EngineConfig { max_running_requests: 8, ..base.clone() }),
+            ("pages of 16", EngineConfig { page_size: 16, ..base.clone() }),
+            ("chunks of 4", EngineConfig { chunked_prefill_size: 4, ..base.clone() }),
+            ("chunks of 64, batch 8", EngineConfig { chunked_prefill_size: 64, max_running_requests: 8, ..base.clone() }),
+        ];
+        for (what, config) in variants {
+            check(&answers(&mut engine(algorithm, config), &prompts, 40, mode), what);
+        }
+        let mut again = engine(algorithm, EngineConfig { page_size: 4, ..base.clone() });
+        answers(&mut again, &prompts, 40, mode);
+        check(&answers(&mut again, &prompts, 40, mode), "prefixes found in the cache");
+
+        let small = EngineConfig { max_running_requests: 8, max_total_tokens: 700, ..base.clone() };
+        let mut crowded = engine(algorithm, small);
+        check(&answers(&mut crowded, &prompts, 40, mode), "a pool that is too small");
+        assert!(crowded.stats().snapshot().retractions > 0, "the pool was meant to be too small");
+    }
+}
+
+#[test]
+fn opted_out_requests_are_plain_and_change_nothing_for_others() {
+    let prompts: Vec<Vec<u32>> = prompts().into_iter().step_by(5).map(|(_, ids)| ids).collect();
+    fn every_other(request: &mut Request, index: usize) {
+        request.speculation = match index % 3 {
+            0 => Speculation::Off,
+            1 => Speculation::Steps(2),
+            _ => Speculation::Free,
+        };
+    }
+    let want = answers(&mut engine(Algorithm::Eagle3, config(shape(5, 1, 6))), &prompts, 40, greedy);
+    let got = answers(&mut engine(Algorithm::Eagle3, config(shape(5, 1, 6))), &prompts, 40, every_other);
+    assert_eq!(texts(&got), texts(&want));
+    for (index, (got, want)) in got.iter().zip(&want).enumerate() {
+        match index % 3 {
+            0 => assert_eq!(got.spec, SpecStats::default()),
+            1 => assert!(got.spec.histogram.len() <= 3, "at most two drafts: {:?}", got.spec),
+            _ => assert_eq!(got.spec, want.spec),
+        }
+    }
+}
+
+#[test]
+fn a_target_that_drafts_for_itself_is_always_right() {
+    let prompts: Vec<Vec<u32>> = prompts().into_iter().step_by(6).map(|(_, ids)| ids).collect();
+    for mode in [greedy as Change, hot, penalized] {
+        let got = answers(&mut engine(Algorithm::Itself, config(shape(4, 1, 5))), &prompts, 41, mode);
+        for heard in &got {
+            // Every round keeps all its drafts; the last one as far as the text goes.
+            let SpecStats { verify_ct, histogram, .. } = &heard.spec;
+            let full: u64 = histogram.get(4).copied().unwrap_or(0);
+            assert!(full + 1 >= *verify_ct, "{:?}", heard.spec);
+        }
+    }
+}
+
+/// Tokens per verification by kind: the sum of completion tokens less one each, over the sum of
+/// verifications.
+fn acceptance(algorithm: Algorithm, shape: Shape) -> BTreeMap<String, f64> {
+    let prompts = prompts();
+    let config = EngineConfig { max_running_requests: 30, max_total_tokens: 40_000, ..config(shape) };
+    let ids: Vec<Vec<u32>> = prompts.iter().map(|(_, ids)| ids.clone()).collect();
+    let heard = answers(&mut engine(algorithm, config), &ids, 160, |r, _| r.logprobs = None);
+    let mut sums: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+    for ((kind, _), heard) in prompts.iter().zip(&heard) {
+        // The tables leave out texts that end within 16 tokens.
+        if heard.ids.len() > 16 {
+            let sum = sums.entry(kind.clone()).or_default();
+            sum.0 += heard.ids.len() as u64 - 1;
+            sum.1 += heard.spec.verify_ct;
+        }
+    }
+    sums.into_iter().map(|(kind, (tokens, rounds))| (kind, tokens as f64 / rounds as f64)).collect()
+}
+
+fn table(file: &str) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(support::fixture(file)).unwrap()).unwrap()
+}
+
+fn compare(algorithm: Algorithm, name: &str, shape: Shape, key: &str, table: &Value) {
+    for (kind, got) in acceptance(algorithm, shape) {
+        let want = table[name][&kind][key].as_f64().unwrap();
+        println!("{name}, {shape}, {kind}: {got:.3}, reference {want:.3}");
+        assert!((got / want - 1.0).abs() <= 0.02, "{name}, {shape}, {kind}: {got} against {want}");
+    }
+}
+
+#[test]
+fn chains_are_as_effective_as_the_reference() {
+    let table = table("tiny-acceptance.json");
+    for steps in [1, 3, 5] {
+        compare(Algorithm::Eagle3, "eagle3", Shape::chain(steps), &steps.to_string(), &table);
+        compare(Algorithm::Standalone, "standalone", Shape::chain(steps), &steps.to_string(), &table);
+    }
+}
+
+#[test]
+fn trees_are_as_effective_as_the_reference() {
+    let table = table("tiny-tree-acceptance.json");
+    for (steps, topk, nodes) in [(3, 4, 16), (5, 8, 48)] {
+        let key = format!("steps {steps} topk {topk} nodes {nodes}");
+        compare(Algorithm::Eagle3, "eagle3", shape(steps, topk, nodes), &key, &table);
+        compare(Algorithm::Standalone, "standalone", shape(steps, topk, nodes), &key, &table);
+    }
+}

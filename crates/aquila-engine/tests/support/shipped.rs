@@ -1,0 +1,71 @@
+//! Engines over the shipped models, with and without a draft.
+
+use std::sync::Arc;
+
+use aquila_compute::cpu::{CpuBackend, IsaChoice};
+use aquila_compute::{KvDtype, WeightFormat};
+use aquila_engine::{Engine, EngineConfig, Runner};
+use aquila_model::{Checkpoint, Decoder, Eagle3Checkpoint, Eagle3Head, LoadFormat, resolve};
+use aquila_spec::{Drafter, Eagle3, Shape, Standalone};
+
+/// Which draft.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Algorithm {
+    None,
+    Eagle3,
+    Standalone,
+    /// The target as its own draft.
+    Itself,
+}
+
+pub fn config(shape: Shape) -> EngineConfig {
+    EngineConfig {
+        page_size: 1,
+        max_total_tokens: 20_000,
+        max_running_requests: 8,
+        max_queued_requests: 1000,
+        chunked_prefill_size: 256,
+        context_length: 2048,
+        prefix_cache: true,
+        kv_dtype: KvDtype::F32,
+        random_seed: 7,
+        shape,
+        simulate: None,
+    }
+}
+
+fn decoder(backend: &CpuBackend, name: &str, positions: usize) -> Decoder<CpuBackend> {
+    let checkpoint = Checkpoint::open(&resolve(name).unwrap(), LoadFormat::Auto).unwrap();
+    Decoder::load(backend, &checkpoint, WeightFormat::Bf16, positions, &mut |_| ()).unwrap()
+}
+
+pub fn engine(algorithm: Algorithm, config: EngineConfig) -> Engine<CpuBackend> {
+    let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
+    let positions = config.context_length;
+    let target = decoder(&backend, "tiny", positions);
+    let bounds = config.draft_bounds();
+    let standalone = |name: &str| -> Option<Box<dyn Drafter<CpuBackend>>> {
+        let draft = decoder(&backend, name, positions);
+        Some(Box::new(Standalone::new(&*backend, draft, bounds).unwrap()))
+    };
+    let drafter: Option<Box<dyn Drafter<CpuBackend>>> = match algorithm {
+        Algorithm::None => None,
+        Algorithm::Standalone => standalone("draft"),
+        Algorithm::Itself => standalone("tiny"),
+        Algorithm::Eagle3 => {
+            let location = resolve("tiny-eagle3").unwrap();
+            let head = Eagle3Checkpoint::open(&location, LoadFormat::Auto, target.spec()).unwrap();
+            let head = Eagle3Head::load(
+                &*backend,
+                &head,
+                WeightFormat::Bf16,
+                positions,
+                target.embedding().clone(),
+                &mut |_| (),
+            )
+            .unwrap();
+            Some(Box::new(Eagle3::new(&*backend, head, bounds).unwrap()))
+        }
+    };
+    Engine::new(Runner::new(backend, target, drafter, &config).unwrap(), config).unwrap()
+}

@@ -46,7 +46,7 @@ impl Checkpoint {
             (_, LoadFormat::Dummy { seed }) => Box::new(Dummy::new(&spec, seed)),
             (None, LoadFormat::Auto) => Box::new(Dummy::new(&spec, 0)),
         };
-        let tensor_bytes = layout::check(&spec, &*tensors)?;
+        let tensor_bytes = layout::check(spec.tensors(), &*tensors)?;
         Ok(Self { spec, config, generation_config, eos_token_ids, folder, tensors, tensor_bytes })
     }
 

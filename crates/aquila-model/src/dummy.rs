@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use aquila_compute::{DType, HostTensor};
 use half::bf16;
 
+use crate::layout::Expected;
 use crate::source::{TensorInfo, TensorSource};
 use crate::{Error, ModelSpec, Result};
 
@@ -21,11 +22,17 @@ pub struct Dummy {
     shapes: BTreeMap<String, Vec<usize>>,
     /// Drawn once from a normal-like distribution; weights are drawn from here.
     urn: Vec<bf16>,
+    given: BTreeMap<String, HostTensor>,
 }
 
 impl Dummy {
     /// Random weights for `spec`.
     pub fn new(spec: &ModelSpec, seed: u64) -> Self {
+        Self::of(&spec.architecture, spec.tensors(), seed)
+    }
+
+    /// Random weights in the shape of `tensors`.
+    pub(crate) fn of(what: &str, tensors: impl Iterator<Item = Expected>, seed: u64) -> Self {
         let mut state = seed;
         let urn = (0..4096)
             .map(|_| {
@@ -36,11 +43,18 @@ impl Dummy {
             })
             .collect();
         Self {
-            origin: format!("random weights of {}", spec.architecture),
+            origin: format!("random weights of {what}"),
             seed,
-            shapes: spec.tensors().map(|t| (t.name, t.shape)).collect(),
+            shapes: tensors.map(|t| (t.name, t.shape)).collect(),
             urn,
+            given: BTreeMap::new(),
         }
+    }
+
+    /// Adds a tensor that is no weight and cannot be random.
+    pub(crate) fn with(mut self, tensor: HostTensor) -> Self {
+        self.given.insert(tensor.name().to_owned(), tensor);
+        self
     }
 }
 
@@ -50,10 +64,22 @@ impl TensorSource for Dummy {
     }
 
     fn names(&self) -> Vec<&str> {
-        self.shapes.keys().map(String::as_str).collect()
+        let mut names: Vec<&str> =
+            self.shapes.keys().chain(self.given.keys()).map(String::as_str).collect();
+        names.sort_unstable();
+        names
     }
 
     fn info(&self, name: &str) -> Option<TensorInfo> {
+        if let Some(tensor) = self.given.get(name) {
+            return Some(TensorInfo {
+                dtype: Some(tensor.dtype()),
+                stored_as: tensor.dtype().to_string(),
+                shape: tensor.shape().to_vec(),
+                bytes: tensor.bytes().len() as u64,
+                origin: self.origin.clone(),
+            });
+        }
         self.shapes.get(name).map(|shape| TensorInfo {
             dtype: Some(DType::Bf16),
             stored_as: "BF16".into(),
@@ -64,6 +90,9 @@ impl TensorSource for Dummy {
     }
 
     fn get(&self, name: &str) -> Result<HostTensor> {
+        if let Some(tensor) = self.given.get(name) {
+            return Ok(tensor.clone());
+        }
         let shape = self
             .shapes
             .get(name)

@@ -105,7 +105,7 @@ impl Inspection {
         let eos = eos(&origin, &config, folder.as_deref(), generation_config.as_ref());
         let tensors = folder.as_deref().map(Safetensors::open_folder).transpose();
         let fits = match (&spec, &tensors) {
-            (Ok(spec), Ok(Some(tensors))) => layout::check(spec, tensors).map(|_| ()),
+            (Ok(spec), Ok(Some(tensors))) => layout::check(spec.tensors(), tensors).map(|_| ()),
             _ => Ok(()),
         };
         let stored = tensors.as_ref().ok().and_then(Option::as_ref).map(elements);

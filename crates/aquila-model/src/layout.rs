@@ -73,6 +73,17 @@ pub(crate) struct LayerLayout {
     pub down: LinearLayout,
 }
 
+impl LayerLayout {
+    /// Every tensor of the layer.
+    pub fn tensors(self) -> impl Iterator<Item = Expected> {
+        let linears = [self.qkv, self.o, self.gate_up, self.down];
+        [self.input_norm, self.post_norm]
+            .into_iter()
+            .chain(self.qk_norms.into_iter().flatten())
+            .chain(linears.into_iter().flat_map(|l| l.weights.into_iter().chain(l.biases)))
+    }
+}
+
 fn linear(parts: &[(String, usize)], inputs: usize, bias: bool) -> LinearLayout {
     let weights = parts
         .iter()
@@ -116,8 +127,13 @@ impl ModelSpec {
     }
 
     pub(crate) fn layer(&self, layer: usize) -> LayerLayout {
+        self.layer_at(&format!("{}.{layer}", self.names.layer), self.hidden_size)
+    }
+
+    /// The layer whose names begin with `prefix` and whose attention reads rows of `width`.
+    pub(crate) fn layer_at(&self, prefix: &str, width: usize) -> LayerLayout {
         let names = self.names;
-        let at = |part: &str| format!("{}.{layer}.{part}", names.layer);
+        let at = |part: &str| format!("{prefix}.{part}");
         let norm = |part: &str, width: usize| Expected {
             name: format!("{}.weight", at(part)),
             shape: vec![width],
@@ -129,7 +145,7 @@ impl ModelSpec {
             input_norm: norm(names.input_norm, hidden),
             qkv: linear(
                 &[(at(names.q), q), (at(names.k), kv), (at(names.v), kv)],
-                hidden,
+                width,
                 self.qkv_bias,
             ),
             qk_norms: self.qk_norm.then(|| [norm(names.q_norm, head), norm(names.k_norm, head)]),
@@ -146,24 +162,20 @@ impl ModelSpec {
 
     /// Every tensor of the model; a tied head is not listed twice.
     pub fn tensors(&self) -> impl Iterator<Item = Expected> + '_ {
-        let layers = (0..self.layers).flat_map(|layer| {
-            let l = self.layer(layer);
-            let linears = [l.qkv, l.o, l.gate_up, l.down];
-            [l.input_norm, l.post_norm]
-                .into_iter()
-                .chain(l.qk_norms.into_iter().flatten())
-                .chain(linears.into_iter().flat_map(|l| l.weights.into_iter().chain(l.biases)))
-        });
+        let layers = (0..self.layers).flat_map(|layer| self.layer(layer).tensors());
         let head = (!self.tied_embeddings).then(|| self.head());
         [self.embedding(), self.final_norm()].into_iter().chain(layers).chain(head)
     }
 }
 
-/// Refuses a source that lacks a tensor of the model or has it in another shape or type; answers
-/// how many bytes the model's tensors have.
-pub(crate) fn check(spec: &ModelSpec, source: &dyn TensorSource) -> Result<u64> {
+/// Refuses a source that lacks one of `tensors` or has it in another shape or type; answers how
+/// many bytes they have.
+pub(crate) fn check(
+    tensors: impl Iterator<Item = Expected>,
+    source: &dyn TensorSource,
+) -> Result<u64> {
     let mut bytes = 0u64;
-    for expected in spec.tensors() {
+    for expected in tensors {
         let Some(found) = source.info(&expected.name) else {
             return Err(Error::tensor(
                 source.origin(),

@@ -15,14 +15,18 @@
 pub mod memory;
 
 mod arch;
+mod block;
+mod capture;
 mod checkpoint;
 mod config;
 mod decoder;
 mod dummy;
 mod error;
+mod head;
 mod hub;
 mod inspect;
 mod layout;
+mod loading;
 mod location;
 mod mapped;
 mod preset;
@@ -33,12 +37,15 @@ mod source;
 mod spec;
 
 pub use arch::supported_architectures;
+pub use capture::Capture;
 pub use checkpoint::{Checkpoint, LoadFormat};
-pub use decoder::{Decoder, Progress, Scratch};
+pub use decoder::{Decoder, Scratch};
 pub use dummy::Dummy;
 pub use error::{Error, Result};
+pub use head::{Eagle3Head, Eagle3Spec, HeadCheckpoint, HeadScratch, Hidden};
 pub use inspect::{FileSize, Inspection, MemoryEstimate};
 pub use layout::{Expected, TensorNames};
+pub use loading::Progress;
 pub use location::{Download, Location, Places, resolve, resolve_with_progress};
 pub use preset::presets;
 pub use rope::{RopeKind, RopeSpec};

@@ -2,7 +2,7 @@
 
 use aquila_compute::{INT8_GROUP, KvDtype, KvShape, PlanBounds, WeightFormat};
 
-use crate::ModelSpec;
+use crate::{Eagle3Spec, ModelSpec};
 
 impl ModelSpec {
     /// The store of keys and values for `slots` tokens.
@@ -19,25 +19,36 @@ impl ModelSpec {
 
 /// Bytes of all weights once packed, the embedding table included.
 pub fn weight_bytes(spec: &ModelSpec, format: WeightFormat) -> u64 {
-    let matrix = |outputs: usize, inputs: usize| -> u64 {
-        let per_output = match format {
-            WeightFormat::Bf16 => 2 * inputs,
-            WeightFormat::F32 => 4 * inputs,
-            WeightFormat::Int8 => {
-                inputs.next_multiple_of(INT8_GROUP) + 2 * inputs.div_ceil(INT8_GROUP)
-            }
-        };
-        outputs as u64 * per_output as u64
+    let hidden = spec.hidden_size;
+    let layer = layer_bytes(spec, hidden, format);
+    spec.layers as u64 * layer
+        + table_bytes(spec)
+        + matrix_bytes(spec.vocab_size, hidden, format)
+        + 4 * hidden as u64
+}
+
+fn matrix_bytes(outputs: usize, inputs: usize, format: WeightFormat) -> u64 {
+    let per_output = match format {
+        WeightFormat::Bf16 => 2 * inputs,
+        WeightFormat::F32 => 4 * inputs,
+        WeightFormat::Int8 => inputs.next_multiple_of(INT8_GROUP) + 2 * inputs.div_ceil(INT8_GROUP),
     };
+    outputs as u64 * per_output as u64
+}
+
+/// The table stays as the checkpoint has it: rows are looked up, not multiplied.
+fn table_bytes(spec: &ModelSpec) -> u64 {
+    (spec.vocab_size * spec.hidden_size * spec.dtype.size()) as u64
+}
+
+/// A layer whose attention reads rows of `width`.
+fn layer_bytes(spec: &ModelSpec, width: usize, format: WeightFormat) -> u64 {
     let (hidden, inner) = (spec.hidden_size, spec.intermediate_size);
-    let layer = matrix(spec.heads.qkv_width(), hidden)
-        + matrix(hidden, spec.heads.q_width())
-        + matrix(2 * inner, hidden)
-        + matrix(hidden, inner)
-        + 4 * vector_elements_of_a_layer(spec);
-    // The table stays as the checkpoint has it: rows are looked up, not multiplied.
-    let table = (spec.vocab_size * hidden * spec.dtype.size()) as u64;
-    spec.layers as u64 * layer + table + matrix(spec.vocab_size, hidden) + 4 * hidden as u64
+    matrix_bytes(spec.heads.qkv_width(), width, format)
+        + matrix_bytes(hidden, spec.heads.q_width(), format)
+        + matrix_bytes(2 * inner, hidden, format)
+        + matrix_bytes(hidden, inner, format)
+        + 4 * vector_elements_of_a_layer(spec)
 }
 
 fn vector_elements_of_a_layer(spec: &ModelSpec) -> u64 {
@@ -56,11 +67,22 @@ pub fn kv_bytes_per_token(spec: &ModelSpec, dtype: KvDtype) -> u64 {
 
 /// Bytes of the buffers of a forward pass.
 pub fn scratch_bytes(spec: &ModelSpec, bounds: PlanBounds) -> u64 {
-    let per_row = 2 * spec.hidden_size
-        + spec.heads.qkv_width()
-        + spec.heads.q_width()
-        + 3 * spec.intermediate_size;
+    let per_row = spec.hidden_size + work_width(spec);
     let per_output = 2 * spec.hidden_size + spec.vocab_size;
+    buffer_bytes(bounds, per_row, per_output)
+}
+
+/// Bytes of a capture of `layers` layers in passes up to `rows` rows.
+pub fn capture_bytes(spec: &ModelSpec, layers: usize, rows: usize) -> u64 {
+    4 * rows as u64 * (layers * spec.hidden_size) as u64
+}
+
+/// What a row takes in the buffers that every layer uses anew, and in the residual stream.
+fn work_width(spec: &ModelSpec) -> usize {
+    spec.hidden_size + spec.heads.qkv_width() + spec.heads.q_width() + 3 * spec.intermediate_size
+}
+
+fn buffer_bytes(bounds: PlanBounds, per_row: usize, per_output: usize) -> u64 {
     4 * (bounds.rows as u64 * per_row as u64
         + bounds.outputs as u64 * per_output as u64
         + bounds.slots as u64)
@@ -69,4 +91,35 @@ pub fn scratch_bytes(spec: &ModelSpec, bounds: PlanBounds) -> u64 {
 /// Bytes of the rotary table for contexts of `positions` tokens.
 pub fn rope_bytes(spec: &ModelSpec, positions: usize) -> u64 {
     4 * positions as u64 * spec.heads.head_dim as u64
+}
+
+impl Eagle3Spec {
+    /// Bytes of the head's weights once packed; the embedding table only where it is its own.
+    pub fn weight_bytes(&self, format: WeightFormat) -> u64 {
+        let hidden = self.layer.hidden_size;
+        // Besides those of a layer: the norm of hidden states, the last norm, the bias of `fc`.
+        let vectors = if self.fc_bias() { 3 * hidden } else { 2 * hidden };
+        layer_bytes(&self.layer, 2 * hidden, format)
+            + matrix_bytes(hidden, self.fc_inputs(), format)
+            + matrix_bytes(self.draft_vocab_size, hidden, format)
+            + 4 * vectors as u64
+            + if self.own_embedding() { table_bytes(&self.layer) } else { 0 }
+    }
+
+    /// Bytes of the head's keys and values that one token takes.
+    pub fn kv_bytes_per_token(&self, dtype: KvDtype) -> u64 {
+        kv_bytes_per_token(&self.layer, dtype)
+    }
+
+    /// Bytes of the buffers of the head's passes.
+    pub fn scratch_bytes(&self, bounds: PlanBounds) -> u64 {
+        let hidden = self.layer.hidden_size;
+        let per_row = work_width(&self.layer) + self.fc_inputs() + 5 * hidden;
+        buffer_bytes(bounds, per_row, 3 * hidden + self.draft_vocab_size)
+    }
+
+    /// Bytes of the head's rotary table for contexts of `positions` tokens.
+    pub fn rope_bytes(&self, positions: usize) -> u64 {
+        rope_bytes(&self.layer, positions)
+    }
 }

@@ -9,7 +9,7 @@ pub(crate) const PREFIX: &str = "preset:";
 
 /// The names of all presets.
 pub fn presets() -> impl Iterator<Item = &'static str> {
-    ["bench", "llama-3.1-8b"].into_iter()
+    ["bench", "llama-3.1-8b", "bench-eagle3", "llama-3.1-8b-eagle3"].into_iter()
 }
 
 /// The error about a preset that does not exist.
@@ -63,6 +63,18 @@ pub(crate) fn config(name: &str) -> Option<Value> {
             "eos_token_id": [128001, 128008, 128009],
             "torch_dtype": "bfloat16",
         })),
+        "bench-eagle3" => eagle3("bench", 16_000),
+        "llama-3.1-8b-eagle3" => eagle3("llama-3.1-8b", 32_000),
         _ => None,
     }
+}
+
+/// An EAGLE-3 head whose layer is as wide as those of the preset that it drafts for.
+fn eagle3(target: &str, draft_vocab_size: usize) -> Option<Value> {
+    let mut head = config(target)?;
+    head["architectures"] = json!(["LlamaForCausalLMEagle3"]);
+    head["num_hidden_layers"] = json!(1);
+    head["draft_vocab_size"] = json!(draft_vocab_size);
+    head["target_hidden_size"] = head["hidden_size"].clone();
+    Some(head)
 }

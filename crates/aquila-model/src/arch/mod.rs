@@ -6,7 +6,9 @@ mod qwen;
 use serde_json::Value;
 
 use crate::config::Settings;
-use crate::{ModelSpec, Result};
+use crate::{ModelSpec, Result, head};
+
+pub(crate) use llama::read as read_llama;
 
 type Read = fn(&Settings<'_>) -> Result<ModelSpec>;
 
@@ -37,13 +39,20 @@ pub(crate) fn read(origin: &str, config: &Value) -> Result<ModelSpec> {
     let Some(name) = named(config) else {
         return Err(settings.wrong("architectures", "is missing, and so is model_type"));
     };
+    if head::is_eagle3(config) {
+        return Err(settings.unsupported(format!(
+            "architecture {name:?} is a draft head (EAGLE-3): it drafts for a model and cannot \
+             serve alone; use --speculative-draft-model-path"
+        )));
+    }
     let known = ARCHITECTURES.iter().find(|(arch, kind, _)| [*arch, *kind].contains(&name));
     if let Some((_, _, read)) = known {
         return read(&settings);
     }
     if DRAFT_HEADS.iter().any(|mark| name.contains(mark)) {
         return Err(settings.unsupported(format!(
-            "architecture {name:?} is a draft head: it drafts for a model and cannot serve alone"
+            "architecture {name:?} is a draft head: it drafts for a model and cannot serve alone; \
+             use --speculative-draft-model-path"
         )));
     }
     Err(settings.unsupported(format!(

@@ -117,7 +117,7 @@ fn a_row_computes_the_same_among_any_number_of_others() {
             for (c, text) in texts.iter().enumerate() {
                 chunk(&mut plan, text, &slots(c), from, to);
             }
-            decoder.forward(&backend, &plan, &mut kv, &mut scratch).unwrap();
+            decoder.forward(&backend, &plan, &mut kv, &mut scratch, None).unwrap();
         }
         let logits = backend.read(scratch.logits(), company).unwrap();
         let ours = &logits[company / 2 * vocabulary..][..vocabulary];
@@ -166,10 +166,10 @@ fn an_empty_plan_and_a_plan_without_outputs_are_ordinary() {
     let mut plan = ForwardPlan::default();
     chunk(&mut plan, &ids, &slots, 0, 39);
     plan.outputs.clear();
-    decoder.forward(&backend, &plan, &mut kv, &mut scratch).unwrap();
+    decoder.forward(&backend, &plan, &mut kv, &mut scratch, None).unwrap();
     plan.clear();
     chunk(&mut plan, &ids, &slots, 39, 40);
-    decoder.forward(&backend, &plan, &mut kv, &mut scratch).unwrap();
+    decoder.forward(&backend, &plan, &mut kv, &mut scratch, None).unwrap();
     let last = backend.read(scratch.logits(), 1).unwrap();
 
     let whole = Sequence::in_order(&backend, &decoder, ROOM).run(&ids, 40);
@@ -216,7 +216,7 @@ fn a_plan_that_leaves_the_model_is_refused_with_the_number_at_fault() {
         let mut plan = ForwardPlan::default();
         chunk(&mut plan, &[1, 2, 3], &[0, 1, 2], 0, 3);
         spoil(&mut plan);
-        decoder.forward(&backend, &plan, &mut kv, &mut scratch).unwrap_err().to_string()
+        decoder.forward(&backend, &plan, &mut kv, &mut scratch, None).unwrap_err().to_string()
     };
     assert!(refused(|p| p.tokens[1] = 320).contains("token 320, vocabulary 320"));
     assert!(refused(|p| p.positions[2] = 512).contains("position 512, context 512"));

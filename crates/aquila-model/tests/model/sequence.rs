@@ -93,7 +93,7 @@ impl<'a> Sequence<'a> {
     pub fn run(&mut self, ids: &[u32], to: usize) -> Vec<f32> {
         let mut plan = ForwardPlan::default();
         chunk(&mut plan, ids, &self.slots, self.done, to);
-        self.decoder.forward(self.backend, &plan, &mut self.kv, &mut self.scratch).unwrap();
+        self.decoder.forward(self.backend, &plan, &mut self.kv, &mut self.scratch, None).unwrap();
         let rows = to - self.done;
         self.done = to;
         self.backend.read(self.scratch.logits(), rows).unwrap()

@@ -1,0 +1,66 @@
+//! The residual stream of a model after chosen layers, for heads that draft from it.
+
+use aquila_compute::Backend;
+
+use crate::{Error, ModelSpec, Result};
+
+/// Where a pass leaves the outputs of chosen layers: of every row of the pass, side by side in the
+/// order in which the layers were named.
+pub struct Capture<B: Backend> {
+    layers: Vec<usize>,
+    hidden_size: usize,
+    capacity: usize,
+    rows: B::Rows,
+}
+
+impl<B: Backend> Capture<B> {
+    pub(crate) fn new(
+        backend: &B,
+        spec: &ModelSpec,
+        layers: &[usize],
+        capacity: usize,
+    ) -> Result<Self> {
+        if let Some(layer) = layers.iter().find(|&&layer| layer >= spec.layers) {
+            let problem = format!("capture of layer {layer}; the model has {}", spec.layers);
+            return Err(Error::Plan(problem));
+        }
+        if layers.is_empty() {
+            return Err(Error::Plan("capture of no layer".into()));
+        }
+        Ok(Self {
+            layers: layers.to_vec(),
+            hidden_size: spec.hidden_size,
+            capacity,
+            rows: backend.rows(capacity, layers.len() * spec.hidden_size)?,
+        })
+    }
+
+    /// What the last pass left: row r of the pass is row r here, as wide as all layers together.
+    pub fn rows(&self) -> &B::Rows {
+        &self.rows
+    }
+
+    /// The layers whose outputs are taken, from 0.
+    pub fn layers(&self) -> &[usize] {
+        &self.layers
+    }
+
+    /// How many rows a pass may have.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Takes the output of `layer`, if it is one of the chosen.
+    pub(crate) fn take(
+        &mut self,
+        backend: &B,
+        layer: usize,
+        residual: &B::Rows,
+        rows: usize,
+    ) -> Result<()> {
+        for (place, _) in self.layers.iter().enumerate().filter(|(_, l)| **l == layer) {
+            backend.copy_columns(residual, rows, place * self.hidden_size, &mut self.rows)?;
+        }
+        Ok(())
+    }
+}

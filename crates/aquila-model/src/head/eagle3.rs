@@ -1,0 +1,301 @@
+//! The passes of an EAGLE-3 head: a token and a hidden state in, logits of the next token out.
+//!
+//! A row takes the token at p + 1 and the hidden state at p, runs at position p and predicts the
+//! token at p + 2. The hidden state is the target's (through `fc`) in [`Eagle3Head::extend`] and
+//! the head's own in [`Eagle3Head::expand`]. The invariant: no pass reads a hidden state from a
+//! buffer that it writes.
+
+use std::sync::Arc;
+
+use aquila_compute::{
+    Backend, DraftIds, ForwardPlan, HostTensor, KvDtype, KvShape, PlanBounds, Sink, WeightFormat,
+};
+
+use super::{Eagle3Spec, HeadCheckpoint};
+use crate::block::{Block, Linear, Pass, Work, check_plan};
+use crate::loading::{Loading, Progress, check_positions};
+use crate::{Error, Result};
+
+/// An EAGLE-3 head on a backend.
+pub struct Eagle3Head<B: Backend> {
+    spec: Eagle3Spec,
+    capture_layers: Vec<usize>,
+    ids: Option<Vec<u32>>,
+    positions: usize,
+    embedding: Arc<B::Table>,
+    rope: B::Rope,
+    fc: Linear<B>,
+    input_norm: B::Vector,
+    hidden_norm: B::Vector,
+    block: Block<B>,
+    norm: B::Vector,
+    lm_head: B::Weight,
+}
+
+/// Whose hidden states the rows of [`Eagle3Head::expand`] go on from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hidden {
+    /// The outputs of the last extend, in their order.
+    Seeds,
+    /// All rows of the last expand.
+    Last,
+}
+
+/// The buffers that passes of a head work in, and what they leave for each other.
+pub struct HeadScratch<B: Backend> {
+    bounds: PlanBounds,
+    work: Work<B>,
+    features: B::Rows,
+    embedded: B::Rows,
+    normed: B::Rows,
+    joined: B::Rows,
+    seeds: B::Rows,
+    seed_rows: usize,
+    last: B::Rows,
+    last_rows: usize,
+    gathered: B::Rows,
+    hidden: B::Rows,
+    logits: B::Rows,
+}
+
+impl<B: Backend> HeadScratch<B> {
+    /// The logits of the last pass over the draft's vocabulary, one row per output of its plan.
+    pub fn logits(&self) -> &B::Rows {
+        &self.logits
+    }
+
+    /// The hidden states of the last extend's outputs, before the norm.
+    pub fn seeds(&self) -> &B::Rows {
+        &self.seeds
+    }
+
+    /// The hidden states of all rows of the last expand, before the norm.
+    pub fn last(&self) -> &B::Rows {
+        &self.last
+    }
+
+    /// The largest plan that fits.
+    pub fn bounds(&self) -> PlanBounds {
+        self.bounds
+    }
+}
+
+impl<B: Backend> Eagle3Head<B> {
+    /// Puts a head on a backend, for positions up to `positions`. The embedding table is that of
+    /// the target, unless the head has another width and brings its own.
+    pub fn load(
+        backend: &B,
+        checkpoint: &HeadCheckpoint,
+        format: WeightFormat,
+        positions: usize,
+        embedding: Arc<B::Table>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Self> {
+        check_positions(positions)?;
+        let spec = checkpoint.spec().clone();
+        let mut loading = Loading {
+            backend,
+            source: checkpoint.tensors(),
+            format,
+            done_bytes: 0,
+            total_bytes: checkpoint.tensor_bytes(),
+            progress,
+        };
+        let embedding = if spec.own_embedding() {
+            Arc::new(backend.table(&loading.tensor(&spec.embedding())?)?)
+        } else {
+            embedding
+        };
+        let layout = spec.layer_layout();
+        let fc = loading.linear(&spec.fc())?;
+        let input_norm = loading.vector(std::slice::from_ref(&layout.input_norm))?;
+        let hidden_norm = loading.vector(&[spec.hidden_norm()])?;
+        let block = loading.block(&layout)?;
+        let norm = loading.vector(&[spec.norm()])?;
+        let vocabulary = checkpoint.vocabulary.as_ref();
+        let mut stored = loading.tensor(&spec.lm_head())?;
+        if let Some(order) = vocabulary.and_then(|v| v.order.as_deref()) {
+            stored = reordered(&stored, order)?;
+        }
+        let lm_head = backend.pack(&[stored], format)?;
+        let rope = backend.rope(&spec.layer.rope.table(spec.layer.heads.head_dim, positions))?;
+        Ok(Self {
+            capture_layers: checkpoint.capture_layers().to_vec(),
+            ids: vocabulary.map(|v| v.ids.clone()),
+            spec,
+            positions,
+            embedding,
+            rope,
+            fc,
+            input_norm,
+            hidden_norm,
+            block,
+            norm,
+            lm_head,
+        })
+    }
+
+    /// What the head is.
+    pub fn spec(&self) -> &Eagle3Spec {
+        &self.spec
+    }
+
+    /// How many positions a context may have.
+    pub fn positions(&self) -> usize {
+        self.positions
+    }
+
+    /// The layers of the target, from 0, that must be captured for [`Eagle3Head::extend`].
+    pub fn capture_layers(&self) -> &[usize] {
+        &self.capture_layers
+    }
+
+    /// Which tokens of the target the columns of the logits are; none where they are all, in order.
+    pub fn draft_ids(&self) -> Option<DraftIds<'_>> {
+        let vocabulary = self.spec.layer.vocab_size;
+        self.ids.as_deref().map(|ids| DraftIds { ids, vocabulary })
+    }
+
+    /// The store of keys and values that the head needs for `slots` tokens.
+    pub fn kv_shape(&self, slots: usize, dtype: KvDtype) -> KvShape {
+        self.spec.layer.kv_shape(slots, dtype)
+    }
+
+    /// Buffers for passes up to `bounds`, extending and expanding alike.
+    pub fn scratch(&self, backend: &B, bounds: PlanBounds) -> Result<HeadScratch<B>> {
+        let PlanBounds { rows, outputs, .. } = bounds;
+        let hidden = self.spec.layer.hidden_size;
+        Ok(HeadScratch {
+            bounds,
+            work: Work::new(backend, &self.spec.layer, bounds)?,
+            features: backend.rows(rows, self.spec.fc_inputs())?,
+            embedded: backend.rows(rows, hidden)?,
+            normed: backend.rows(rows, hidden)?,
+            joined: backend.rows(rows, 2 * hidden)?,
+            seeds: backend.rows(outputs, hidden)?,
+            seed_rows: 0,
+            last: backend.rows(rows, hidden)?,
+            last_rows: 0,
+            gathered: backend.rows(outputs, hidden)?,
+            hidden: backend.rows(outputs, hidden)?,
+            logits: backend.rows(outputs, self.spec.draft_vocab_size)?,
+        })
+    }
+
+    /// Runs rows that take the target's hidden states: row r reads `captured[sources[r]]`. Leaves
+    /// the logits of the plan's outputs, and their hidden states as seeds for expanding.
+    pub fn extend(
+        &self,
+        backend: &B,
+        plan: &ForwardPlan,
+        captured: &B::Rows,
+        kv: &mut B::Kv,
+        scratch: &mut HeadScratch<B>,
+    ) -> Result<()> {
+        let s = scratch;
+        self.check(plan, s.bounds)?;
+        s.seed_rows = 0;
+        let rows = plan.rows();
+        if rows == 0 {
+            return Ok(());
+        }
+        backend.place(plan, &mut s.work.plan)?;
+        backend.gather_sources(captured, &s.work.plan, &mut s.features)?;
+        self.fc.project(backend, &s.features, rows, Sink::Set, &mut s.work.residual)?;
+        self.layer(backend, rows, kv, s)?;
+        s.seed_rows = backend.gather_outputs(&s.work.residual, &s.work.plan, &mut s.seeds)?;
+        self.read_out(backend, &s.seeds, s.seed_rows, &mut s.hidden, &mut s.logits)
+    }
+
+    /// Runs rows that take the head's own hidden states: row r reads row `sources[r]` of `from`.
+    /// Leaves the logits of the plan's outputs, and the hidden states of all rows for the next
+    /// expand.
+    pub fn expand(
+        &self,
+        backend: &B,
+        plan: &ForwardPlan,
+        from: Hidden,
+        kv: &mut B::Kv,
+        scratch: &mut HeadScratch<B>,
+    ) -> Result<()> {
+        let s = scratch;
+        self.check(plan, s.bounds)?;
+        let (hidden, there) = match from {
+            Hidden::Seeds => (&s.seeds, s.seed_rows),
+            Hidden::Last => (&s.last, s.last_rows),
+        };
+        if let Some(source) = plan.sources.iter().find(|&&source| source as usize >= there) {
+            return Err(Error::Plan(format!("source {source} of {there} rows of {from:?}")));
+        }
+        let rows = plan.rows();
+        if rows == 0 {
+            s.last_rows = 0;
+            return Ok(());
+        }
+        backend.place(plan, &mut s.work.plan)?;
+        backend.gather_sources(hidden, &s.work.plan, &mut s.work.residual)?;
+        s.last_rows = 0;
+        self.layer(backend, rows, kv, s)?;
+        backend.copy_columns(&s.work.residual, rows, 0, &mut s.last)?;
+        s.last_rows = rows;
+        let outputs = backend.gather_outputs(&s.work.residual, &s.work.plan, &mut s.gathered)?;
+        self.read_out(backend, &s.gathered, outputs, &mut s.hidden, &mut s.logits)
+    }
+
+    fn check(&self, plan: &ForwardPlan, bounds: PlanBounds) -> Result<()> {
+        check_plan(plan, bounds, self.spec.layer.vocab_size, self.positions)?;
+        if plan.sources.len() != plan.rows() {
+            let (sources, rows) = (plan.sources.len(), plan.rows());
+            return Err(Error::Plan(format!("{sources} sources for {rows} rows of a head")));
+        }
+        Ok(())
+    }
+
+    /// The layer, over the hidden states that stand in the residual stream.
+    fn layer(
+        &self,
+        backend: &B,
+        rows: usize,
+        kv: &mut B::Kv,
+        s: &mut HeadScratch<B>,
+    ) -> Result<()> {
+        let layer = &self.spec.layer;
+        let (heads, epsilon) = (layer.heads, layer.norm_epsilon);
+        let pass = Pass { backend, rope: &self.rope, heads, epsilon, rows };
+        backend.embed(&self.embedding, &s.work.plan, &mut s.embedded)?;
+        backend.rms_norm(&s.embedded, &self.input_norm, epsilon, rows, &mut s.normed)?;
+        backend.copy_columns(&s.normed, rows, 0, &mut s.joined)?;
+        backend.rms_norm(&s.work.residual, &self.hidden_norm, epsilon, rows, &mut s.normed)?;
+        backend.copy_columns(&s.normed, rows, layer.hidden_size, &mut s.joined)?;
+        self.block.attend(&pass, &s.joined, kv, 0, &mut s.work)?;
+        self.block.feed_forward(&pass, &mut s.normed, &mut s.work)
+    }
+
+    /// The logits of the first `rows` hidden states.
+    fn read_out(
+        &self,
+        backend: &B,
+        states: &B::Rows,
+        rows: usize,
+        normed: &mut B::Rows,
+        logits: &mut B::Rows,
+    ) -> Result<()> {
+        if rows == 0 {
+            return Ok(());
+        }
+        backend.rms_norm(states, &self.norm, self.spec.layer.norm_epsilon, rows, normed)?;
+        Ok(backend.project(&self.lm_head, None, normed, rows, Sink::Set, logits)?)
+    }
+}
+
+/// The rows of a matrix in another order.
+fn reordered(tensor: &HostTensor, order: &[usize]) -> Result<HostTensor> {
+    let (_, columns) = tensor.matrix()?;
+    let stride = columns * tensor.dtype().size();
+    let mut bytes = Vec::with_capacity(tensor.bytes().len());
+    order
+        .iter()
+        .for_each(|&row| bytes.extend_from_slice(&tensor.bytes()[row * stride..][..stride]));
+    let shape = tensor.shape().to_vec();
+    Ok(HostTensor::new(tensor.name(), tensor.dtype(), shape, bytes.into())?)
+}

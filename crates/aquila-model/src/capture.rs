@@ -40,6 +40,11 @@ impl<B: Backend> Capture<B> {
         &self.rows
     }
 
+    /// The same, to be moved about.
+    pub fn rows_mut(&mut self) -> &mut B::Rows {
+        &mut self.rows
+    }
+
     /// The layers whose outputs are taken, from 0.
     pub fn layers(&self) -> &[usize] {
         &self.layers

@@ -1,7 +1,7 @@
 //! EAGLE-3: a head that takes hidden states of the target and predicts the token after the next.
 
 use aquila_compute::{Backend, DraftIds, ForwardPlan, KvDtype, KvShape, PlanBounds};
-use aquila_model::{Eagle3Head, Error, HeadScratch, HiddenFrom, Result};
+use aquila_model::{Eagle3Head, Error, HeadScratch, Hidden, Result};
 
 use crate::{Declaration, Drafter};
 
@@ -57,7 +57,7 @@ impl<B: Backend> Drafter<B> for Eagle3<B> {
         first: bool,
         kv: &mut B::Kv,
     ) -> Result<()> {
-        let from = if first { HiddenFrom::Seeds } else { HiddenFrom::Last };
+        let from = if first { Hidden::Seeds } else { Hidden::Last };
         self.head.expand(backend, plan, from, kv, &mut self.scratch)
     }
 

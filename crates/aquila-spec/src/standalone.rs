@@ -43,7 +43,7 @@ impl<B: Backend> Drafter<B> for Standalone<B> {
         _hidden: Option<&B::Rows>,
         kv: &mut B::Kv,
     ) -> Result<()> {
-        self.decoder.forward(backend, plan, kv, &mut self.scratch)
+        self.decoder.forward(backend, plan, kv, &mut self.scratch, None)
     }
 
     fn expand(
@@ -53,7 +53,7 @@ impl<B: Backend> Drafter<B> for Standalone<B> {
         _first: bool,
         kv: &mut B::Kv,
     ) -> Result<()> {
-        self.decoder.forward(backend, plan, kv, &mut self.scratch)
+        self.decoder.forward(backend, plan, kv, &mut self.scratch, None)
     }
 
     fn logits(&self) -> &B::Rows {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{KvDtype, WeightFormat};
 use aquila_engine::{Engine, EngineConfig, Runner};
-use aquila_model::{Checkpoint, Decoder, Eagle3Checkpoint, Eagle3Head, LoadFormat, resolve};
+use aquila_model::{Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, LoadFormat, resolve};
 use aquila_spec::{Drafter, Eagle3, Shape, Standalone};
 
 /// Which draft.
@@ -54,13 +54,13 @@ pub fn engine(algorithm: Algorithm, config: EngineConfig) -> Engine<CpuBackend> 
         Algorithm::Itself => standalone("tiny"),
         Algorithm::Eagle3 => {
             let location = resolve("tiny-eagle3").unwrap();
-            let head = Eagle3Checkpoint::open(&location, LoadFormat::Auto, target.spec()).unwrap();
+            let head = HeadCheckpoint::open(&location, LoadFormat::Auto, target.spec()).unwrap();
             let head = Eagle3Head::load(
                 &*backend,
                 &head,
                 WeightFormat::Bf16,
                 positions,
-                target.embedding().clone(),
+                target.embedding(),
                 &mut |_| (),
             )
             .unwrap();

@@ -6,9 +6,7 @@ use std::path::Path;
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{DType, HostTensor};
-use aquila_model::{
-    Checkpoint, HeadCheckpoint, Inspection, LoadFormat, Location, ModelSpec, TensorSource,
-};
+use aquila_model::{Checkpoint, HeadCheckpoint, Inspection, LoadFormat, Location, ModelSpec};
 use serde_json::{Value, json};
 
 use crate::head::Pair;

@@ -10,9 +10,10 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::checkpoint::{Configs, eos};
+use crate::config::Settings;
 use crate::safetensors::Safetensors;
 use crate::source::TensorSource;
-use crate::{Location, ModelSpec, Result, arch, layout, memory};
+use crate::{Eagle3Spec, Location, ModelSpec, Result, arch, head, layout, memory};
 
 /// A report on a checkpoint. What could not be read is left out.
 #[derive(Debug, Clone, Serialize)]
@@ -53,6 +54,8 @@ pub struct Inspection {
     pub files: Vec<FileSize>,
     /// What serving the model takes.
     pub memory: Option<MemoryEstimate>,
+    /// What it drafts, where it is a head that drafts for a model.
+    pub draft_head: Option<DraftHead>,
     /// Whether Aquila can serve it.
     pub servable: bool,
     /// Why not.
@@ -66,6 +69,19 @@ pub struct FileSize {
     pub name: String,
     /// Its size.
     pub bytes: u64,
+}
+
+/// What a draft head drafts, and from what.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DraftHead {
+    /// The value of `--speculative-algorithm` that it is for.
+    pub algorithm: &'static str,
+    /// Width of the models that it can draft for.
+    pub target_hidden_size: u64,
+    /// Tokens that it can draft.
+    pub draft_vocab_size: u64,
+    /// The layers of the model whose outputs it reads; none where the config leaves that open.
+    pub aux_layers: Option<Vec<usize>>,
 }
 
 /// Bytes that a model takes, from its spec alone.
@@ -93,6 +109,15 @@ impl MemoryEstimate {
             kv_per_token_f32,
             kv_per_token_bf16: memory::kv_bytes_per_token(spec, KvDtype::Bf16),
             kv_of_a_context_f32: kv_per_token_f32.saturating_mul(spec.max_positions as u64),
+        }
+    }
+
+    /// The estimate for a head, the table that it shares with its model left out.
+    fn of_head(spec: &Eagle3Spec) -> Self {
+        Self {
+            weights_bf16: spec.weight_bytes(WeightFormat::Bf16),
+            weights_int8: spec.weight_bytes(WeightFormat::Int8),
+            ..Self::of(&spec.layer)
         }
     }
 }
@@ -134,9 +159,15 @@ impl Inspection {
             tokenizer: folder.as_ref().is_some_and(|f| f.join("tokenizer.json").exists()),
             files: folder.as_deref().map(files).unwrap_or_default(),
             memory: known.map(MemoryEstimate::of),
+            draft_head: None,
             servable: true,
             reason: None,
         };
+        if head::is_eagle3(&config) {
+            let tensors = tensors.as_ref().ok().and_then(Option::as_ref);
+            report.describe_head(&config, tensors.map(|t| t as &dyn TensorSource));
+            return Ok(report);
+        }
         let mut wrong = [spec.err(), tensors.err(), fits.err()].into_iter().flatten();
         let mut reason = wrong.next();
         match eos {
@@ -146,6 +177,40 @@ impl Inspection {
         report.servable = reason.is_none();
         report.reason = reason.map(|e| e.to_string());
         Ok(report)
+    }
+
+    /// Fills in what only heads have; what is wrong with the head is the reason, if anything is.
+    fn describe_head(&mut self, config: &Value, tensors: Option<&dyn TensorSource>) {
+        let architecture = self.architecture.clone().unwrap_or_default();
+        let origin = self.location.clone();
+        let read = Settings::new(&origin, config)
+            .and_then(|settings| Eagle3Spec::read(&settings, &architecture, tensors));
+        self.servable = false;
+        let spec = match read {
+            Ok(spec) => spec,
+            Err(e) => {
+                self.reason = Some(e.to_string());
+                return;
+            }
+        };
+        self.parameters = Some(spec.parameters());
+        self.kv_heads = Some(spec.layer.heads.kv_heads as u64);
+        self.head_dim = Some(spec.layer.heads.head_dim as u64);
+        self.rope = Some(spec.layer.rope.to_string());
+        self.memory = Some(MemoryEstimate::of_head(&spec));
+        self.draft_head = Some(DraftHead {
+            algorithm: "EAGLE3",
+            target_hidden_size: spec.target_hidden_size as u64,
+            draft_vocab_size: spec.draft_vocab_size as u64,
+            aux_layers: spec.aux_layers.clone(),
+        });
+        let fits = tensors.map(|t| layout::check(spec.tensors(), t)).transpose();
+        self.reason = Some(match fits {
+            Ok(_) => "it is an EAGLE-3 head and drafts for a model: \
+                      use --speculative-draft-model-path"
+                .into(),
+            Err(e) => e.to_string(),
+        });
     }
 }
 
@@ -187,6 +252,7 @@ impl fmt::Display for Inspection {
         let heads = self.heads.zip(self.kv_heads).zip(self.head_dim);
         line("heads", heads.map(|((q, kv), d)| format!("{q}, {kv} for keys and values, of {d}")))?;
         line("rope", self.rope.clone())?;
+        line("draft head", self.draft_head.as_ref().map(DraftHead::to_string))?;
         line("context", self.context_length.map(|n| n.to_string()))?;
         let eos = self.eos_token_ids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
         line("end of text", Some(if eos.is_empty() { "none".into() } else { eos }))?;
@@ -209,6 +275,18 @@ impl fmt::Display for Inspection {
             Some(reason) => format!("no: {reason}"),
         };
         line("servable", Some(verdict))
+    }
+}
+
+impl fmt::Display for DraftHead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { algorithm, target_hidden_size, draft_vocab_size, aux_layers } = self;
+        write!(f, "{algorithm} for models of width {target_hidden_size}, ")?;
+        write!(f, "draft vocabulary {draft_vocab_size}, ")?;
+        match aux_layers {
+            Some(ids) => write!(f, "reads the outputs of layers {ids:?}"),
+            None => write!(f, "reads the outputs of the usual three layers"),
+        }
     }
 }
 

@@ -5,6 +5,8 @@
 //! - [`ModelSpec`]: the description of an architecture that drives the decoder.
 //! - [`TensorSource`]: named tensors, from [`Safetensors`] files or random ([`Dummy`]).
 //! - [`Decoder`]: the model on a backend; [`Scratch`]: what its passes work in.
+//! - [`Capture`]: the hidden states that a pass leaves for a head to draft from.
+//! - [`HeadCheckpoint`], [`Eagle3Head`]: a head that drafts for a model.
 //! - [`Inspection`]: a report on a checkpoint, servable or not.
 //! - [`memory`]: what a model will take, from its spec alone.
 //!
@@ -43,7 +45,7 @@ pub use decoder::{Decoder, Scratch};
 pub use dummy::Dummy;
 pub use error::{Error, Result};
 pub use head::{Eagle3Head, Eagle3Spec, HeadCheckpoint, HeadScratch, Hidden};
-pub use inspect::{FileSize, Inspection, MemoryEstimate};
+pub use inspect::{DraftHead, FileSize, Inspection, MemoryEstimate};
 pub use layout::{Expected, TensorNames};
 pub use loading::Progress;
 pub use location::{Download, Location, Places, resolve, resolve_with_progress};

@@ -160,7 +160,7 @@ fn an_empty_plan_and_a_plan_without_outputs_are_ordinary() {
     let ids = golden("qwen2").input_ids;
     let mut kv = backend.kv(decoder.kv_shape(ROOM, KvDtype::F32)).unwrap();
     let mut scratch = decoder.scratch(&backend, bounds(ROOM, ROOM)).unwrap();
-    decoder.forward(&backend, &ForwardPlan::default(), &mut kv, &mut scratch).unwrap();
+    decoder.forward(&backend, &ForwardPlan::default(), &mut kv, &mut scratch, None).unwrap();
 
     let slots: Vec<u32> = (0..ROOM as u32).collect();
     let mut plan = ForwardPlan::default();
@@ -201,7 +201,7 @@ fn ancestors_in_a_tail_are_seen_like_a_prefix() {
             plan.sights.push(Sight { start: 0, prefix, tail_start, tail });
         }
     }
-    decoder.forward(&backend, &plan, &mut sequence.kv, &mut sequence.scratch).unwrap();
+    decoder.forward(&backend, &plan, &mut sequence.kv, &mut sequence.scratch, None).unwrap();
     let logits = backend.read(sequence.scratch.logits(), end - committed).unwrap();
     assert_eq!(bits(&logits), bits(&whole[committed * decoder.spec().vocab_size..]));
 }

@@ -4,10 +4,22 @@ use std::path::PathBuf;
 
 use aquila_compute::cpu::CpuBackend;
 use aquila_compute::{Backend, ForwardPlan, KvDtype, PlanBounds, Sight, WeightFormat};
-use aquila_model::{Checkpoint, Decoder, LoadFormat, Location, Safetensors, Scratch, TensorSource};
+use aquila_model::{
+    Capture, Checkpoint, Decoder, LoadFormat, Location, Places, Safetensors, Scratch, TensorSource,
+};
 
 pub fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// A shipped model: the source tree's archive, unpacked among the build outputs.
+pub fn shipped(name: &str) -> Location {
+    let places = Places {
+        shipped: vec![concat!(env!("CARGO_MANIFEST_DIR"), "/../../models").into()],
+        unpacked: Some(env!("CARGO_TARGET_TMPDIR").into()),
+        hub: None,
+    };
+    places.resolve(name, &mut |_| {}).unwrap()
 }
 
 pub fn load(backend: &CpuBackend, name: &str, format: WeightFormat) -> Decoder<CpuBackend> {
@@ -91,9 +103,20 @@ impl<'a> Sequence<'a> {
 
     /// Runs the sequence on to its first `to` tokens; answers the logits of the new rows.
     pub fn run(&mut self, ids: &[u32], to: usize) -> Vec<f32> {
+        self.run_with(ids, to, None)
+    }
+
+    /// [`Sequence::run`], capturing hidden states.
+    pub fn run_with(
+        &mut self,
+        ids: &[u32],
+        to: usize,
+        capture: Option<&mut Capture<CpuBackend>>,
+    ) -> Vec<f32> {
         let mut plan = ForwardPlan::default();
         chunk(&mut plan, ids, &self.slots, self.done, to);
-        self.decoder.forward(self.backend, &plan, &mut self.kv, &mut self.scratch, None).unwrap();
+        let Self { backend, decoder, kv, scratch, .. } = self;
+        decoder.forward(backend, &plan, kv, scratch, capture).unwrap();
         let rows = to - self.done;
         self.done = to;
         self.backend.read(self.scratch.logits(), rows).unwrap()

@@ -2,20 +2,13 @@
 
 use aquila_compute::WeightFormat;
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
-use aquila_model::{Checkpoint, Decoder, LoadFormat, Places};
+use aquila_model::{Checkpoint, Decoder, LoadFormat};
 use serde_json::Value;
 
-use crate::sequence::{Sequence, argmax, fixture};
+use crate::sequence::{Sequence, argmax, fixture, shipped};
 
-/// The source tree's archives, unpacked among the build outputs.
 fn tiny() -> Checkpoint {
-    let places = Places {
-        shipped: vec![concat!(env!("CARGO_MANIFEST_DIR"), "/../../models").into()],
-        unpacked: Some(env!("CARGO_TARGET_TMPDIR").into()),
-        hub: None,
-    };
-    let location = places.resolve("tiny", &mut |_| {}).unwrap();
-    Checkpoint::open(&location, LoadFormat::Auto).unwrap()
+    Checkpoint::open(&shipped("tiny"), LoadFormat::Auto).unwrap()
 }
 
 fn decoder(backend: &CpuBackend, format: WeightFormat) -> Decoder<CpuBackend> {

@@ -144,11 +144,12 @@ unsafe fn attend<L: Lanes, E: Element>(
                 while head < group {
                     let heads = (group - head).min(MOST_HEADS);
                     let place = (row - first) * group + head;
+                    let cold = row == first && head == 0;
+                    score::<L, E>(a, &mut block, heads, queries.add(place * width), cold);
                     for h in 0..heads {
-                        let q = queries.add((place + h) * width);
                         let max = maxima.add((place + h) * LANES);
                         let total = totals.add((place + h) * LANES);
-                        score::<L, E>(a, &mut block, h, q, max, total);
+                        soften::<L>(&mut block, h, max, total);
                     }
                     add_values::<L, E>(a, &block, heads, sums.add(place * width));
                     head += heads;
@@ -175,65 +176,86 @@ unsafe fn attend<L: Lanes, E: Element>(
     SCRATCH.set(scratch);
 }
 
-/// Scores of one head over a block, as weights of the block's own softmax; merges the largest
-/// score and the total of the blocks before.
+/// Scores of `heads` heads over a block: 16 keys serve all heads while they are in the cache.
 #[inline(always)]
 unsafe fn score<L: Lanes, E: Element>(
     a: &Attention<'_>,
     block: &mut Block,
-    h: usize,
-    query: *const f32,
-    max: *mut f32,
-    total: *mut f32,
+    heads: usize,
+    queries: *const f32,
+    cold: bool,
 ) {
-    // SAFETY: the caller vouches for the attention and for 16 values of each pointer.
+    let width = a.kv.head_stride;
+    let mut p = 0;
+    while p < block.count {
+        // SAFETY: the caller vouches for the attention and the queries; positions come in 16s.
+        unsafe {
+            let keys = a.kv.keys.get().cast::<E>();
+            let at = block.at.as_ptr().add(p);
+            if cold {
+                // What no row before asked for: keys of the next positions, values of these.
+                if p + LANES < block.count {
+                    prefetch_heads::<L, E>(keys, at.add(LANES), width);
+                }
+                prefetch_heads::<L, E>(a.kv.values.get().cast::<E>(), at, width);
+            }
+            for h in 0..heads {
+                let query = queries.add(h * width);
+                let mut dots = [L::splat(0.0); LANES];
+                let to = dots.as_mut_ptr();
+                if L::MANY_REGISTERS {
+                    dot_some::<L, E, 8>(keys, at, query, width, to);
+                    dot_some::<L, E, 8>(keys, at.add(8), query, width, to.add(8));
+                } else {
+                    dot_some::<L, E, 4>(keys, at, query, width, to);
+                    dot_some::<L, E, 4>(keys, at.add(4), query, width, to.add(4));
+                    dot_some::<L, E, 4>(keys, at.add(8), query, width, to.add(8));
+                    dot_some::<L, E, 4>(keys, at.add(12), query, width, to.add(12));
+                }
+                let dots = L::mul(L::fold_each(&dots), L::splat(a.scale));
+                L::store(block.scores[h].as_mut_ptr().add(p), dots);
+            }
+        }
+        p += LANES;
+    }
+}
+
+/// Asks for one head of 16 positions.
+#[inline(always)]
+unsafe fn prefetch_heads<L: Lanes, E: Element>(from: *const E, at: *const usize, width: usize) {
+    for j in 0..LANES {
+        // SAFETY: the caller vouches for 16 positions.
+        let head = unsafe { from.add(*at.add(j)) }.cast::<u8>();
+        let mut line = 0;
+        while line < width * size_of::<E>() {
+            L::prefetch(head.wrapping_add(line));
+            line += 64;
+        }
+    }
+}
+
+/// Makes one head's scores the weights of the block's own softmax; merges the largest score and
+/// the total of the blocks before.
+#[inline(always)]
+unsafe fn soften<L: Lanes>(block: &mut Block, h: usize, max: *mut f32, total: *mut f32) {
+    let scores = &mut block.scores[h];
+    let rounded = block.count.next_multiple_of(LANES);
+    scores[block.count..rounded].fill(f32::NEG_INFINITY);
+    // SAFETY: the caller vouches for 16 values of each pointer; a block has `rounded` scores.
     unsafe {
-        let keys = a.kv.keys.get().cast::<E>();
-        let scores = block.scores[h].as_mut_ptr();
         let mut largest = L::splat(f32::NEG_INFINITY);
         let mut p = 0;
-        while p < block.count {
-            let at = block.at.as_ptr().add(p);
-            let mut dots = [L::splat(0.0); LANES];
-            if L::MANY_REGISTERS {
-                dot_some::<L, E, 8>(keys, at, query, a.kv.head_stride, dots.as_mut_ptr());
-                dot_some::<L, E, 8>(
-                    keys,
-                    at.add(8),
-                    query,
-                    a.kv.head_stride,
-                    dots.as_mut_ptr().add(8),
-                );
-            } else {
-                let mut j = 0;
-                while j < LANES {
-                    dot_some::<L, E, 4>(
-                        keys,
-                        at.add(j),
-                        query,
-                        a.kv.head_stride,
-                        dots.as_mut_ptr().add(j),
-                    );
-                    j += 4;
-                }
-            }
-            let dots = L::mul(L::fold_each(&dots), L::splat(a.scale));
-            L::store(scores.add(p), dots);
-            if block.count - p < LANES {
-                let left = block.count - p;
-                std::slice::from_raw_parts_mut(scores.add(block.count), LANES - left)
-                    .fill(f32::NEG_INFINITY);
-            }
-            largest = L::max(L::load(scores.add(p)), largest);
+        while p < rounded {
+            largest = L::max(L::load(scores.as_ptr().add(p)), largest);
             p += LANES;
         }
         let block_max = L::splat(L::fold_max(largest));
         let mut sum = L::splat(0.0);
         let mut p = 0;
-        while p < block.count {
-            let weights = L::exp(L::sub(L::load(scores.add(p)), block_max));
+        while p < rounded {
+            let weights = L::exp(L::sub(L::load(scores.as_ptr().add(p)), block_max));
             sum = L::add(sum, weights);
-            L::store(scores.add(p), weights);
+            L::store(scores.as_mut_ptr().add(p), weights);
             p += LANES;
         }
         let block_total = L::splat(L::fold(sum));

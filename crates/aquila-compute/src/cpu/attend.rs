@@ -68,8 +68,19 @@ struct Block {
     new: [[f32; LANES]; MOST_HEADS],
 }
 
-/// Query heads that go through a block together.
-const MOST_HEADS: usize = 8;
+/// Query heads, of one row or of several that see the same, that go through a block together.
+const MOST_HEADS: usize = 24;
+
+/// How many rows from `row` on see the same positions of the block at `start`: all of it, from
+/// one slot list.
+fn rows_alike(a: &Attention<'_>, row: usize, last: usize, start: usize) -> usize {
+    let first = a.plan.sights[row];
+    let whole = (start + BLOCK) as u64;
+    let alike = a.plan.sights[row..last]
+        .iter()
+        .take_while(|s| s.start == first.start && u64::from(s.prefix) >= whole);
+    alike.count().max(1)
+}
 
 impl Block {
     /// Finds the positions `start..` that `row` sees; false if there are none.
@@ -136,24 +147,26 @@ unsafe fn attend<L: Lanes, E: Element>(
         };
         let mut start = 0;
         while start < longest {
-            for row in first..last {
-                if !block.find(a, row, kv_head, start) {
-                    continue;
-                }
-                let mut head = 0;
-                while head < group {
-                    let heads = (group - head).min(MOST_HEADS);
-                    let place = (row - first) * group + head;
-                    let cold = row == first && head == 0;
-                    score::<L, E>(a, &mut block, heads, queries.add(place * width), cold);
-                    for h in 0..heads {
-                        let max = maxima.add((place + h) * LANES);
-                        let total = totals.add((place + h) * LANES);
-                        soften::<L>(&mut block, h, max, total);
+            let mut row = first;
+            while row < last {
+                let alike = rows_alike(a, row, last, start);
+                if block.find(a, row, kv_head, start) {
+                    let (mut place, end) = ((row - first) * group, (row + alike - first) * group);
+                    let mut cold = row == first;
+                    while place < end {
+                        let heads = (end - place).min(MOST_HEADS);
+                        score::<L, E>(a, &mut block, heads, queries.add(place * width), cold);
+                        for h in 0..heads {
+                            let max = maxima.add((place + h) * LANES);
+                            let total = totals.add((place + h) * LANES);
+                            soften::<L>(&mut block, h, max, total);
+                        }
+                        add_values::<L, E>(a, &block, heads, sums.add(place * width));
+                        place += heads;
+                        cold = false;
                     }
-                    add_values::<L, E>(a, &block, heads, sums.add(place * width));
-                    head += heads;
                 }
+                row += alike;
             }
             start += BLOCK;
         }
@@ -309,36 +322,45 @@ unsafe fn add_values<L: Lanes, E: Element>(
     heads: usize,
     sums: *mut f32,
 ) {
+    // Elements outside, heads inside: so much of the values serves all heads from the cache.
     let width = a.kv.head_stride;
-    let mut h = 0;
-    while h < heads {
-        let together = (heads - h).min(4);
-        let mut d = 0;
-        while d < width {
-            let left = (width - d) / LANES;
+    let mut d = 0;
+    while d < width {
+        let left = (width - d) / LANES;
+        let columns = match (heads, L::MANY_REGISTERS) {
+            (1, true) if left >= 8 => 8,
+            (_, true) | (1, false) if left >= 4 => 4,
+            (_, false) if left >= 2 => 2,
+            _ => 1,
+        };
+        let mut h = 0;
+        while h < heads {
+            let most = if L::MANY_REGISTERS || columns == 1 { 4 } else { 2 };
+            let together = (heads - h).min(most);
             // SAFETY: the caller vouches for the attention and the sums.
             unsafe {
                 let to = sums.add(h * width + d);
-                let taken = match (together, L::MANY_REGISTERS) {
-                    (1, true) if left >= 8 => values::<L, E, 1, 8>(a, block, h, d, to),
-                    (1, _) if left >= 4 => values::<L, E, 1, 4>(a, block, h, d, to),
-                    (2, true) if left >= 4 => values::<L, E, 2, 4>(a, block, h, d, to),
-                    (3, true) if left >= 4 => values::<L, E, 3, 4>(a, block, h, d, to),
-                    (4, true) if left >= 4 => values::<L, E, 4, 4>(a, block, h, d, to),
-                    (2, false) if left >= 2 => values::<L, E, 2, 2>(a, block, h, d, to),
+                match (together, columns) {
+                    (1, 8) => values::<L, E, 1, 8>(a, block, h, d, to),
+                    (1, 4) => values::<L, E, 1, 4>(a, block, h, d, to),
+                    (2, 4) => values::<L, E, 2, 4>(a, block, h, d, to),
+                    (3, 4) => values::<L, E, 3, 4>(a, block, h, d, to),
+                    (_, 4) => values::<L, E, 4, 4>(a, block, h, d, to),
+                    (1, 2) => values::<L, E, 1, 2>(a, block, h, d, to),
+                    (_, 2) => values::<L, E, 2, 2>(a, block, h, d, to),
                     (1, _) => values::<L, E, 1, 1>(a, block, h, d, to),
                     (2, _) => values::<L, E, 2, 1>(a, block, h, d, to),
                     (3, _) => values::<L, E, 3, 1>(a, block, h, d, to),
                     _ => values::<L, E, 4, 1>(a, block, h, d, to),
-                };
-                d += taken;
+                }
             }
+            h += together;
         }
-        h += together;
+        d += columns * LANES;
     }
 }
 
-/// `C` times 16 elements of the values for `H` heads; answers how many elements that is.
+/// `C` times 16 elements of the values for `H` heads.
 #[inline(always)]
 unsafe fn values<L: Lanes, E: Element, const H: usize, const C: usize>(
     a: &Attention<'_>,
@@ -346,7 +368,7 @@ unsafe fn values<L: Lanes, E: Element, const H: usize, const C: usize>(
     first: usize,
     d: usize,
     sums: *mut f32,
-) -> usize {
+) {
     // SAFETY: the caller vouches for the attention and the sums.
     unsafe {
         let values = a.kv.values.get().cast::<E>().add(d);
@@ -376,7 +398,6 @@ unsafe fn values<L: Lanes, E: Element, const H: usize, const C: usize>(
                 }
             });
         });
-        C * LANES
     }
 }
 

@@ -97,7 +97,7 @@ impl Block {
         let far = &tail[start.saturating_sub(prefix.len()).min(tail.len())..];
         let head = a.kv.layer + kv_head * a.kv.head_stride;
         for (at, &slot) in self.at.iter_mut().zip(near.iter().chain(far)).take(self.count) {
-            *at = head + slot as usize * a.kv.slot_stride;
+            *at = head + slot as usize * a.kv.width;
         }
         let last = self.at[self.count - 1];
         self.at[self.count..self.count.next_multiple_of(LANES)].fill(last);
@@ -113,7 +113,7 @@ unsafe fn attend<L: Lanes, E: Element>(
     last: usize,
 ) {
     let group = a.heads.group();
-    let width = a.kv.head_stride;
+    let width = a.kv.width;
     let places = (last - first) * group;
     // Taken rather than borrowed in a closure, which would be compiled without the instructions.
     let mut scratch = SCRATCH.take();
@@ -198,7 +198,7 @@ unsafe fn score<L: Lanes, E: Element>(
     queries: *const f32,
     cold: bool,
 ) {
-    let width = a.kv.head_stride;
+    let width = a.kv.width;
     let mut p = 0;
     while p < block.count {
         // SAFETY: the caller vouches for the attention and the queries; positions come in 16s.
@@ -323,7 +323,7 @@ unsafe fn add_values<L: Lanes, E: Element>(
     sums: *mut f32,
 ) {
     // Elements outside, heads inside: so much of the values serves all heads from the cache.
-    let width = a.kv.head_stride;
+    let width = a.kv.width;
     let mut d = 0;
     while d < width {
         let left = (width - d) / LANES;
@@ -390,7 +390,7 @@ unsafe fn values<L: Lanes, E: Element, const H: usize, const C: usize>(
             let old = L::load(block.old.as_ptr().add(first + h).cast());
             let new = L::load(block.new.as_ptr().add(first + h).cast());
             unroll!(c < C {
-                let at = sums.add(h * a.kv.head_stride + c * LANES);
+                let at = sums.add(h * a.kv.width + c * LANES);
                 if block.first {
                     L::store(at, parts[h][c]);
                 } else {

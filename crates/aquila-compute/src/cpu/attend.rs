@@ -61,6 +61,9 @@ struct Block {
     count: usize,
     /// Elements before each position's head; repeated to a multiple of 16 positions.
     at: [usize; BLOCK],
+    /// The same for the block that comes next, as many as it has.
+    ahead: [usize; BLOCK],
+    ahead_count: usize,
     scores: [[f32; BLOCK]; MOST_HEADS],
     /// What is merged: whether this is the first block, and the factors of old and new.
     first: bool,
@@ -91,13 +94,26 @@ impl Block {
         }
         self.count = (sight.len() - start).min(BLOCK);
         self.first = start == 0;
-        let prefix = &a.plan.slots[sight.start as usize..][..sight.prefix as usize];
-        let tail = &a.plan.tails[sight.tail_start as usize..][..sight.tail as usize];
-        let near = prefix.get(start..).unwrap_or(&[]);
-        let far = &tail[start.saturating_sub(prefix.len()).min(tail.len())..];
         let head = a.kv.layer + kv_head * a.kv.head_stride;
-        for (at, &slot) in self.at.iter_mut().zip(near.iter().chain(far)).take(self.count) {
-            *at = head + slot as usize * a.kv.width;
+        let near = &a.plan.slots[sight.start as usize..][..sight.prefix as usize];
+        let far = &a.plan.tails[sight.tail_start as usize..][..sight.tail as usize];
+        let place = |slot: &u32| head + *slot as usize * a.kv.width;
+        self.ahead_count = 0;
+        if start + self.count <= near.len() {
+            // The usual case, and the only one that is long enough to look ahead.
+            for (at, slot) in self.at.iter_mut().zip(&near[start..][..self.count]) {
+                *at = place(slot);
+            }
+            let next = near[start + self.count..].iter().take(BLOCK);
+            self.ahead_count = next.len();
+            for (at, slot) in self.ahead.iter_mut().zip(next) {
+                *at = place(slot);
+            }
+        } else {
+            let seen = near.iter().chain(far).skip(start);
+            for (at, slot) in self.at.iter_mut().zip(seen).take(self.count) {
+                *at = place(slot);
+            }
         }
         let last = self.at[self.count - 1];
         self.at[self.count..self.count.next_multiple_of(LANES)].fill(last);
@@ -140,6 +156,8 @@ unsafe fn attend<L: Lanes, E: Element>(
         let mut block = Block {
             count: 0,
             at: [0; BLOCK],
+            ahead: [0; BLOCK],
+            ahead_count: 0,
             scores: [[0.0; BLOCK]; MOST_HEADS],
             first: true,
             old: [[0.0; LANES]; MOST_HEADS],
@@ -205,14 +223,14 @@ unsafe fn score<L: Lanes, E: Element>(
         unsafe {
             let keys = a.kv.keys.get().cast::<E>();
             let at = block.at.as_ptr().add(p);
-            if cold {
-                // What no row before asked for: keys of the next positions, values of these.
-                if p + LANES < block.count {
-                    prefetch_heads::<L, E>(keys, at.add(LANES), width);
-                }
-                prefetch_heads::<L, E>(a.kv.values.get().cast::<E>(), at, width);
-            }
             for h in 0..heads {
+                if cold {
+                    // The next block, in as many parts as there are heads to hide it behind.
+                    let (from, to) = (p + LANES * h / heads, p + LANES * (h + 1) / heads);
+                    for at in &block.ahead[from..to.min(block.ahead_count.max(from))] {
+                        prefetch_head::<L, E>(a, *at);
+                    }
+                }
                 let query = queries.add(h * width);
                 let mut dots = [L::splat(0.0); LANES];
                 let to = dots.as_mut_ptr();
@@ -233,17 +251,16 @@ unsafe fn score<L: Lanes, E: Element>(
     }
 }
 
-/// Asks for one head of 16 positions.
+/// Asks for the key and the value of one position.
 #[inline(always)]
-unsafe fn prefetch_heads<L: Lanes, E: Element>(from: *const E, at: *const usize, width: usize) {
-    for j in 0..LANES {
-        // SAFETY: the caller vouches for 16 positions.
-        let head = unsafe { from.add(*at.add(j)) }.cast::<u8>();
-        let mut line = 0;
-        while line < width * size_of::<E>() {
-            L::prefetch(head.wrapping_add(line));
-            line += 64;
-        }
+fn prefetch_head<L: Lanes, E: Element>(a: &Attention<'_>, at: usize) {
+    let key = a.kv.keys.get().cast::<E>().wrapping_add(at).cast::<u8>();
+    let value = a.kv.values.get().cast::<E>().wrapping_add(at).cast::<u8>();
+    let mut line = 0;
+    while line < a.kv.width * size_of::<E>() {
+        L::prefetch_later(key.wrapping_add(line));
+        L::prefetch_later(value.wrapping_add(line));
+        line += 64;
     }
 }
 

@@ -3,7 +3,7 @@
 //! - [`Backend`]: the operations of a forward pass, in the words of the domain.
 //! - [`ForwardPlan`]: what every row of one pass is, writes and sees; plain data.
 //! - [`HostTensor`]: a tensor of a checkpoint, before a backend packs it.
-//! - [`reference`]: every operation once more, plain and slow. It *defines* the bits of the
+//! - [`mod@reference`]: every operation once more, plain and slow. It *defines* the bits of the
 //!   CPU backend; the CUDA backend is compared with it within a tolerance.
 //! - [`math`]: our own `exp`, `ln`, `sin`, `cos` and `powf`, equal on every machine.
 //! - [`choose`]: from logits to a token; the one rule for greedy and sampled requests.

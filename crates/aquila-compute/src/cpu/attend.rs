@@ -7,6 +7,7 @@
 use std::cell::RefCell;
 
 use super::Isa;
+use super::block::{Block, MOST_HEADS, rows_alike};
 use super::kv::SharedKv;
 use super::lanes::{LANES, Lanes, kernel, unroll};
 use crate::reference::BLOCK;
@@ -56,71 +57,6 @@ thread_local! {
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// One block of one row: where its keys and values are, and the scores of every head.
-struct Block {
-    count: usize,
-    /// Elements before each position's head; repeated to a multiple of 16 positions.
-    at: [usize; BLOCK],
-    /// The same for the block that comes next, as many as it has.
-    ahead: [usize; BLOCK],
-    ahead_count: usize,
-    scores: [[f32; BLOCK]; MOST_HEADS],
-    /// What is merged: whether this is the first block, and the factors of old and new.
-    first: bool,
-    old: [[f32; LANES]; MOST_HEADS],
-    new: [[f32; LANES]; MOST_HEADS],
-}
-
-/// Query heads, of one row or of several that see the same, that go through a block together.
-const MOST_HEADS: usize = 24;
-
-/// How many rows from `row` on see the same positions of the block at `start`: all of it, from
-/// one slot list.
-fn rows_alike(a: &Attention<'_>, row: usize, last: usize, start: usize) -> usize {
-    let first = a.plan.sights[row];
-    let whole = (start + BLOCK) as u64;
-    let alike = a.plan.sights[row..last]
-        .iter()
-        .take_while(|s| s.start == first.start && u64::from(s.prefix) >= whole);
-    alike.count().max(1)
-}
-
-impl Block {
-    /// Finds the positions `start..` that `row` sees; false if there are none.
-    fn find(&mut self, a: &Attention<'_>, row: usize, kv_head: usize, start: usize) -> bool {
-        let sight = a.plan.sights[row];
-        if start >= sight.len() {
-            return false;
-        }
-        self.count = (sight.len() - start).min(BLOCK);
-        self.first = start == 0;
-        let head = a.kv.layer + kv_head * a.kv.head_stride;
-        let near = &a.plan.slots[sight.start as usize..][..sight.prefix as usize];
-        let far = &a.plan.tails[sight.tail_start as usize..][..sight.tail as usize];
-        let place = |slot: &u32| head + *slot as usize * a.kv.width;
-        self.ahead_count = 0;
-        if start + self.count <= near.len() {
-            // The usual case, and the only one that is long enough to look ahead.
-            for (at, slot) in self.at.iter_mut().zip(&near[start..][..self.count]) {
-                *at = place(slot);
-            }
-            let next = near[start + self.count..].iter().take(BLOCK);
-            self.ahead_count = next.len();
-            for (at, slot) in self.ahead.iter_mut().zip(next) {
-                *at = place(slot);
-            }
-        } else {
-            let seen = near.iter().chain(far).skip(start);
-            for (at, slot) in self.at.iter_mut().zip(seen).take(self.count) {
-                *at = place(slot);
-            }
-        }
-        let last = self.at[self.count - 1];
-        self.at[self.count..self.count.next_multiple_of(LANES)].fill(last);
-        true
-    }
-}
-
 #[inline(always)]
 unsafe fn attend<L: Lanes, E: Element>(
     a: &Attention<'_>,
@@ -153,16 +89,7 @@ unsafe fn attend<L: Lanes, E: Element>(
             std::slice::from_raw_parts_mut(to.add(dim), width - dim).fill(0.0);
         }
         let longest = a.plan.sights[first..last].iter().map(|s| s.len()).max().unwrap_or(0);
-        let mut block = Block {
-            count: 0,
-            at: [0; BLOCK],
-            ahead: [0; BLOCK],
-            ahead_count: 0,
-            scores: [[0.0; BLOCK]; MOST_HEADS],
-            first: true,
-            old: [[0.0; LANES]; MOST_HEADS],
-            new: [[0.0; LANES]; MOST_HEADS],
-        };
+        let mut block = Block::new();
         let mut start = 0;
         while start < longest {
             let mut row = first;

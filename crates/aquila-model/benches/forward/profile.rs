@@ -80,36 +80,37 @@ fn ordered(times: &mut [f64]) -> (f64, f64) {
     (times[0], times[times.len() / 2])
 }
 
-/// Shares and floors are those of the best times: other work on the machine only adds.
+/// Shares and floors are those of the medians; best times of different operations come from
+/// different rounds, so they do not add up to a round.
 fn report(
     scene: &Scene<Timed>,
     rows: usize,
     context: usize,
-    (total, median): (f64, f64),
+    (best, total): (f64, f64),
     samples: &mut Samples,
     machine: Machine,
 ) {
     println!(
-        "\n{:?}, {rows} requests of one row, context {context}: a round takes {:.2} ms, median {:.2}",
+        "\n{:?}, {rows} requests of one row, context {context}: a round takes {:.2} ms, at best {:.2}",
         scene.format,
         total * 1e3,
-        median * 1e3
+        best * 1e3
     );
-    println!("  operation       calls   best ms   share  µs/call  median ms  floor ms  over it");
+    println!("  operation       calls median ms   share  µs/call    best ms  floor ms  over it");
     let mut noted = 0.0;
     for (operation, (times, calls)) in samples {
         let (best, median) = ordered(times);
-        noted += best;
+        noted += median;
         print!(
             "  {:<14} {calls:6} {:9.3} {:5.1} % {:8.1} {:10.3}",
             name(*operation, scene),
-            best * 1e3,
-            best / total * 100.0,
-            best / *calls as f64 * 1e6,
-            median * 1e3
+            median * 1e3,
+            median / total * 100.0,
+            median / *calls as f64 * 1e6,
+            best * 1e3
         );
         match floor(*operation, scene, rows, context, *calls, machine) {
-            Some(floor) => println!(" {:9.3} {:8.2}", floor * 1e3, best / floor),
+            Some(floor) => println!(" {:9.3} {:8.2}", floor * 1e3, median / floor),
             None => println!(),
         }
     }

@@ -1,7 +1,8 @@
 //! Packed products against what the machine gives.
 //!
 //! `cargo bench -p aquila-compute --bench project -- [--isa avx512|avx2|portable] [--threads N]
-//! [--format bf16|int8|f32] [--rows 1,2,4] [--shape INxOUT] [--repeat N]`
+//! [--format bf16|int8|f32] [--rows 1,2,4] [--shape INxOUT] [--repeat N]
+//! [--pool MIB]`
 //!
 //! Weights rotate through a pool larger than the last-level cache. A repetition visits every row
 //! count once, so that whatever else the machine does meets all of them; the median counts.
@@ -14,7 +15,7 @@ use aquila_compute::{Backend, HostTensor, Sink, WeightFormat};
 mod machine;
 use machine::Machine;
 
-/// Bytes of weights to rotate through.
+/// Bytes of weights to rotate through, unless `--pool` says otherwise.
 const POOL: usize = 192 << 20;
 
 struct Options {
@@ -24,6 +25,7 @@ struct Options {
     rows: Vec<usize>,
     shapes: Vec<(usize, usize)>,
     repeat: usize,
+    pool: usize,
 }
 
 fn options() -> Options {
@@ -41,6 +43,7 @@ fn options() -> Options {
             (1536, 32000),
         ],
         repeat: 60,
+        pool: POOL,
     };
     let mut args = std::env::args().skip(1);
     while let Some(flag) = args.next() {
@@ -52,6 +55,7 @@ fn options() -> Options {
                     Isa::available().into_iter().filter(|i| i.to_string() == name).collect();
             }
             "--threads" => options.threads = value().parse().expect("a number"),
+            "--pool" => options.pool = value().parse::<usize>().expect("MiB") << 20,
             "--repeat" => options.repeat = value().parse().expect("a number"),
             "--rows" => {
                 options.rows = value().split(',').map(|r| r.parse().expect("a number")).collect();
@@ -108,7 +112,7 @@ fn shape(
     let values: Vec<f32> =
         (0..inputs * outputs).map(|i| ((i * 2_654_435_761) % 1009) as f32 / 1009.0 - 0.5).collect();
     let tensor = HostTensor::from_f32_as_bf16("w", vec![outputs, inputs], &values).expect("fits");
-    let count = POOL.div_ceil(bytes).max(2);
+    let count = options.pool.div_ceil(bytes).max(1);
     let weights: Vec<_> = (0..count)
         .map(|_| backend.pack(std::slice::from_ref(&tensor), format).expect("memory"))
         .collect();

@@ -108,9 +108,10 @@ unsafe fn read(isa: Isa, words: &[u64]) {
             }
             black_box(sums);
         }
-        // SAFETY: the caller says that the machine has the instructions.
         match isa {
+            // SAFETY: the caller says that the machine has the instructions.
             Isa::Avx512 => return unsafe { avx512(words) },
+            // SAFETY: the caller says that the machine has the instructions.
             Isa::Avx2 => return unsafe { avx2(words) },
             Isa::Portable => {}
         }
@@ -145,9 +146,10 @@ unsafe fn multiply_add(isa: Isa, rounds: u64) {
             }
             black_box(sums);
         }
-        // SAFETY: the caller says that the machine has the instructions.
         match isa {
+            // SAFETY: the caller says that the machine has the instructions.
             Isa::Avx512 => return unsafe { avx512(rounds) },
+            // SAFETY: the caller says that the machine has the instructions.
             Isa::Avx2 => return unsafe { avx2(rounds) },
             Isa::Portable => {}
         }
@@ -197,9 +199,10 @@ unsafe fn int8_products(isa: Isa, rounds: u64) {
             black_box(sums);
         }
         let has_vnni = is_x86_feature_detected!("avx512vnni");
-        // SAFETY: the caller says that the machine has the instructions.
         match isa {
+            // SAFETY: the caller says that the machine has the instructions.
             Isa::Avx512 if has_vnni => return unsafe { vnni(rounds) },
+            // SAFETY: the caller says that the machine has the instructions.
             Isa::Avx512 | Isa::Avx2 => return unsafe { avx2(rounds) },
             Isa::Portable => {}
         }

@@ -68,8 +68,19 @@ struct Block {
     new: [[f32; LANES]; MOST_HEADS],
 }
 
-/// Query heads that go through a block together.
-const MOST_HEADS: usize = 8;
+/// Query heads, of one row or of several that see the same, that go through a block together.
+const MOST_HEADS: usize = 24;
+
+/// How many rows from `row` on see the same positions of the block at `start`: all of it, from
+/// one slot list.
+fn rows_alike(a: &Attention<'_>, row: usize, last: usize, start: usize) -> usize {
+    let first = a.plan.sights[row];
+    let whole = (start + BLOCK) as u64;
+    let alike = a.plan.sights[row..last]
+        .iter()
+        .take_while(|s| s.start == first.start && u64::from(s.prefix) >= whole);
+    alike.count().max(1)
+}
 
 impl Block {
     /// Finds the positions `start..` that `row` sees; false if there are none.
@@ -86,7 +97,7 @@ impl Block {
         let far = &tail[start.saturating_sub(prefix.len()).min(tail.len())..];
         let head = a.kv.layer + kv_head * a.kv.head_stride;
         for (at, &slot) in self.at.iter_mut().zip(near.iter().chain(far)).take(self.count) {
-            *at = head + slot as usize * a.kv.slot_stride;
+            *at = head + slot as usize * a.kv.width;
         }
         let last = self.at[self.count - 1];
         self.at[self.count..self.count.next_multiple_of(LANES)].fill(last);
@@ -102,7 +113,7 @@ unsafe fn attend<L: Lanes, E: Element>(
     last: usize,
 ) {
     let group = a.heads.group();
-    let width = a.kv.head_stride;
+    let width = a.kv.width;
     let places = (last - first) * group;
     // Taken rather than borrowed in a closure, which would be compiled without the instructions.
     let mut scratch = SCRATCH.take();
@@ -136,23 +147,26 @@ unsafe fn attend<L: Lanes, E: Element>(
         };
         let mut start = 0;
         while start < longest {
-            for row in first..last {
-                if !block.find(a, row, kv_head, start) {
-                    continue;
-                }
-                let mut head = 0;
-                while head < group {
-                    let heads = (group - head).min(MOST_HEADS);
-                    let place = (row - first) * group + head;
-                    for h in 0..heads {
-                        let q = queries.add((place + h) * width);
-                        let max = maxima.add((place + h) * LANES);
-                        let total = totals.add((place + h) * LANES);
-                        score::<L, E>(a, &mut block, h, q, max, total);
+            let mut row = first;
+            while row < last {
+                let alike = rows_alike(a, row, last, start);
+                if block.find(a, row, kv_head, start) {
+                    let (mut place, end) = ((row - first) * group, (row + alike - first) * group);
+                    let mut cold = row == first;
+                    while place < end {
+                        let heads = (end - place).min(MOST_HEADS);
+                        score::<L, E>(a, &mut block, heads, queries.add(place * width), cold);
+                        for h in 0..heads {
+                            let max = maxima.add((place + h) * LANES);
+                            let total = totals.add((place + h) * LANES);
+                            soften::<L>(&mut block, h, max, total);
+                        }
+                        add_values::<L, E>(a, &block, heads, sums.add(place * width));
+                        place += heads;
+                        cold = false;
                     }
-                    add_values::<L, E>(a, &block, heads, sums.add(place * width));
-                    head += heads;
                 }
+                row += alike;
             }
             start += BLOCK;
         }
@@ -175,65 +189,86 @@ unsafe fn attend<L: Lanes, E: Element>(
     SCRATCH.set(scratch);
 }
 
-/// Scores of one head over a block, as weights of the block's own softmax; merges the largest
-/// score and the total of the blocks before.
+/// Scores of `heads` heads over a block: 16 keys serve all heads while they are in the cache.
 #[inline(always)]
 unsafe fn score<L: Lanes, E: Element>(
     a: &Attention<'_>,
     block: &mut Block,
-    h: usize,
-    query: *const f32,
-    max: *mut f32,
-    total: *mut f32,
+    heads: usize,
+    queries: *const f32,
+    cold: bool,
 ) {
-    // SAFETY: the caller vouches for the attention and for 16 values of each pointer.
+    let width = a.kv.width;
+    let mut p = 0;
+    while p < block.count {
+        // SAFETY: the caller vouches for the attention and the queries; positions come in 16s.
+        unsafe {
+            let keys = a.kv.keys.get().cast::<E>();
+            let at = block.at.as_ptr().add(p);
+            if cold {
+                // What no row before asked for: keys of the next positions, values of these.
+                if p + LANES < block.count {
+                    prefetch_heads::<L, E>(keys, at.add(LANES), width);
+                }
+                prefetch_heads::<L, E>(a.kv.values.get().cast::<E>(), at, width);
+            }
+            for h in 0..heads {
+                let query = queries.add(h * width);
+                let mut dots = [L::splat(0.0); LANES];
+                let to = dots.as_mut_ptr();
+                if L::MANY_REGISTERS {
+                    dot_some::<L, E, 8>(keys, at, query, width, to);
+                    dot_some::<L, E, 8>(keys, at.add(8), query, width, to.add(8));
+                } else {
+                    dot_some::<L, E, 4>(keys, at, query, width, to);
+                    dot_some::<L, E, 4>(keys, at.add(4), query, width, to.add(4));
+                    dot_some::<L, E, 4>(keys, at.add(8), query, width, to.add(8));
+                    dot_some::<L, E, 4>(keys, at.add(12), query, width, to.add(12));
+                }
+                let dots = L::mul(L::fold_each(&dots), L::splat(a.scale));
+                L::store(block.scores[h].as_mut_ptr().add(p), dots);
+            }
+        }
+        p += LANES;
+    }
+}
+
+/// Asks for one head of 16 positions.
+#[inline(always)]
+unsafe fn prefetch_heads<L: Lanes, E: Element>(from: *const E, at: *const usize, width: usize) {
+    for j in 0..LANES {
+        // SAFETY: the caller vouches for 16 positions.
+        let head = unsafe { from.add(*at.add(j)) }.cast::<u8>();
+        let mut line = 0;
+        while line < width * size_of::<E>() {
+            L::prefetch(head.wrapping_add(line));
+            line += 64;
+        }
+    }
+}
+
+/// Makes one head's scores the weights of the block's own softmax; merges the largest score and
+/// the total of the blocks before.
+#[inline(always)]
+unsafe fn soften<L: Lanes>(block: &mut Block, h: usize, max: *mut f32, total: *mut f32) {
+    let scores = &mut block.scores[h];
+    let rounded = block.count.next_multiple_of(LANES);
+    scores[block.count..rounded].fill(f32::NEG_INFINITY);
+    // SAFETY: the caller vouches for 16 values of each pointer; a block has `rounded` scores.
     unsafe {
-        let keys = a.kv.keys.get().cast::<E>();
-        let scores = block.scores[h].as_mut_ptr();
         let mut largest = L::splat(f32::NEG_INFINITY);
         let mut p = 0;
-        while p < block.count {
-            let at = block.at.as_ptr().add(p);
-            let mut dots = [L::splat(0.0); LANES];
-            if L::MANY_REGISTERS {
-                dot_some::<L, E, 8>(keys, at, query, a.kv.head_stride, dots.as_mut_ptr());
-                dot_some::<L, E, 8>(
-                    keys,
-                    at.add(8),
-                    query,
-                    a.kv.head_stride,
-                    dots.as_mut_ptr().add(8),
-                );
-            } else {
-                let mut j = 0;
-                while j < LANES {
-                    dot_some::<L, E, 4>(
-                        keys,
-                        at.add(j),
-                        query,
-                        a.kv.head_stride,
-                        dots.as_mut_ptr().add(j),
-                    );
-                    j += 4;
-                }
-            }
-            let dots = L::mul(L::fold_each(&dots), L::splat(a.scale));
-            L::store(scores.add(p), dots);
-            if block.count - p < LANES {
-                let left = block.count - p;
-                std::slice::from_raw_parts_mut(scores.add(block.count), LANES - left)
-                    .fill(f32::NEG_INFINITY);
-            }
-            largest = L::max(L::load(scores.add(p)), largest);
+        while p < rounded {
+            largest = L::max(L::load(scores.as_ptr().add(p)), largest);
             p += LANES;
         }
         let block_max = L::splat(L::fold_max(largest));
         let mut sum = L::splat(0.0);
         let mut p = 0;
-        while p < block.count {
-            let weights = L::exp(L::sub(L::load(scores.add(p)), block_max));
+        while p < rounded {
+            let weights = L::exp(L::sub(L::load(scores.as_ptr().add(p)), block_max));
             sum = L::add(sum, weights);
-            L::store(scores.add(p), weights);
+            L::store(scores.as_mut_ptr().add(p), weights);
             p += LANES;
         }
         let block_total = L::splat(L::fold(sum));
@@ -287,36 +322,45 @@ unsafe fn add_values<L: Lanes, E: Element>(
     heads: usize,
     sums: *mut f32,
 ) {
-    let width = a.kv.head_stride;
-    let mut h = 0;
-    while h < heads {
-        let together = (heads - h).min(4);
-        let mut d = 0;
-        while d < width {
-            let left = (width - d) / LANES;
+    // Elements outside, heads inside: so much of the values serves all heads from the cache.
+    let width = a.kv.width;
+    let mut d = 0;
+    while d < width {
+        let left = (width - d) / LANES;
+        let columns = match (heads, L::MANY_REGISTERS) {
+            (1, true) if left >= 8 => 8,
+            (_, true) | (1, false) if left >= 4 => 4,
+            (_, false) if left >= 2 => 2,
+            _ => 1,
+        };
+        let mut h = 0;
+        while h < heads {
+            let most = if L::MANY_REGISTERS || columns == 1 { 4 } else { 2 };
+            let together = (heads - h).min(most);
             // SAFETY: the caller vouches for the attention and the sums.
             unsafe {
                 let to = sums.add(h * width + d);
-                let taken = match (together, L::MANY_REGISTERS) {
-                    (1, true) if left >= 8 => values::<L, E, 1, 8>(a, block, h, d, to),
-                    (1, _) if left >= 4 => values::<L, E, 1, 4>(a, block, h, d, to),
-                    (2, true) if left >= 4 => values::<L, E, 2, 4>(a, block, h, d, to),
-                    (3, true) if left >= 4 => values::<L, E, 3, 4>(a, block, h, d, to),
-                    (4, true) if left >= 4 => values::<L, E, 4, 4>(a, block, h, d, to),
-                    (2, false) if left >= 2 => values::<L, E, 2, 2>(a, block, h, d, to),
+                match (together, columns) {
+                    (1, 8) => values::<L, E, 1, 8>(a, block, h, d, to),
+                    (1, 4) => values::<L, E, 1, 4>(a, block, h, d, to),
+                    (2, 4) => values::<L, E, 2, 4>(a, block, h, d, to),
+                    (3, 4) => values::<L, E, 3, 4>(a, block, h, d, to),
+                    (_, 4) => values::<L, E, 4, 4>(a, block, h, d, to),
+                    (1, 2) => values::<L, E, 1, 2>(a, block, h, d, to),
+                    (_, 2) => values::<L, E, 2, 2>(a, block, h, d, to),
                     (1, _) => values::<L, E, 1, 1>(a, block, h, d, to),
                     (2, _) => values::<L, E, 2, 1>(a, block, h, d, to),
                     (3, _) => values::<L, E, 3, 1>(a, block, h, d, to),
                     _ => values::<L, E, 4, 1>(a, block, h, d, to),
-                };
-                d += taken;
+                }
             }
+            h += together;
         }
-        h += together;
+        d += columns * LANES;
     }
 }
 
-/// `C` times 16 elements of the values for `H` heads; answers how many elements that is.
+/// `C` times 16 elements of the values for `H` heads.
 #[inline(always)]
 unsafe fn values<L: Lanes, E: Element, const H: usize, const C: usize>(
     a: &Attention<'_>,
@@ -324,7 +368,7 @@ unsafe fn values<L: Lanes, E: Element, const H: usize, const C: usize>(
     first: usize,
     d: usize,
     sums: *mut f32,
-) -> usize {
+) {
     // SAFETY: the caller vouches for the attention and the sums.
     unsafe {
         let values = a.kv.values.get().cast::<E>().add(d);
@@ -346,7 +390,7 @@ unsafe fn values<L: Lanes, E: Element, const H: usize, const C: usize>(
             let old = L::load(block.old.as_ptr().add(first + h).cast());
             let new = L::load(block.new.as_ptr().add(first + h).cast());
             unroll!(c < C {
-                let at = sums.add(h * a.kv.head_stride + c * LANES);
+                let at = sums.add(h * a.kv.width + c * LANES);
                 if block.first {
                     L::store(at, parts[h][c]);
                 } else {
@@ -354,7 +398,6 @@ unsafe fn values<L: Lanes, E: Element, const H: usize, const C: usize>(
                 }
             });
         });
-        C * LANES
     }
 }
 

@@ -58,7 +58,8 @@ impl CpuBackend {
             // SAFETY: the product was checked, room was made, and chunks of rows are disjoint.
             unsafe { int8::quantize_rows(self.isa, product, &quantized, first, last) }
         });
-        self.over_panels(weight, rows, int8::PANELS_TOGETHER, &|first, last| {
+        let together = int8::panels_together(self.isa, rows);
+        self.over_panels(weight, rows, together, &|first, last| {
             // SAFETY: as above; chunks of panels are disjoint.
             unsafe { int8::project_int8(self.isa, product, &quantized, first, last) }
         });

@@ -3,8 +3,9 @@
 //! Rows are quantized first, group by group, each from its own values. The integer sum of a group
 //! is exact, so only the order of the groups matters, and that is the order of the inputs.
 
-use super::lanes::{Int8Lanes, LANES, Lanes, kernel};
-use super::project::{Product, finish};
+use super::Isa;
+use super::lanes::{Int8Lanes, LANES, Lanes, kernel, unroll};
+use super::project::{CARRY, Product, Tiling, finish_sums, opaque};
 use super::weight::{GROUP_LINES, LINE};
 use crate::shape::INT8_GROUP;
 
@@ -76,12 +77,8 @@ unsafe fn quantize<L: Lanes>(p: &Product, q: &Quantized, first: usize, last: usi
                 let (inverse, scale) =
                     if largest < 1e-30 { (0.0, 0.0) } else { (127.0 / largest, largest / 127.0) };
                 let at = q.values.add(row * q.stride + group * INT8_GROUP);
-                L::store_i8(at, L::round(L::mul(a, L::splat(inverse))));
-                L::store_i8(at.add(LANES), L::round(L::mul(b, L::splat(inverse))));
-                let mut sum = 0;
-                for i in 0..INT8_GROUP {
-                    sum += i32::from(*at.add(i));
-                }
+                let sum = L::store_i8(at, L::round(L::mul(a, L::splat(inverse))))
+                    + L::store_i8(at.add(LANES), L::round(L::mul(b, L::splat(inverse))));
                 *q.scales.add(row * q.groups + group) = scale;
                 *q.corrections.add(row * q.groups + group) = -128 * sum;
             }
@@ -89,113 +86,189 @@ unsafe fn quantize<L: Lanes>(p: &Product, q: &Quantized, first: usize, last: usi
     }
 }
 
-/// Lines ahead of the one in use that are asked for.
-const AHEAD: usize = 24;
+/// Groups ahead of the one in use that are asked for, over all panels of a tile.
+const AHEAD: usize = 16;
 
-#[inline(always)]
-unsafe fn tile<L: Int8Lanes, const R: usize, const P: usize>(
-    p: &Product,
-    q: &Quantized,
+/// Some rows by some panels.
+struct Tile<'a> {
+    product: &'a Product,
+    rows: &'a Quantized,
     panel: usize,
     row: usize,
-) {
+    /// 16 for each panel, a row after the other; zero at first. In memory, since registers are
+    /// better spent on the integer sums of a group.
+    sums: *mut f32,
+}
+
+#[inline(always)]
+unsafe fn tile<L: Int8Lanes, const R: usize, const P: usize>(t: &Tile<'_>) {
     // SAFETY: the caller vouches for the product; the tile lies within it.
     unsafe {
-        let mut sums = [[L::splat(0.0); P]; R];
-        let first = p.weights.add(panel * p.panel_bytes);
-        let scales = first.add(q.groups * GROUP_LINES * LINE);
+        let (p, q) = (t.product, t.rows);
+        let mut w = p.weights.add(t.panel * p.panel_bytes);
+        let scales = w.add(q.groups * GROUP_LINES * LINE);
+        // One pointer for three rows: the other two are a scaled index away.
+        let mut x = [q.values.add(t.row * q.stride).cast_const(); POINTERS];
+        for (g, x) in x.iter_mut().enumerate() {
+            *x = x.wrapping_add(3 * g * q.stride);
+        }
+        let far = (AHEAD / P).max(1);
         for group in 0..q.groups {
+            let row_of_groups = t.row * q.groups + group;
             let mut dots = [[L::start(0); P]; R];
-            for r in 0..R {
-                let correction = *q.corrections.add((row + r) * q.groups + group);
-                dots[r] = [L::start(correction); P];
-            }
-            let lines = first.add(group * GROUP_LINES * LINE);
-            let x = q.values.add(row * q.stride + group * INT8_GROUP);
-            for line in 0..GROUP_LINES {
-                for n in 0..P {
-                    let at = lines.add(n * p.panel_bytes + line * LINE);
-                    L::prefetch(at.wrapping_add(AHEAD * LINE));
-                    let w = L::weights(at);
-                    for r in 0..R {
-                        dots[r][n] = L::dot4(dots[r][n], w, x.add(r * q.stride + line * 4));
+            unroll!(r < R {
+                let start = L::start(*q.corrections.add(row_of_groups + r * q.groups));
+                unroll!(n < P {
+                    dots[r][n] = start;
+                });
+            });
+            // Within the panel, or at the beginning of the one that comes next.
+            let ahead = if group + far < q.groups {
+                far * GROUP_LINES * LINE
+            } else {
+                (P * p.panel_bytes).wrapping_add(far * GROUP_LINES * LINE)
+                    - q.groups * GROUP_LINES * LINE
+            };
+            for _ in 0..GROUP_LINES {
+                w = opaque(w);
+                for (g, x) in x.iter_mut().enumerate() {
+                    if 3 * g < R {
+                        *x = opaque(*x);
                     }
                 }
+                if L::MANY_REGISTERS {
+                    let mut of_panels = [L::weights(w); P];
+                    unroll!(n < P {
+                        L::prefetch(w.wrapping_add(n * p.panel_bytes + ahead));
+                        of_panels[n] = L::weights(w.add(n * p.panel_bytes));
+                    });
+                    unroll!(r < R {
+                        let x = L::four(x[r / 3].add(r % 3 * q.stride));
+                        unroll!(n < P {
+                            dots[r][n] = L::dot4(dots[r][n], of_panels[n], x);
+                        });
+                    });
+                } else {
+                    unroll!(n < P {
+                        L::prefetch(w.wrapping_add(n * p.panel_bytes + ahead));
+                        let w = L::weights(w.add(n * p.panel_bytes));
+                        unroll!(r < R {
+                            let x = L::four(x[r / 3].add(r % 3 * q.stride));
+                            dots[r][n] = L::dot4(dots[r][n], w, x);
+                        });
+                    });
+                }
+                w = w.wrapping_add(LINE);
+                for x in &mut x {
+                    *x = x.wrapping_add(4);
+                }
             }
-            for n in 0..P {
+            unroll!(n < P {
                 let scale = L::load_bf16(scales.add(n * p.panel_bytes + group * 2 * LANES).cast());
-                for r in 0..R {
-                    let of_row = L::splat(*q.scales.add((row + r) * q.groups + group));
+                unroll!(r < R {
+                    let of_row = L::splat(*q.scales.add(row_of_groups + r * q.groups));
+                    let sum = t.sums.add((r * P + n) * LANES);
                     let dot = L::to_f32(dots[r][n]);
-                    sums[r][n] = L::fma(dot, L::mul(of_row, scale), sums[r][n]);
+                    L::store(sum, L::fma(dot, L::mul(of_row, scale), L::load(sum)));
+                });
+            });
+        }
+    }
+}
+
+/// Pointers that stand for three rows each, in the largest tile.
+const POINTERS: usize = 4;
+
+/// A tile as a function of its own, as in [`super::project`].
+type TileFn = unsafe fn(&Tile<'_>);
+
+macro_rules! tiles {
+    ($name:ident, $lanes:ty, [$($feature:literal)?], $panels:expr, $($r:literal x $p:literal),*) => {
+        /// Tiles of one instruction set: the panels of a tile of so many rows, and the function
+        /// of each shape.
+        mod $name {
+            use super::{Tile, TileFn, tile};
+
+            pub(super) const PANELS: &[usize] = &$panels;
+
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn one<const R: usize, const P: usize>(t: &Tile<'_>) {
+                // SAFETY: the caller vouches for the tile.
+                unsafe { tile::<$lanes, R, P>(t) }
+            }
+
+            pub(super) fn of(rows: usize, panels: usize) -> TileFn {
+                match (rows, panels) {
+                    $(($r, $p) => one::<$r, $p>,)*
+                    _ => unreachable!("no tile of {rows} rows by {panels} panels"),
                 }
             }
         }
-        for r in 0..R {
-            for n in 0..P {
-                finish::<L>(p, row + r, panel + n, sums[r][n]);
-            }
-        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+tiles!(
+    vnni, crate::cpu::lanes::Avx512, ["avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma"],
+    [4, 4, 4, 4, 4, 4, 3, 3, 2, 2, 2, 2],
+    1 x 4, 2 x 4, 3 x 4, 4 x 4, 5 x 4, 6 x 4, 6 x 3, 7 x 3, 8 x 3,
+    8 x 2, 9 x 2, 10 x 2, 11 x 2, 12 x 2,
+    1 x 1, 2 x 1, 3 x 1, 4 x 1, 5 x 1, 6 x 1, 7 x 1, 8 x 1, 9 x 1, 10 x 1, 11 x 1, 12 x 1
+);
+#[cfg(target_arch = "x86_64")]
+tiles!(
+    avx2, crate::cpu::lanes::Avx2, ["avx2,fma"],
+    [2, 1, 1, 1],
+    1 x 2, 1 x 1, 2 x 1, 3 x 1, 4 x 1
+);
+tiles!(portable, crate::cpu::lanes::Portable, [], [1, 1, 1, 1], 1 x 1, 2 x 1, 3 x 1, 4 x 1);
+
+/// Panels for each row count of a tile, and the tiles, of the instruction set; AVX-512 without
+/// VNNI takes those of AVX2.
+#[allow(clippy::type_complexity)]
+fn tiles_of(isa: Isa) -> (&'static [usize], fn(usize, usize) -> TileFn) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => (vnni::PANELS, vnni::of),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Avx2 => (avx2::PANELS, avx2::of),
+        _ => (portable::PANELS, portable::of),
     }
 }
 
-/// The most rows of a tile, and the panels of a tile of so many rows.
-#[inline(always)]
-fn shape<L: Lanes>(rows: usize) -> (usize, usize) {
-    if L::MANY_REGISTERS {
-        (6, [4, 4, 4, 2, 2, 2][rows.min(6) - 1])
-    } else {
-        (3, [2, 1, 1][rows.min(3) - 1])
-    }
+/// How many panels belong together in a task.
+pub(super) fn panels_together(isa: Isa, rows: usize) -> usize {
+    Tiling::of(tiles_of(isa).0, rows).panels
 }
 
-/// How many panels a task should take at least.
-pub(super) const PANELS_TOGETHER: usize = 4;
-
-#[inline(always)]
-unsafe fn tile_of<L: Int8Lanes>(
-    rows: usize,
-    panels: usize,
-    p: &Product,
-    q: &Quantized,
-    panel: usize,
-    row: usize,
-) {
-    macro_rules! pick {
-        ($($r:literal x $p:literal),*) => {
-            match (rows, panels) {
-                // SAFETY: the caller vouches for the tile.
-                $(($r, $p) => unsafe { tile::<L, $r, $p>(p, q, panel, row) },)*
-                _ => unreachable!("no tile of {rows} rows by {panels} panels"),
-            }
-        };
-    }
-    if L::MANY_REGISTERS {
-        pick!(1 x 4, 2 x 4, 3 x 4, 4 x 2, 5 x 2, 6 x 2, 3 x 2,
-              1 x 1, 2 x 1, 3 x 1, 4 x 1, 5 x 1, 6 x 1);
-    } else {
-        pick!(1 x 2, 2 x 1, 3 x 1, 1 x 1);
-    }
-}
-
-#[inline(always)]
-unsafe fn product<L: Int8Lanes>(p: &Product, q: &Quantized, first: usize, last: usize) {
-    let tiles = p.rows.div_ceil(shape::<L>(p.rows).0);
-    let largest = p.rows.div_ceil(tiles);
-    let together = shape::<L>(largest).1;
+/// Panels `first..last` of a product with int8 weights.
+///
+/// # Safety
+/// As [`super::project::project_bf16`], with `q` quantized from the product's input.
+pub(super) unsafe fn project_int8(isa: Isa, p: &Product, q: &Quantized, first: usize, last: usize) {
+    let (panels_of, tile_of) = tiles_of(isa);
+    let tiling = Tiling::of(panels_of, p.rows);
+    let mut carry = CARRY.take();
+    let size = p.rows * tiling.panels * LANES;
+    carry.resize(carry.len().max(size), 0.0);
     let mut panel = first;
     while panel < last {
-        let panels = if panel + together <= last { together } else { 1 };
+        let panels = if panel + tiling.panels <= last { tiling.panels } else { 1 };
+        carry[..size].fill(0.0);
         let mut row = 0;
-        for index in 0..tiles {
-            // Tiles differ by one row at most, the larger ones first.
-            let rows = largest - usize::from(index >= p.rows - (largest - 1) * tiles);
-            // SAFETY: the caller vouches for the product.
-            unsafe { tile_of::<L>(rows, panels, p, q, panel, row) };
+        for index in 0..tiling.tiles {
+            let rows = tiling.rows(index, p.rows);
+            let sums = carry.as_mut_ptr().wrapping_add(row * panels * LANES);
+            let tile = Tile { product: p, rows: q, panel, row, sums };
+            // SAFETY: the caller vouches for the product; the carry has room for the sums.
+            unsafe { tile_of(rows, panels)(&tile) };
             row += rows;
         }
+        // SAFETY: the caller vouches for the product; the carry holds these sums.
+        unsafe { finish_sums(isa, p, panel, panels, carry.as_ptr()) };
         panel += panels;
     }
+    CARRY.set(carry);
 }
 
 kernel! {
@@ -205,12 +278,4 @@ kernel! {
     /// The product's input must be valid, `q` prepared for it, and no other task may write these
     /// rows.
     pub(super) fn quantize_rows(p: &Product, q: &Quantized, first: usize, last: usize) = quantize
-}
-
-kernel! {
-    /// Panels `first..last` of a product with int8 weights.
-    ///
-    /// # Safety
-    /// As [`super::project::project_bf16`], with `q` quantized from the product's input.
-    pub(super) int8 fn project_int8(p: &Product, q: &Quantized, first: usize, last: usize) = product
 }

@@ -5,11 +5,17 @@ use std::ptr::NonNull;
 
 use crate::{Error, Result};
 
+/// Bytes of a page and of a huge page; larger pages of other systems are multiples of the first.
+const PAGE: usize = 64 << 10;
+const HUGE: usize = 2 << 20;
+
 /// A private mapping, zero until written, released when dropped.
 #[derive(Debug)]
 pub(super) struct Region {
     at: NonNull<u8>,
     bytes: usize,
+    /// Bytes mapped: `bytes` in whole pages.
+    length: usize,
 }
 
 // SAFETY: a region owns its memory; shared references only read it.
@@ -21,16 +27,19 @@ impl Region {
     /// Maps `bytes` bytes for `what`.
     pub(super) fn new(bytes: usize, what: &str) -> Result<Self> {
         let refused = || Error::OutOfMemory { what: what.into(), bytes };
-        // A zero-length mapping is not allowed, and slices must not exceed isize.
-        let bytes = bytes.max(64);
-        if isize::try_from(bytes).is_err() {
+        // A zero-length mapping is not allowed, and slices must not exceed isize. Whole pages.
+        let length = bytes.max(1).checked_next_multiple_of(PAGE).ok_or_else(refused)?;
+        // What is as large as a huge page must begin on one, or it has none at its ends.
+        let slack = if length >= HUGE { HUGE } else { 0 };
+        let whole = length.checked_add(slack).ok_or_else(refused)?;
+        if isize::try_from(whole).is_err() {
             return Err(refused());
         }
         // SAFETY: a new anonymous mapping touches no memory of ours.
         let at = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                bytes,
+                whole,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
                 -1,
@@ -40,12 +49,21 @@ impl Region {
         if at == libc::MAP_FAILED {
             return Err(refused());
         }
-        #[cfg(target_os = "linux")]
-        // SAFETY: advice on the mapping just made; a refusal changes nothing.
+        let before = if slack == 0 { 0 } else { at.align_offset(HUGE) };
+        let start = at.wrapping_byte_add(before);
+        // SAFETY: both ends are parts of the mapping just made, outside of what is kept; advice
+        // on the rest changes no contents.
         unsafe {
-            libc::madvise(at, bytes, libc::MADV_HUGEPAGE);
+            if before > 0 {
+                libc::munmap(at, before);
+            }
+            if slack > before {
+                libc::munmap(start.wrapping_byte_add(length), slack - before);
+            }
+            #[cfg(target_os = "linux")]
+            libc::madvise(start, length, libc::MADV_HUGEPAGE);
         }
-        Ok(Self { at: NonNull::new(at.cast()).ok_or_else(refused)?, bytes })
+        Ok(Self { at: NonNull::new(start.cast()).ok_or_else(refused)?, bytes, length })
     }
 
     /// Room for `count` elements of `T`, which must be valid when all bytes are zero.
@@ -77,7 +95,7 @@ impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: the mapping was made by `new` and nothing borrows it any more.
         unsafe {
-            libc::munmap(self.at.as_ptr().cast(), self.bytes);
+            libc::munmap(self.at.as_ptr().cast(), self.length);
         }
     }
 }

@@ -101,18 +101,18 @@ unsafe fn tile<L: Lanes, S: Stored, const R: usize, const P: usize>(t: &Tile<'_>
         let mut w = p.weights.add(t.panel * p.panel_bytes + t.from / S::INPUTS * LINE);
         // One pointer for three rows: the other two are a scaled index away.
         let mut x = [p.input.add(t.row * p.input_stride + t.from); GROUPS];
-        for g in 0..GROUPS {
-            x[g] = x[g].wrapping_add(3 * g * p.input_stride);
+        for (g, x) in x.iter_mut().enumerate() {
+            *x = x.wrapping_add(3 * g * p.input_stride);
         }
         let mut ahead = [0; P];
-        for n in 0..P {
-            ahead[n] = t.ahead[n].wrapping_add(n * p.panel_bytes);
+        for (n, ahead) in ahead.iter_mut().enumerate() {
+            *ahead = t.ahead[n].wrapping_add(n * p.panel_bytes);
         }
         for _ in 0..t.inputs / S::INPUTS {
             w = opaque(w);
-            for g in 0..GROUPS {
+            for (g, x) in x.iter_mut().enumerate() {
                 if 3 * g < R {
-                    x[g] = opaque(x[g]);
+                    *x = opaque(*x);
                 }
             }
             unroll!(n < P {
@@ -123,11 +123,11 @@ unsafe fn tile<L: Lanes, S: Stored, const R: usize, const P: usize>(t: &Tile<'_>
                 step::<L, S, R, P>(&mut sums, w, p.panel_bytes, &x, p.input_stride, 1);
             }
             w = w.wrapping_add(LINE);
-            for g in 0..GROUPS {
-                x[g] = x[g].wrapping_add(S::INPUTS);
+            for x in &mut x {
+                *x = x.wrapping_add(S::INPUTS);
             }
         }
-        if t.inputs % S::INPUTS != 0 {
+        if !t.inputs.is_multiple_of(S::INPUTS) {
             step::<L, S, R, P>(&mut sums, w, p.panel_bytes, &x, p.input_stride, 0);
         }
         unroll!(r < R {
@@ -144,7 +144,8 @@ const GROUPS: usize = 4;
 /// The same pointer, of which the compiler knows nothing: left to itself it derives one address
 /// from another until it runs out of registers.
 #[inline(always)]
-fn opaque<T>(mut at: *const T) -> *const T {
+#[allow(clippy::pointers_in_nomem_asm_block)]
+pub(super) fn opaque<T>(mut at: *const T) -> *const T {
     // SAFETY: an empty statement.
     unsafe {
         std::arch::asm!("/* {0} */", inout(reg) at, options(nomem, nostack, preserves_flags));
@@ -190,7 +191,7 @@ unsafe fn step<L: Lanes, S: Stored, const R: usize, const P: usize>(
 
 /// Puts 16 outputs of one row where they belong.
 #[inline(always)]
-pub(super) unsafe fn finish<L: Lanes>(p: &Product, row: usize, panel: usize, sum: L::F) {
+unsafe fn finish<L: Lanes>(p: &Product, row: usize, panel: usize, sum: L::F) {
     // SAFETY: the row and the panel's outputs are within the product.
     unsafe {
         let column = panel * LANES;
@@ -234,27 +235,26 @@ kernel! {
     ///
     /// # Safety
     /// As [`project_bf16`], with sums for all rows and these panels.
-    fn finish_sums(p: &Product, panel: usize, panels: usize, sums: *const f32) = finish_all
+    pub(super) fn finish_sums(p: &Product, panel: usize, panels: usize, sums: *const f32) = finish_all
 }
 
 thread_local! {
     /// Sums carried from one block of inputs to the next.
-    static CARRY: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    pub(super) static CARRY: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A tile as a function of its own: inlined side by side, some would lose their registers.
 type TileFn = unsafe fn(&Tile<'_>);
 
 macro_rules! tiles {
-    ($name:ident, $lanes:ty, [$($feature:literal)?], $most:literal, $panels:expr,
+    ($name:ident, $lanes:ty, [$($feature:literal)?], $panels:expr,
      $($r:literal x $p:literal),*) => {
-        /// Tiles of one instruction set: the most rows, the panels of a tile of so many rows, and
-        /// the function of each shape.
+        /// Tiles of one instruction set: the panels of a tile of so many rows, and the function
+        /// of each shape.
         mod $name {
             use super::{Stored, Tile, TileFn, tile};
 
-            pub(super) const MOST_ROWS: usize = $most;
-            pub(super) const PANELS: [usize; $most] = $panels;
+            pub(super) const PANELS: &[usize] = &$panels;
 
             $(#[target_feature(enable = $feature)])?
             unsafe fn one<S: Stored, const R: usize, const P: usize>(t: &Tile<'_>) {
@@ -275,7 +275,7 @@ macro_rules! tiles {
 #[cfg(target_arch = "x86_64")]
 tiles!(
     avx512, crate::cpu::lanes::Avx512, ["avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"],
-    12, [4, 4, 4, 4, 4, 4, 3, 3, 2, 2, 2, 2],
+    [4, 4, 4, 4, 4, 4, 3, 3, 2, 2, 2, 2],
     1 x 4, 2 x 4, 3 x 4, 4 x 4, 5 x 4, 6 x 4, 6 x 3, 7 x 3, 8 x 3,
     8 x 2, 9 x 2, 10 x 2, 11 x 2, 12 x 2,
     1 x 1, 2 x 1, 3 x 1, 4 x 1, 5 x 1, 6 x 1, 7 x 1, 8 x 1, 9 x 1, 10 x 1, 11 x 1, 12 x 1
@@ -283,43 +283,52 @@ tiles!(
 #[cfg(target_arch = "x86_64")]
 tiles!(
     avx2, crate::cpu::lanes::Avx2, ["avx2,fma"],
-    5, [4, 3, 2, 1, 1],
-    1 x 4, 2 x 3, 3 x 2, 4 x 1, 5 x 1, 1 x 1, 2 x 1, 3 x 1
+    [4, 2, 1, 1, 1],
+    1 x 4, 2 x 2, 1 x 1, 2 x 1, 3 x 1, 4 x 1, 5 x 1
 );
 tiles!(
     portable, crate::cpu::lanes::Portable, [],
-    4, [1, 1, 1, 1],
+    [1, 1, 1, 1],
     1 x 1, 2 x 1, 3 x 1, 4 x 1
 );
 
 /// How a product's rows are tiled.
 #[derive(Clone, Copy)]
-struct Tiling {
-    tiles: usize,
+pub(super) struct Tiling {
+    pub tiles: usize,
     /// Rows of the largest tile; no other has fewer by more than one.
     largest: usize,
     /// Panels of a tile.
-    panels: usize,
+    pub panels: usize,
 }
 
 impl Tiling {
-    fn of(isa: Isa, rows: usize) -> Self {
-        let (most, panels): (usize, &[usize]) = match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => (avx512::MOST_ROWS, &avx512::PANELS),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => (avx2::MOST_ROWS, &avx2::PANELS),
-            _ => (portable::MOST_ROWS, &portable::PANELS),
-        };
-        let tiles = rows.div_ceil(most);
+    /// Tiles for `rows` rows, given the panels of a tile of one row, of two, and so on.
+    pub(super) fn of(panels: &[usize], rows: usize) -> Self {
+        let tiles = rows.div_ceil(panels.len());
         let largest = rows.div_ceil(tiles);
         Self { tiles, largest, panels: panels[largest - 1] }
+    }
+
+    /// Rows of one tile; the larger ones come first.
+    pub(super) fn rows(&self, tile: usize, of: usize) -> usize {
+        self.largest - usize::from(tile >= of - (self.largest - 1) * self.tiles)
+    }
+}
+
+fn panels_of(isa: Isa) -> &'static [usize] {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => avx512::PANELS,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => avx2::PANELS,
+        _ => portable::PANELS,
     }
 }
 
 /// How many panels belong together in a task.
 pub(super) fn panels_together(isa: Isa, rows: usize) -> usize {
-    Tiling::of(isa, rows).panels
+    Tiling::of(panels_of(isa), rows).panels
 }
 
 fn tile_fn<S: Stored>(isa: Isa, rows: usize, panels: usize) -> TileFn {
@@ -333,7 +342,8 @@ fn tile_fn<S: Stored>(isa: Isa, rows: usize, panels: usize) -> TileFn {
 }
 
 unsafe fn product<S: Stored>(isa: Isa, p: &Product, first: usize, last: usize) {
-    let Tiling { tiles, largest, panels: together } = Tiling::of(isa, p.rows);
+    let tiling = Tiling::of(panels_of(isa), p.rows);
+    let (tiles, together) = (tiling.tiles, tiling.panels);
     let lines = p.inputs.div_ceil(S::INPUTS);
     let mut carry = CARRY.take();
     let size = p.rows * together * LANES;
@@ -362,8 +372,7 @@ unsafe fn product<S: Stored>(isa: Isa, p: &Product, first: usize, last: usize) {
             let inputs = (p.inputs - from).min(block * S::INPUTS);
             let mut row = 0;
             for index in 0..tiles {
-                // Tiles differ by one row at most, the larger ones first.
-                let rows = largest - usize::from(index >= p.rows - (largest - 1) * tiles);
+                let rows = tiling.rows(index, p.rows);
                 let mut t = Tile {
                     product: p,
                     panel,

@@ -30,6 +30,17 @@ pub(super) unsafe fn fold8_max(a: __m256) -> f32 {
     }
 }
 
+/// The sum of 16 signed bytes.
+#[inline(always)]
+pub(super) unsafe fn sum_i8(bytes: __m128i) -> i32 {
+    // SAFETY: instructions enabled by the kernel.
+    unsafe {
+        let above = _mm_xor_si128(bytes, _mm_set1_epi8(-128));
+        let sums = _mm_sad_epu8(above, _mm_setzero_si128());
+        _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_srli_si128::<8>(sums))) - 16 * 128
+    }
+}
+
 /// Two registers.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Two(__m256, __m256);
@@ -195,7 +206,7 @@ impl Lanes for Avx2 {
         unsafe { Two(high8(at), high8(at.add(8))) }
     }
     #[inline(always)]
-    unsafe fn store_i8(at: *mut i8, a: Self::F) {
+    unsafe fn store_i8(at: *mut i8, a: Self::F) -> i32 {
         // SAFETY: vouched for by the caller.
         unsafe {
             // Low bytes alone, so that what is no number stores zero, as a cast would.
@@ -206,7 +217,9 @@ impl Lanes for Avx2 {
             );
             let words = _mm256_permute4x64_epi64::<0xd8>(words);
             let bytes = _mm256_permute4x64_epi64::<0x08>(_mm256_packus_epi16(words, words));
-            _mm_storeu_si128(at.cast(), _mm256_castsi256_si128(bytes));
+            let bytes = _mm256_castsi256_si128(bytes);
+            _mm_storeu_si128(at.cast(), bytes);
+            sum_i8(bytes)
         }
     }
     #[inline(always)]
@@ -259,6 +272,7 @@ impl Int8Lanes for Avx2 {
     type I = TwoI;
     /// Signed weights, then their magnitudes.
     type W = (TwoI, TwoI);
+    type X = __m256i;
 
     #[inline(always)]
     fn start(_minus_128_sum: i32) -> Self::I {
@@ -282,11 +296,15 @@ impl Int8Lanes for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn dot4(sum: Self::I, w: Self::W, x: *const i8) -> Self::I {
-        // SAFETY: vouched for by the caller. Pairs of products stay within 2 * 127 * 127, so
-        // nothing saturates.
+    unsafe fn four(x: *const i8) -> Self::X {
+        // SAFETY: vouched for by the caller.
+        unsafe { _mm256_set1_epi32(x.cast::<i32>().read_unaligned()) }
+    }
+    #[inline(always)]
+    fn dot4(sum: Self::I, w: Self::W, x: Self::X) -> Self::I {
+        // Pairs of products stay within 2 * 127 * 127, so nothing saturates.
+        // SAFETY: instructions enabled by the kernel.
         unsafe {
-            let x = _mm256_set1_epi32(x.cast::<i32>().read_unaligned());
             let ones = _mm256_set1_epi16(1);
             let a = _mm256_maddubs_epi16(w.1.0, _mm256_sign_epi8(x, w.0.0));
             let b = _mm256_maddubs_epi16(w.1.1, _mm256_sign_epi8(x, w.0.1));

@@ -184,9 +184,13 @@ impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn store_i8(at: *mut i8, a: Self::F) {
+    unsafe fn store_i8(at: *mut i8, a: Self::F) -> i32 {
         // SAFETY: vouched for by the caller.
-        unsafe { _mm_storeu_si128(at.cast(), _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(a))) }
+        unsafe {
+            let bytes = _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(a));
+            _mm_storeu_si128(at.cast(), bytes);
+            super::avx2::sum_i8(bytes)
+        }
     }
     #[inline(always)]
     fn prefetch(at: *const u8) {
@@ -198,6 +202,7 @@ impl Lanes for Avx512 {
 impl Int8Lanes for Avx512 {
     type I = __m512i;
     type W = __m512i;
+    type X = __m512i;
 
     #[inline(always)]
     fn start(minus_128_sum: i32) -> Self::I {
@@ -215,8 +220,13 @@ impl Int8Lanes for Avx512 {
         unsafe { _mm512_loadu_si512(at.cast()) }
     }
     #[inline(always)]
-    unsafe fn dot4(sum: Self::I, w: Self::W, x: *const i8) -> Self::I {
+    unsafe fn four(x: *const i8) -> Self::X {
         // SAFETY: vouched for by the caller.
-        unsafe { _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(x.cast::<i32>().read_unaligned())) }
+        unsafe { _mm512_set1_epi32(x.cast::<i32>().read_unaligned()) }
+    }
+    #[inline(always)]
+    fn dot4(sum: Self::I, w: Self::W, x: Self::X) -> Self::I {
+        // SAFETY: instructions enabled.
+        unsafe { _mm512_dpbusd_epi32(sum, w, x) }
     }
 }

@@ -89,11 +89,12 @@ pub(super) trait Lanes: Copy + 'static {
     /// # Safety
     /// 16 words must be readable.
     unsafe fn load_high(at: *const u32) -> Self::F;
-    /// Stores integers between -128 and 127 as bytes.
+    /// Stores integers between -128 and 127 as bytes, what is no number as zero, and answers
+    /// their sum.
     ///
     /// # Safety
     /// 16 bytes must be writable.
-    unsafe fn store_i8(at: *mut i8, a: Self::F);
+    unsafe fn store_i8(at: *mut i8, a: Self::F) -> i32;
 
     /// Asks for the cache line at `at`, which may be any address.
     #[inline(always)]
@@ -130,6 +131,8 @@ pub(super) trait Int8Lanes: Lanes {
     type I: Copy;
     /// Four weights in each lane, as [`Int8Lanes::dot4`] takes them.
     type W: Copy;
+    /// Four activations, as [`Int8Lanes::dot4`] takes them.
+    type X: Copy;
 
     /// Where the sum of a group begins, given -128 times the sum of its activations.
     fn start(minus_128_sum: i32) -> Self::I;
@@ -139,51 +142,39 @@ pub(super) trait Int8Lanes: Lanes {
     /// # Safety
     /// 64 bytes must be readable.
     unsafe fn weights(at: *const u8) -> Self::W;
-    /// Adds to each lane the products of its four weights with the four activations at `x`.
+    /// Four activations, the same for each lane.
     ///
     /// # Safety
     /// Four bytes must be readable.
-    unsafe fn dot4(sum: Self::I, w: Self::W, x: *const i8) -> Self::I;
+    unsafe fn four(x: *const i8) -> Self::X;
+    /// Adds to each lane the products of its four weights with the four activations.
+    fn dot4(sum: Self::I, w: Self::W, x: Self::X) -> Self::I;
 }
 
 /// Compiles a generic kernel for every instruction set, behind one function that picks by
-/// [`super::Isa`]. The `int8` form needs VNNI on AVX-512 and falls back to AVX2 without it.
+/// [`super::Isa`].
 macro_rules! kernel {
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $generic:ident) => {
-        $crate::cpu::lanes::kernel!(@ [$(#[$doc])*] $vis $name ($($arg: $ty),*) $generic
-            "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma", true);
-    };
-    ($(#[$doc:meta])* $vis:vis int8 fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $generic:ident) => {
-        $crate::cpu::lanes::kernel!(@ [$(#[$doc])*] $vis $name ($($arg: $ty),*) $generic
-            "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma",
-            is_x86_feature_detected!("avx512vnni"));
-    };
-    (@ [$(#[$doc:meta])*] $vis:vis $name:ident ($($arg:ident: $ty:ty),*) $generic:ident
-        $avx512:literal, $has_avx512:expr) => {
         $(#[$doc])*
         #[allow(clippy::too_many_arguments)]
         $vis unsafe fn $name(isa: $crate::cpu::Isa, $($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
             {
-                #[target_feature(enable = $avx512)]
-                #[allow(clippy::too_many_arguments)]
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
                 unsafe fn avx512($($arg: $ty),*) {
                     // SAFETY: the caller of the kernel vouches for its arguments.
                     unsafe { $generic::<$crate::cpu::lanes::Avx512>($($arg),*) }
                 }
                 #[target_feature(enable = "avx2,fma")]
-                #[allow(clippy::too_many_arguments)]
                 unsafe fn avx2($($arg: $ty),*) {
                     // SAFETY: the caller of the kernel vouches for its arguments.
                     unsafe { $generic::<$crate::cpu::lanes::Avx2>($($arg),*) }
                 }
                 match isa {
-                    // SAFETY: an `Isa` is made only where the machine has its instructions.
-                    $crate::cpu::Isa::Avx512 if $has_avx512 => return unsafe { avx512($($arg),*) },
-                    $crate::cpu::Isa::Avx512 | $crate::cpu::Isa::Avx2 => {
-                        // SAFETY: as above; AVX-512 machines have AVX2.
-                        return unsafe { avx2($($arg),*) };
-                    }
+                    // SAFETY: a backend's `Isa` is one that the machine has.
+                    $crate::cpu::Isa::Avx512 => return unsafe { avx512($($arg),*) },
+                    // SAFETY: as above.
+                    $crate::cpu::Isa::Avx2 => return unsafe { avx2($($arg),*) },
                     $crate::cpu::Isa::Portable => {}
                 }
             }

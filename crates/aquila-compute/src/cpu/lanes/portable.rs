@@ -117,17 +117,21 @@ impl Lanes for Portable {
         std::array::from_fn(|i| f32::from_bits(unsafe { at.add(i).read_unaligned() } & 0xffff_0000))
     }
     #[inline(always)]
-    unsafe fn store_i8(at: *mut i8, a: Self::F) {
+    unsafe fn store_i8(at: *mut i8, a: Self::F) -> i32 {
+        let mut sum = 0;
         for (i, x) in a.into_iter().enumerate() {
+            sum += i32::from(x as i8);
             // SAFETY: the caller says that 16 bytes are writable.
             unsafe { at.add(i).write(x as i8) }
         }
+        sum
     }
 }
 
 impl Int8Lanes for Portable {
     type I = [i32; LANES];
     type W = [u8; 64];
+    type X = [i8; 4];
 
     #[inline(always)]
     fn start(minus_128_sum: i32) -> Self::I {
@@ -143,9 +147,12 @@ impl Int8Lanes for Portable {
         unsafe { at.cast::<[u8; 64]>().read() }
     }
     #[inline(always)]
-    unsafe fn dot4(sum: Self::I, w: Self::W, x: *const i8) -> Self::I {
+    unsafe fn four(x: *const i8) -> Self::X {
         // SAFETY: the caller says that four bytes are readable.
-        let x = unsafe { x.cast::<[i8; 4]>().read() };
+        unsafe { x.cast::<[i8; 4]>().read() }
+    }
+    #[inline(always)]
+    fn dot4(sum: Self::I, w: Self::W, x: Self::X) -> Self::I {
         std::array::from_fn(|i| {
             (0..4).fold(sum[i], |sum, j| sum + i32::from(w[4 * i + j]) * i32::from(x[j]))
         })

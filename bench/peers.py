@@ -136,7 +136,7 @@ class Llama:
                     model, batch, length, options.threads, flash, unified
                 )
         speeds = {key: [] for key in contexts}
-        for _ in range(3):
+        for _ in range(2):
             for key, context in contexts.items():
                 speeds[key].append(context.run(self.prompts(), 17)[0])
         best = max(contexts, key=lambda key: max(speeds[key]))
@@ -161,8 +161,10 @@ class Llama:
 
 def compare(options, folder, format, model, batch):
     """Runs pairs and answers the figures of each."""
-    aquila, llama = Aquila(options, folder, format, batch), Llama(options, model, batch)
+    # A first run each, uncounted; Aquila is loaded before llama.cpp tries its settings.
+    aquila = Aquila(options, folder, format, batch)
     aquila.run()
+    llama = Llama(options, model, batch)
     llama.run()
     pairs = []
     for index in range(options.pairs):

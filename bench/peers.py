@@ -136,9 +136,11 @@ class Llama:
                     model, batch, length, options.threads, flash, unified
                 )
         speeds = {key: [] for key in contexts}
+        short = options.prompt_tokens // 2
         for _ in range(2):
             for key, context in contexts.items():
-                speeds[key].append(context.run(self.prompts(), 17)[0])
+                prompts = [prompt[:short] for prompt in self.prompts()]
+                speeds[key].append(context.run(prompts, 17)[0])
         best = max(contexts, key=lambda key: max(speeds[key]))
         for key, context in contexts.items():
             if key != best:

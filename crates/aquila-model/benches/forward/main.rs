@@ -1,11 +1,11 @@
 //! Whole forward passes of `preset:bench` against what the machine gives.
 //!
 //! `cargo bench -p aquila-model --bench forward -- [--isa avx512|avx2|portable] [--threads N]
-//! [--format bf16|int8] [--rows 1,2,4] [--context N] [--repeat N] [--profile]`
+//! [--format bf16|int8] [--rows 1,2,4] [--context N] [--repeat N] [--profile rows|requests]`
 //!
 //! One request whose last M positions are the rows of the pass, all with logits. A repetition
 //! visits every format and row count once, so that whatever else the machine does meets all of
-//! them; the median counts. `--profile` says instead where the time of a decoding round goes, with
+//! them; the median counts. `--profile` says instead where the time goes, of M rows of one request or of
 //! M requests of one row each.
 //!
 //! Work counts the products with weights alone, so the bounds are a little tighter than they need
@@ -23,7 +23,7 @@ mod scene;
 mod timed;
 
 use machine::Machine;
-use scene::Scene;
+use scene::{Batch, Scene};
 
 struct Options {
     isas: Vec<Isa>,
@@ -32,7 +32,7 @@ struct Options {
     rows: Vec<usize>,
     context: usize,
     repeat: usize,
-    profile: bool,
+    profile: Option<Batch>,
 }
 
 fn options() -> Options {
@@ -43,7 +43,7 @@ fn options() -> Options {
         rows: Vec::new(),
         context: 128,
         repeat: 40,
-        profile: false,
+        profile: None,
     };
     let mut args = std::env::args().skip(1);
     while let Some(flag) = args.next() {
@@ -68,14 +68,21 @@ fn options() -> Options {
                     other => panic!("no format {other}"),
                 }];
             }
-            "--profile" => options.profile = true,
+            "--profile" => {
+                options.profile = Some(match value().as_str() {
+                    "rows" => Batch::RowsOfOne,
+                    "requests" => Batch::OneRowOfEach,
+                    other => panic!("no profile of {other}"),
+                });
+            }
             // Cargo tells every benchmark that it is one.
             "--bench" => {}
             other => panic!("no flag {other}"),
         }
     }
     if options.rows.is_empty() {
-        options.rows = if options.profile { vec![1, 8] } else { vec![1, 2, 4, 8, 16, 32] };
+        options.rows =
+            if options.profile.is_some() { vec![1, 8] } else { vec![1, 2, 4, 8, 16, 32] };
     }
     assert!(options.rows.contains(&1), "--rows must contain 1, which the others are held to");
     let most = options.rows.iter().copied().max().unwrap_or(1);
@@ -95,8 +102,8 @@ fn main() {
             machine.flops / 1e9,
             machine.int8_ops / 1e9
         );
-        if options.profile {
-            profile::run(backend, machine, &options);
+        if let Some(batch) = options.profile {
+            profile::run(backend, machine, batch, &options);
         } else {
             measure(&backend, machine, &options);
         }
@@ -136,7 +143,7 @@ fn measure(backend: &CpuBackend, machine: Machine, options: &Options) {
             // Each repetition begins elsewhere, so that no case always follows the same one.
             let case = (step + repetition) % cases;
             let (format, at) = (case % scenes.len(), case / scenes.len());
-            let plan = scenes[format].last_rows(rows[at]);
+            let plan = scenes[format].plan(Batch::RowsOfOne, rows[at]);
             let since = Instant::now();
             scenes[format].forward(backend, &plan);
             if repetition > 0 {
@@ -152,7 +159,7 @@ fn measure(backend: &CpuBackend, machine: Machine, options: &Options) {
                 Times(times)
             })
             .collect::<Vec<_>>();
-        report(scene, &times, machine, options);
+        report(scene, backend.isa(), &times, machine, options);
     }
 }
 
@@ -166,7 +173,13 @@ fn verdict(median: f64, best: f64, bound: f64) -> String {
     format!("{:.2} {word}", median / bound)
 }
 
-fn report(scene: &Scene<CpuBackend>, times: &[Times], machine: Machine, options: &Options) {
+fn report(
+    scene: &Scene<CpuBackend>,
+    isa: Isa,
+    times: &[Times],
+    machine: Machine,
+    options: &Options,
+) {
     let (share, peak, slack) = match scene.format {
         WeightFormat::Int8 => (0.6, machine.int8_ops, 1.3),
         _ => (0.7, machine.flops, 1.25),
@@ -195,7 +208,7 @@ fn report(scene: &Scene<CpuBackend>, times: &[Times], machine: Machine, options:
         if rows > 1 {
             print!("     {}", verdict(median, best, slack * one.median().max(work)));
         }
-        if rows == 4 && scene.format == WeightFormat::Bf16 {
+        if rows == 4 && scene.format == WeightFormat::Bf16 && isa == Isa::Avx512 {
             print!("; of 1.12 x one row: {}", verdict(median, best, 1.12 * one.median()));
         }
         println!();

@@ -1,23 +1,26 @@
-//! Where the time of a decoding round goes, by operation.
+//! Where the time of a round goes, by operation.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use aquila_compute::choose::{Ask, History, Sampling};
 use aquila_compute::cpu::CpuBackend;
-use aquila_compute::{Backend, WeightFormat};
+use aquila_compute::{Backend, ForwardPlan, WeightFormat};
 
 use crate::Options;
 use crate::machine::Machine;
-use crate::scene::Scene;
+use crate::scene::{Batch, Scene};
 use crate::timed::{Operation, Timed};
 
 /// The times of one operation, one per round, with its calls in a round.
 type Samples = BTreeMap<Operation, (Vec<f64>, usize)>;
 
-pub fn run(backend: CpuBackend, machine: Machine, options: &Options) {
+pub fn run(backend: CpuBackend, machine: Machine, batch: Batch, options: &Options) {
     let backend = Timed::new(backend);
-    let requests = options.rows.iter().copied().max().unwrap_or(1);
+    let requests = match batch {
+        Batch::RowsOfOne => 1,
+        Batch::OneRowOfEach => options.rows.iter().copied().max().unwrap_or(1),
+    };
     let mut scenes: Vec<Scene<Timed>> = options
         .formats
         .iter()
@@ -28,8 +31,9 @@ pub fn run(backend: CpuBackend, machine: Machine, options: &Options) {
     for repetition in 0..=options.repeat {
         for (at, &rows) in options.rows.iter().enumerate() {
             for (format, scene) in scenes.iter_mut().enumerate() {
+                let plan = scene.plan(batch, rows);
                 backend.take();
-                let total = round(&backend, scene, rows, options.context);
+                let total = round(&backend, scene, &plan);
                 let ledger = backend.take();
                 if repetition == 0 {
                     continue;
@@ -46,22 +50,24 @@ pub fn run(backend: CpuBackend, machine: Machine, options: &Options) {
     for (format, scene) in scenes.iter().enumerate() {
         for (at, &rows) in options.rows.iter().enumerate() {
             let total = ordered(&mut totals[format][at]);
-            report(scene, rows, options.context, total, &mut samples[format][at], machine);
+            report(scene, &scene.plan(batch, rows), total, &mut samples[format][at], machine);
         }
     }
 }
 
-/// One round: a row of each request, and a greedy choice for each.
-fn round(backend: &Timed, scene: &mut Scene<Timed>, requests: usize, context: usize) -> f64 {
-    let plan = scene.last_row_of_each(requests);
+/// One round: a pass, and a greedy choice for each of its rows.
+fn round(backend: &Timed, scene: &mut Scene<Timed>, plan: &ForwardPlan) -> f64 {
     let (sampling, history) = (Sampling::default(), History::default());
-    let asks: Vec<Ask<'_>> = (0..requests)
-        .map(|row| Ask {
+    let asks: Vec<Ask<'_>> = plan
+        .positions
+        .iter()
+        .enumerate()
+        .map(|(row, &position)| Ask {
             row,
             sampling: &sampling,
             history: &history,
             path: &[],
-            position: context as u32,
+            position: position + 1,
             choice: 0,
             banned: &[],
             top_logprobs: None,
@@ -69,7 +75,7 @@ fn round(backend: &Timed, scene: &mut Scene<Timed>, requests: usize, context: us
         })
         .collect();
     let since = Instant::now();
-    scene.forward(backend, &plan);
+    scene.forward(backend, plan);
     backend.choose(scene.logits(), &asks).expect("the rows were computed");
     since.elapsed().as_secs_f64()
 }
@@ -84,15 +90,16 @@ fn ordered(times: &mut [f64]) -> (f64, f64) {
 /// different rounds, so they do not add up to a round.
 fn report(
     scene: &Scene<Timed>,
-    rows: usize,
-    context: usize,
+    plan: &ForwardPlan,
     (best, total): (f64, f64),
     samples: &mut Samples,
     machine: Machine,
 ) {
     println!(
-        "\n{:?}, {rows} requests of one row, context {context}: a round takes {:.2} ms, at best {:.2}",
+        "\n{:?}, {} rows over {} slots: a round takes {:.2} ms, at best {:.2}",
         scene.format,
+        plan.rows(),
+        plan.slots.len(),
         total * 1e3,
         best * 1e3
     );
@@ -109,7 +116,7 @@ fn report(
             median / *calls as f64 * 1e6,
             best * 1e3
         );
-        match floor(*operation, scene, rows, context, *calls, machine) {
+        match floor(*operation, scene, plan, *calls, machine) {
             Some(floor) => println!(" {:9.3} {:8.2}", floor * 1e3, median / floor),
             None => println!(),
         }
@@ -135,12 +142,12 @@ fn name(operation: Operation, scene: &Scene<Timed>) -> &'static str {
 fn floor(
     operation: Operation,
     scene: &Scene<Timed>,
-    rows: usize,
-    context: usize,
+    plan: &ForwardPlan,
     calls: usize,
     machine: Machine,
 ) -> Option<f64> {
-    let heads = scene.spec().heads;
+    let (rows, heads) = (plan.rows(), scene.spec().heads);
+    let seen: usize = plan.sights.iter().map(|sight| sight.len()).sum();
     let (bytes, work, peak) = match operation {
         Operation::Project(outputs, inputs) => {
             let int8 = scene.format == WeightFormat::Int8;
@@ -151,8 +158,8 @@ fn floor(
             )
         }
         Operation::Named("attend") => (
-            2 * rows * context * heads.kv_width() * size_of::<f32>(),
-            4 * rows * context * heads.q_width(),
+            2 * plan.slots.len() * heads.kv_width() * size_of::<f32>(),
+            4 * seen * heads.q_width(),
             machine.flops,
         ),
         Operation::Named(_) => return None,

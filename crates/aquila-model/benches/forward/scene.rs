@@ -5,6 +5,15 @@ use aquila_compute::cpu::CpuBackend;
 use aquila_compute::{Backend, ForwardPlan, KvDtype, PlanBounds, Sight, WeightFormat};
 use aquila_model::{Checkpoint, Decoder, LoadFormat, ModelSpec, Scratch, resolve};
 
+/// What the rows of a pass are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Batch {
+    /// The last positions of one request, as in verifying a draft.
+    RowsOfOne,
+    /// The last position of each request, as in plain decoding.
+    OneRowOfEach,
+}
+
 /// A model on a backend, `requests` contexts of equal length in its store.
 pub struct Scene<B: Backend> {
     pub format: WeightFormat,
@@ -34,17 +43,13 @@ impl<B: Backend> Scene<B> {
         scene
     }
 
-    /// The last `rows` positions of the first request, all with logits.
-    pub fn last_rows(&self, rows: usize) -> ForwardPlan {
+    /// A pass of `rows` rows, all with logits.
+    pub fn plan(&self, batch: Batch, rows: usize) -> ForwardPlan {
         let mut plan = ForwardPlan::default();
-        self.add(&mut plan, 0, rows);
-        plan
-    }
-
-    /// The last position of each of the first `requests` requests.
-    pub fn last_row_of_each(&self, requests: usize) -> ForwardPlan {
-        let mut plan = ForwardPlan::default();
-        (0..requests).for_each(|request| self.add(&mut plan, request, 1));
+        match batch {
+            Batch::RowsOfOne => self.add(&mut plan, 0, rows),
+            Batch::OneRowOfEach => (0..rows).for_each(|request| self.add(&mut plan, request, 1)),
+        }
         plan
     }
 

@@ -7,6 +7,7 @@
 use std::cell::RefCell;
 
 use super::Isa;
+use super::block::{Block, MOST_HEADS, rows_alike};
 use super::kv::SharedKv;
 use super::lanes::{LANES, Lanes, kernel, unroll};
 use crate::reference::BLOCK;
@@ -56,55 +57,6 @@ thread_local! {
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// One block of one row: where its keys and values are, and the scores of every head.
-struct Block {
-    count: usize,
-    /// Elements before each position's head; repeated to a multiple of 16 positions.
-    at: [usize; BLOCK],
-    scores: [[f32; BLOCK]; MOST_HEADS],
-    /// What is merged: whether this is the first block, and the factors of old and new.
-    first: bool,
-    old: [[f32; LANES]; MOST_HEADS],
-    new: [[f32; LANES]; MOST_HEADS],
-}
-
-/// Query heads, of one row or of several that see the same, that go through a block together.
-const MOST_HEADS: usize = 24;
-
-/// How many rows from `row` on see the same positions of the block at `start`: all of it, from
-/// one slot list.
-fn rows_alike(a: &Attention<'_>, row: usize, last: usize, start: usize) -> usize {
-    let first = a.plan.sights[row];
-    let whole = (start + BLOCK) as u64;
-    let alike = a.plan.sights[row..last]
-        .iter()
-        .take_while(|s| s.start == first.start && u64::from(s.prefix) >= whole);
-    alike.count().max(1)
-}
-
-impl Block {
-    /// Finds the positions `start..` that `row` sees; false if there are none.
-    fn find(&mut self, a: &Attention<'_>, row: usize, kv_head: usize, start: usize) -> bool {
-        let sight = a.plan.sights[row];
-        if start >= sight.len() {
-            return false;
-        }
-        self.count = (sight.len() - start).min(BLOCK);
-        self.first = start == 0;
-        let prefix = &a.plan.slots[sight.start as usize..][..sight.prefix as usize];
-        let tail = &a.plan.tails[sight.tail_start as usize..][..sight.tail as usize];
-        let near = prefix.get(start..).unwrap_or(&[]);
-        let far = &tail[start.saturating_sub(prefix.len()).min(tail.len())..];
-        let head = a.kv.layer + kv_head * a.kv.head_stride;
-        for (at, &slot) in self.at.iter_mut().zip(near.iter().chain(far)).take(self.count) {
-            *at = head + slot as usize * a.kv.width;
-        }
-        let last = self.at[self.count - 1];
-        self.at[self.count..self.count.next_multiple_of(LANES)].fill(last);
-        true
-    }
-}
-
 #[inline(always)]
 unsafe fn attend<L: Lanes, E: Element>(
     a: &Attention<'_>,
@@ -137,14 +89,7 @@ unsafe fn attend<L: Lanes, E: Element>(
             std::slice::from_raw_parts_mut(to.add(dim), width - dim).fill(0.0);
         }
         let longest = a.plan.sights[first..last].iter().map(|s| s.len()).max().unwrap_or(0);
-        let mut block = Block {
-            count: 0,
-            at: [0; BLOCK],
-            scores: [[0.0; BLOCK]; MOST_HEADS],
-            first: true,
-            old: [[0.0; LANES]; MOST_HEADS],
-            new: [[0.0; LANES]; MOST_HEADS],
-        };
+        let mut block = Block::new();
         let mut start = 0;
         while start < longest {
             let mut row = first;
@@ -205,14 +150,14 @@ unsafe fn score<L: Lanes, E: Element>(
         unsafe {
             let keys = a.kv.keys.get().cast::<E>();
             let at = block.at.as_ptr().add(p);
-            if cold {
-                // What no row before asked for: keys of the next positions, values of these.
-                if p + LANES < block.count {
-                    prefetch_heads::<L, E>(keys, at.add(LANES), width);
-                }
-                prefetch_heads::<L, E>(a.kv.values.get().cast::<E>(), at, width);
-            }
             for h in 0..heads {
+                if cold {
+                    // The next block, in as many parts as there are heads to hide it behind.
+                    let (from, to) = (p + LANES * h / heads, p + LANES * (h + 1) / heads);
+                    for at in &block.ahead[from..to.min(block.ahead_count.max(from))] {
+                        prefetch_head::<L, E>(a, *at);
+                    }
+                }
                 let query = queries.add(h * width);
                 let mut dots = [L::splat(0.0); LANES];
                 let to = dots.as_mut_ptr();
@@ -233,17 +178,16 @@ unsafe fn score<L: Lanes, E: Element>(
     }
 }
 
-/// Asks for one head of 16 positions.
+/// Asks for the key and the value of one position.
 #[inline(always)]
-unsafe fn prefetch_heads<L: Lanes, E: Element>(from: *const E, at: *const usize, width: usize) {
-    for j in 0..LANES {
-        // SAFETY: the caller vouches for 16 positions.
-        let head = unsafe { from.add(*at.add(j)) }.cast::<u8>();
-        let mut line = 0;
-        while line < width * size_of::<E>() {
-            L::prefetch(head.wrapping_add(line));
-            line += 64;
-        }
+fn prefetch_head<L: Lanes, E: Element>(a: &Attention<'_>, at: usize) {
+    let key = a.kv.keys.get().cast::<E>().wrapping_add(at).cast::<u8>();
+    let value = a.kv.values.get().cast::<E>().wrapping_add(at).cast::<u8>();
+    let mut line = 0;
+    while line < a.kv.width * size_of::<E>() {
+        L::prefetch_later(key.wrapping_add(line));
+        L::prefetch_later(value.wrapping_add(line));
+        line += 64;
     }
 }
 

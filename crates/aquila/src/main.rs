@@ -25,7 +25,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Answer prompts offline: a file of them, or one.
-    Generate(generate::Generate),
+    Generate(Box<generate::Generate>),
     /// Measure how fast the engine is on this machine.
     Bench(bench::Bench),
     /// Say what a checkpoint is, and whether Aquila can serve it.

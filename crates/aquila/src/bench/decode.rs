@@ -21,9 +21,6 @@ use crate::start::start;
 /// Decode a batch of equal requests; one JSON object a repetition on standard output.
 #[derive(Args)]
 pub struct Decode {
-    #[command(flatten)]
-    model: ModelFlags,
-
     /// Requests that decode together
     #[arg(long, default_value_t = 1, value_name = "N")]
     batch: usize,
@@ -48,6 +45,9 @@ pub struct Decode {
     /// Print figures and errors only
     #[arg(long, short)]
     quiet: bool,
+
+    #[command(flatten)]
+    model: ModelFlags,
 
     #[command(flatten)]
     engine: EngineFlags,

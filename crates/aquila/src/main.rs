@@ -3,6 +3,7 @@
 //! Exit codes: 0 all went well, 1 it could not run, 2 the flags are wrong, 3 it ran but some
 //! requests failed.
 
+mod bench;
 mod error;
 mod flags;
 mod generate;
@@ -24,7 +25,9 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Answer prompts offline: a file of them, or one.
-    Generate(generate::Generate),
+    Generate(Box<generate::Generate>),
+    /// Measure how fast the engine is on this machine.
+    Bench(bench::Bench),
     /// Say what a checkpoint is, and whether Aquila can serve it.
     Inspect(inspect::Inspect),
 }
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let result = match Cli::parse().command {
         Command::Generate(command) => command.run(),
+        Command::Bench(command) => command.run(),
         Command::Inspect(command) => command.run(),
     };
     match result {

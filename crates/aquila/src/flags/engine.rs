@@ -10,7 +10,13 @@ use crate::error::{Error, Result};
 #[command(next_help_heading = "Engine")]
 pub struct EngineFlags {
     /// Slots of one KV page
-    #[arg(long, default_value_t = 1, value_name = "SLOTS", value_parser = whole(1, 1 << 20), allow_negative_numbers = true)]
+    #[arg(
+        long,
+        default_value_t = 1,
+        value_name = "SLOTS",
+        value_parser = whole(1, 1 << 20),
+        allow_negative_numbers = true,
+    )]
     pub page_size: usize,
 
     /// How much of the memory that is free at start may be used for weights and KV
@@ -18,15 +24,32 @@ pub struct EngineFlags {
     pub mem_fraction_static: f64,
 
     /// Requests that run at a time
-    #[arg(long, default_value_t = 48, value_name = "N", value_parser = whole(1, 1 << 16), allow_negative_numbers = true)]
+    #[arg(
+        long,
+        default_value_t = 48,
+        value_name = "N",
+        value_parser = whole(1, 1 << 16),
+        allow_negative_numbers = true,
+    )]
     pub max_running_requests: usize,
 
     /// Requests that may wait; a file is read no further ahead than that
-    #[arg(long, default_value_t = 4096, value_name = "N", value_parser = whole(1, 1 << 30), allow_negative_numbers = true)]
+    #[arg(
+        long,
+        default_value_t = 4096,
+        value_name = "N",
+        value_parser = whole(1, 1 << 30),
+        allow_negative_numbers = true,
+    )]
     pub max_queued_requests: usize,
 
     /// Tokens of the KV pool [default: what the running requests could use, if it fits]
-    #[arg(long, value_name = "TOKENS", value_parser = whole(1, 1 << 31), allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        value_parser = whole(1, 1 << 31),
+        allow_negative_numbers = true,
+    )]
     pub max_total_tokens: Option<usize>,
 
     /// Prompt tokens of one round; -1 reads whole prompts
@@ -38,7 +61,13 @@ pub struct EngineFlags {
     pub disable_radix_cache: bool,
 
     /// How tokens are drafted; NONE is plain decoding
-    #[arg(long, value_enum, ignore_case = true, default_value_t = SpeculativeAlgorithm::None, value_name = "NAME")]
+    #[arg(
+        long,
+        value_enum,
+        ignore_case = true,
+        default_value_t = SpeculativeAlgorithm::None,
+        value_name = "NAME",
+    )]
     speculative_algorithm: SpeculativeAlgorithm,
 }
 

@@ -49,11 +49,22 @@ pub struct ModelFlags {
     load_format: Load,
 
     /// Tokens of one sequence, prompt and answer together [default: the model's]
-    #[arg(long, value_name = "TOKENS", value_parser = whole(1, 1 << 30), allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        value_parser = whole(1, 1 << 30),
+        allow_negative_numbers = true,
+    )]
     pub context_length: Option<usize>,
 
     /// Compute threads; 0 is one per core
-    #[arg(long, default_value_t = 0, value_name = "N", value_parser = whole(0, 1024), allow_negative_numbers = true)]
+    #[arg(
+        long,
+        default_value_t = 0,
+        value_name = "N",
+        value_parser = whole(0, 1024),
+        allow_negative_numbers = true,
+    )]
     pub threads: usize,
 
     /// The instruction set of the kernels; it changes the speed and nothing else
@@ -61,7 +72,13 @@ pub struct ModelFlags {
     cpu_isa: CpuIsa,
 
     /// What dummy weights, and the seeds of requests without one, derive from
-    #[arg(long, default_value_t = 0, value_name = "SEED", value_parser = seed, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        default_value_t = 0,
+        value_name = "SEED",
+        value_parser = seed,
+        allow_negative_numbers = true,
+    )]
     pub random_seed: u64,
 }
 

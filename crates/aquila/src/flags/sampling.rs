@@ -11,11 +11,21 @@ use crate::error::{Error, Result};
 #[command(next_help_heading = "Sampling (defaults for what a request leaves out)")]
 pub struct SamplingFlags {
     /// Tokens of an answer [default: 128]
-    #[arg(long, value_parser = whole(0, u32::MAX.into()), value_name = "N", allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_parser = whole(0, u32::MAX as usize),
+        value_name = "N",
+        allow_negative_numbers = true,
+    )]
     max_tokens: Option<usize>,
 
     /// Tokens before which an answer may not end by itself
-    #[arg(long, value_parser = whole(0, u32::MAX.into()), value_name = "N", allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_parser = whole(0, u32::MAX as usize),
+        value_name = "N",
+        allow_negative_numbers = true,
+    )]
     min_tokens: Option<usize>,
 
     /// 0 is greedy [default: the model's, or 1]
@@ -68,7 +78,7 @@ pub struct SamplingFlags {
 
     /// Answers to each prompt; above 1 they are listed under "choices"
     #[arg(long, value_parser = whole(1, 128), value_name = "N", allow_negative_numbers = true)]
-    n: Option<u32>,
+    n: Option<usize>,
 
     /// Report log-probabilities of the answer's tokens
     #[arg(long)]
@@ -101,7 +111,7 @@ impl SamplingFlags {
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
             logit_bias: None,
-            n: self.n,
+            n: self.n.map(|n| n as u32),
             logprobs: self.logprobs.then_some(true),
             top_logprobs: self.top_logprobs,
             prompt_logprobs: self.prompt_logprobs.then_some(true),

@@ -24,7 +24,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Answer prompts offline: a file of them, or one.
-    Generate(generate::Generate),
+    Generate(Box<generate::Generate>),
     /// Say what a checkpoint is, and whether Aquila can serve it.
     Inspect(inspect::Inspect),
 }

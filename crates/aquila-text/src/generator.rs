@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use aquila_engine::{
-    EngineHandle, FinishReason, Listener, Outcome, RequestId, SubmitError, Token, Usage, Verdict,
+    EngineHandle, FinishReason, Listener, Outcome, RequestId, StopCause, SubmitError, Token, Usage,
+    Verdict,
 };
 
 use crate::sampling::{CheckedParams, ParamError, SamplingParams};
@@ -27,7 +28,10 @@ pub enum GenerateError {
     #[error(transparent)]
     Param(#[from] ParamError),
     /// Text for a model without a tokenizer.
-    #[error("the model has no tokenizer: give prompt_ids, and no text or stop strings")]
+    #[error(
+        "the model has no tokenizer: give token ids instead of text, prompt_ids for prompt and \
+         stop_token_ids for stop"
+    )]
     NoTokenizer,
     /// Text that the tokenizer refused.
     #[error(transparent)]
@@ -234,7 +238,11 @@ impl Listener for TextListener {
                 text.push_str(&self.stops.finish());
             }
         }
-        let Outcome { reason, usage } = outcome;
+        let Outcome { mut reason, usage } = outcome;
+        if self.stopped.is_some() && reason == FinishReason::Length {
+            // The last characters, which came with no token of their own, completed a stop string.
+            reason = FinishReason::Stop(StopCause::Listener);
+        }
         let stop = self.stopped.map(|index| self.stop_strings.strings()[index].clone());
         self.sink.end(End { text, reason, stop, usage });
     }

@@ -1,13 +1,13 @@
 //! The `aquila` command.
 //!
-//! Exit codes: 0 all went well, 1 it could not run, 2 the flags are wrong, 3 it ran but some
-//! requests failed.
+//! Exit codes are those of [`error::EXIT_CODES`].
 
 mod bench;
 mod error;
 mod flags;
 mod generate;
 mod inspect;
+mod notice;
 mod start;
 
 use std::process::ExitCode;
@@ -16,7 +16,7 @@ use clap::{Parser, Subcommand};
 
 /// An LLM server whose heart is speculative decoding.
 #[derive(Parser)]
-#[command(name = "aquila", version, propagate_version = true)]
+#[command(name = "aquila", version, propagate_version = true, after_help = error::EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -44,7 +44,9 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("aquila: {error}");
+            if !matches!(error, error::Error::ReaderLeft) {
+                notice::notice(format_args!("aquila: {error}"));
+            }
             error.exit_code()
         }
     }

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use aquila_compute::Backend;
 use aquila_compute::cpu::CpuBackend;
 use aquila_engine::{Budget, Engine, EngineConfig, EngineHandle, Needs, Runner, available_memory};
-use aquila_model::{Checkpoint, Decoder, memory, resolve};
+use aquila_model::{Checkpoint, Decoder, Location, memory, resolve_with_progress};
 use aquila_text::{Generator, SamplingParams, Tokenizer};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::error::{Error, Result};
 use crate::flags::{EngineFlags, ModelFlags};
+use crate::notice::notice;
 
 /// Loads the model and starts its engine; says on standard error what was chosen.
 pub fn start(
@@ -22,7 +23,7 @@ pub fn start(
 ) -> Result<Generator> {
     let fraction = flags.fraction()?;
     let format = model.weight_format()?;
-    let checkpoint = Checkpoint::open(&resolve(model.name())?, model.load_format())?;
+    let checkpoint = Checkpoint::open(&find(model.name(), quiet)?, model.load_format())?;
     let spec = checkpoint.spec().clone();
     let context = model.context_length.unwrap_or(spec.max_positions);
     if context > spec.max_positions {
@@ -61,17 +62,20 @@ pub fn start(
 
     let backend = Arc::new(CpuBackend::new(model.isa(), model.threads)?);
     if !quiet {
-        eprintln!("model     {} ({})", model.name(), spec.architecture);
-        eprintln!("backend   {}", backend.describe());
-        eprintln!(
-            "engine    page size {}, {} running, {} prompt tokens a round, context {}, prefix cache {}",
+        notice(format_args!("model     {} ({})", model.name(), spec.architecture));
+        notice(format_args!("kept as   {}", model.formats()));
+        notice(format_args!("backend   {}", backend.describe()));
+        notice(format_args!(
+            "engine    page size {}, {} running, {} prompt tokens a round, context {}, prefix \
+             cache {}, random seed {}",
             config.page_size,
             config.max_running_requests,
             config.chunked_prefill_size,
             context,
             if config.prefix_cache { "on" } else { "off" },
-        );
-        eprintln!("{budget}");
+            config.random_seed,
+        ));
+        notice(format_args!("{budget}"));
     }
     let bar = progress_bar(quiet, "loading");
     let decoder = Decoder::load(&*backend, &checkpoint, format, context, &mut |progress| {
@@ -80,12 +84,35 @@ pub fn start(
     })?;
     bar.finish_and_clear();
     let tokenizer = checkpoint.folder().map(Tokenizer::load).transpose()?.flatten();
-    let model_defaults = checkpoint.generation_config().map(SamplingParams::from_generation_config);
-    let defaults = defaults.or(&model_defaults.unwrap_or_default());
+    let defaults = defaults.or(&model_defaults(&checkpoint)?);
     let engine = Engine::new(Runner::new(backend, decoder, &config)?, config)?;
     let handle = EngineHandle::start(engine)
         .map_err(|e| Error::Other(format!("cannot start the engine's thread: {e}")))?;
     Ok(Generator::new(handle, tokenizer, checkpoint.eos_token_ids().to_vec(), defaults))
+}
+
+/// The model of this name; a download is shown as it goes.
+pub fn find(name: &str, quiet: bool) -> Result<Location> {
+    let bar = progress_bar(quiet, "fetching");
+    let found = resolve_with_progress(name, &mut |download| {
+        bar.set_message(download.file);
+        bar.set_length(download.total_bytes);
+        bar.set_position(download.done_bytes);
+    });
+    bar.finish_and_clear();
+    Ok(found?)
+}
+
+/// What the model's `generation_config.json` says about sampling.
+fn model_defaults(checkpoint: &Checkpoint) -> Result<SamplingParams> {
+    let (Some(config), Some(folder)) = (checkpoint.generation_config(), checkpoint.folder()) else {
+        return Ok(SamplingParams::default());
+    };
+    SamplingParams::from_generation_config(config)
+        .and_then(|params| params.check(&[]).map(|_| params))
+        .map_err(|e| {
+            Error::Other(format!("{}: {e}", folder.join("generation_config.json").display()))
+        })
 }
 
 /// A bar on standard error, hidden where nobody would see it.
@@ -94,7 +121,7 @@ pub fn progress_bar(quiet: bool, what: &'static str) -> ProgressBar {
     if quiet || !std::io::stderr().is_terminal() {
         bar.set_draw_target(ProgressDrawTarget::hidden());
     }
-    let template = "{msg:<9} [{bar:32}] {pos}/{len} {elapsed} (eta {eta})";
+    let template = "{msg:<9} [{bar:32}] {percent:>3} % {elapsed} (eta {eta})";
     let style = ProgressStyle::with_template(template).expect("the template is well formed");
     bar.with_style(style.progress_chars("=> ")).with_message(what)
 }

@@ -2,8 +2,9 @@
 
 mod engine;
 mod model;
+mod number;
 mod sampling;
 
 pub use engine::EngineFlags;
-pub use model::ModelFlags;
+pub use model::{ModelFlags, ModelName};
 pub use sampling::SamplingFlags;

@@ -339,3 +339,18 @@ fn a_store_that_cannot_be_had_is_an_error() {
     let error = backend.kv(shape).err().unwrap().to_string();
     assert!(error.contains("keys"), "{error}");
 }
+
+#[test]
+fn rows_that_write_one_slot_leave_the_last_of_them() {
+    let heads = HeadShape { heads: 1, kv_heads: 1, head_dim: 16 };
+    let case = Case {
+        heads,
+        dtype: KvDtype::F32,
+        normed: false,
+        rotary: 16,
+        requests: vec![Request { chain: 300, parents: Vec::new() }],
+        slots: vec![0; 300],
+        seed: 9,
+    };
+    case.compare(&[300]);
+}

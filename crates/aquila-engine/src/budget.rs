@@ -36,10 +36,13 @@ pub struct Budget {
 }
 
 impl Budget {
+    /// What the target needs, and the draft, if there is one: both have as many slots.
+    ///
     /// Sizes the KV pool: `max_total_tokens` where given, else what `most_useful` tokens or the
     /// memory allow, in whole pages. What does not fit is refused with the flag to change.
     pub fn plan(
         needs: Needs,
+        draft: Option<Needs>,
         available: u64,
         fraction: f64,
         max_total_tokens: Option<usize>,
@@ -47,25 +50,30 @@ impl Budget {
         page_size: usize,
     ) -> Result<Self> {
         let limit = (available as f64 * fraction) as u64;
-        let fixed = needs.weights + needs.scratch;
+        let all = draft.iter().fold(needs, |sum, draft| Needs {
+            weights: sum.weights + draft.weights,
+            scratch: sum.scratch + draft.scratch,
+            kv_per_token: sum.kv_per_token + draft.kv_per_token,
+        });
+        let fixed = all.weights + all.scratch;
         let left = limit.checked_sub(fixed).ok_or_else(|| {
             Error::Memory(format!(
                 "weights ({}) and scratch ({}) exceed the {} that --mem-fraction-static {fraction} \
                  of {} allows: raise it, or lower --chunked-prefill-size",
-                Bytes(needs.weights),
-                Bytes(needs.scratch),
+                Bytes(all.weights),
+                Bytes(all.scratch),
                 Bytes(limit),
                 Bytes(available),
             ))
         })?;
-        let fitting = (left / needs.kv_per_token.max(1)) as usize;
+        let fitting = (left / all.kv_per_token.max(1)) as usize;
         let wanted = max_total_tokens.unwrap_or(most_useful.min(fitting));
         let tokens = wanted / page_size * page_size;
         if tokens > fitting {
             return Err(Error::Memory(format!(
                 "--max-total-tokens {tokens} needs {} for keys and values, but {} are left: \
                  {fitting} tokens fit",
-                Bytes(tokens as u64 * needs.kv_per_token),
+                Bytes(tokens as u64 * all.kv_per_token),
                 Bytes(left),
             )));
         }
@@ -77,11 +85,17 @@ impl Budget {
             )));
         }
         let line = |what: &str, bytes| BudgetLine { what: what.into(), bytes };
-        let lines = vec![
+        let kv = |needs: Needs| tokens as u64 * needs.kv_per_token;
+        let mut lines = vec![
             line("weights", needs.weights),
             line("scratch", needs.scratch),
-            line(&format!("KV ({tokens} tokens)"), tokens as u64 * needs.kv_per_token),
+            line(&format!("KV ({tokens} tokens)"), kv(needs)),
         ];
+        if let Some(draft) = draft {
+            lines.push(line("weights of the draft", draft.weights));
+            lines.push(line("scratch of the draft", draft.scratch));
+            lines.push(line("KV of the draft", kv(draft)));
+        }
         Ok(Self { lines, limit, tokens })
     }
 
@@ -144,23 +158,27 @@ mod tests {
 
     #[test]
     fn the_pool_takes_what_is_useful_in_whole_pages() {
-        let budget = Budget::plan(NEEDS, 10_000, 0.5, None, 99, 16).unwrap();
+        let budget = Budget::plan(NEEDS, None, 10_000, 0.5, None, 99, 16).unwrap();
         assert_eq!(budget.tokens, 96);
         assert_eq!(budget.total(), 1000 + 200 + 960);
     }
 
     #[test]
     fn the_pool_takes_what_fits_if_that_is_less() {
-        assert_eq!(Budget::plan(NEEDS, 4000, 0.5, None, 1_000_000, 1).unwrap().tokens, 80);
+        assert_eq!(Budget::plan(NEEDS, None, 4000, 0.5, None, 1_000_000, 1).unwrap().tokens, 80);
     }
 
     #[test]
     fn what_does_not_fit_is_refused_with_the_flag_to_change() {
         let text = |result: Result<Budget>| result.unwrap_err().to_string();
-        assert!(text(Budget::plan(NEEDS, 2000, 0.5, None, 9, 1)).contains("--mem-fraction-static"));
         assert!(
-            text(Budget::plan(NEEDS, 4000, 0.5, Some(81), 9, 1)).contains("--max-total-tokens 81")
+            text(Budget::plan(NEEDS, None, 2000, 0.5, None, 9, 1))
+                .contains("--mem-fraction-static")
         );
-        assert!(text(Budget::plan(NEEDS, 4000, 0.5, None, 9, 64)).contains("--page-size 64"));
+        assert!(
+            text(Budget::plan(NEEDS, None, 4000, 0.5, Some(81), 9, 1))
+                .contains("--max-total-tokens 81")
+        );
+        assert!(text(Budget::plan(NEEDS, None, 4000, 0.5, None, 9, 64)).contains("--page-size 64"));
     }
 }

@@ -98,7 +98,8 @@ impl EngineConfig {
     /// Tokens that the longest possible sequence may have: its last tree must fit beside it.
     pub fn longest_sequence(&self) -> usize {
         let pool = self.pages() * self.page_size;
-        let tree = self.shape.nodes().saturating_sub(2).max(self.shape.draft_rows().saturating_sub(1));
+        let tree =
+            self.shape.nodes().saturating_sub(2).max(self.shape.draft_rows().saturating_sub(1));
         self.context_length.min(pool.saturating_sub(tree))
     }
 }

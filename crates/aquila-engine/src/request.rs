@@ -91,14 +91,17 @@ impl Request {
     }
 
     /// Refuses what no round could serve.
-    pub(crate) fn check(&self, vocabulary: usize, config: &EngineConfig) -> Result<(), SubmitError> {
+    pub(crate) fn check(
+        &self,
+        vocabulary: usize,
+        config: &EngineConfig,
+    ) -> Result<(), SubmitError> {
         if self.prompt.is_empty() {
             return Err(SubmitError::EmptyPrompt);
         }
         let answer = usize::from(self.limits.max_tokens > 0);
         let limit = config.longest_sequence();
-        let why =
-            if limit == config.context_length { "the context length" } else { "the KV pool" };
+        let why = if limit == config.context_length { "the context length" } else { "the KV pool" };
         if self.prompt.len() + answer > limit {
             return Err(SubmitError::PromptTooLong {
                 tokens: self.prompt.len(),

@@ -64,7 +64,12 @@ fn penalized(request: &mut Request, _: usize) {
 }
 
 /// Runs all prompts at once, as far as the engine lets them.
-fn answers(engine: &mut Engine<CpuBackend>, prompts: &[Vec<u32>], tokens: usize, change: Change) -> Vec<Heard> {
+fn answers(
+    engine: &mut Engine<CpuBackend>,
+    prompts: &[Vec<u32>],
+    tokens: usize,
+    change: Change,
+) -> Vec<Heard> {
     let submit = |(index, prompt): (usize, &Vec<u32>)| {
         let heard = Arc::new(Mutex::new(support::Heard::default()));
         let notes = Notes { heard: heard.clone(), stop_after: None };
@@ -89,8 +94,9 @@ fn answers(engine: &mut Engine<CpuBackend>, prompts: &[Vec<u32>], tokens: usize,
     all.iter().map(heard).collect()
 }
 
-fn texts(heard: &[Heard]) -> Vec<(&[u32], &[Option<u32>], &Option<FinishReason>)> {
-    heard.iter().map(|h| (&h.ids[..], &h.logprobs[..], &h.reason)).collect()
+/// What users see of an answer: everything but what speculation did.
+fn texts(heard: &[Heard]) -> Vec<Heard> {
+    heard.iter().map(|h| Heard { spec: SpecStats::default(), ..h.clone() }).collect()
 }
 
 fn shape(steps: usize, topk: usize, nodes: usize) -> Shape {
@@ -103,7 +109,9 @@ fn speculation_is_invisible_in_the_output() {
     let modes: [Change; 4] = [greedy, warm, hot, penalized];
     let plain: Vec<Vec<Heard>> = modes
         .iter()
-        .map(|&mode| answers(&mut engine(Algorithm::None, config(Shape::PLAIN)), &prompts, 32, mode))
+        .map(|&mode| {
+            answers(&mut engine(Algorithm::None, config(Shape::PLAIN)), &prompts, 32, mode)
+        })
         .collect();
     // A covering sample: every value of every dimension, in changing company.
     let cases = [
@@ -123,7 +131,8 @@ fn speculation_is_invisible_in_the_output() {
     for (algorithm, shape, page_size, batch, mode) in cases {
         let config = EngineConfig { page_size, max_running_requests: batch, ..config(shape) };
         let got = answers(&mut engine(algorithm, config), &prompts, 32, modes[mode]);
-        let what = format!("{algorithm:?}, {shape}, pages of {page_size}, batch {batch}, mode {mode}");
+        let what =
+            format!("{algorithm:?}, {shape}, pages of {page_size}, batch {batch}, mode {mode}");
         assert_eq!(texts(&got), texts(&plain[mode]), "{what}");
         assert!(got.iter().all(|h| h.spec.verify_ct > 0), "{what}");
     }
@@ -138,14 +147,19 @@ fn drafts_do_not_depend_on_company_pages_chunks_hits_or_retraction() {
         (Algorithm::Standalone, shape(4, 1, 5), hot),
         (Algorithm::Standalone, shape(4, 4, 12), greedy),
     ] {
-        let base = EngineConfig { max_running_requests: 1, chunked_prefill_size: 2048, ..config(shape) };
+        let base =
+            EngineConfig { max_running_requests: 1, chunked_prefill_size: 2048, ..config(shape) };
         let want = answers(&mut engine(algorithm, base.clone()), &prompts, 40, mode);
-        let check = |got: &[Heard], what: &str| assert_eq!(got, want, "{algorithm:?}, {shape}: {what}");
+        let check =
+            |got: &[Heard], what: &str| assert_eq!(got, want, "{algorithm:?}, {shape}: {what}");
         let variants = [
             ("batch 8", EngineConfig { max_running_requests: 8, ..base.clone() }),
             ("pages of 16", EngineConfig { page_size: 16, ..base.clone() }),
             ("chunks of 4", EngineConfig { chunked_prefill_size: 4, ..base.clone() }),
-            ("chunks of 64, batch 8", EngineConfig { chunked_prefill_size: 64, max_running_requests: 8, ..base.clone() }),
+            (
+                "chunks of 64, batch 8",
+                EngineConfig { chunked_prefill_size: 64, max_running_requests: 8, ..base.clone() },
+            ),
         ];
         for (what, config) in variants {
             check(&answers(&mut engine(algorithm, config), &prompts, 40, mode), what);
@@ -171,8 +185,10 @@ fn opted_out_requests_are_plain_and_change_nothing_for_others() {
             _ => Speculation::Free,
         };
     }
-    let want = answers(&mut engine(Algorithm::Eagle3, config(shape(5, 1, 6))), &prompts, 40, greedy);
-    let got = answers(&mut engine(Algorithm::Eagle3, config(shape(5, 1, 6))), &prompts, 40, every_other);
+    let want =
+        answers(&mut engine(Algorithm::Eagle3, config(shape(5, 1, 6))), &prompts, 40, greedy);
+    let got =
+        answers(&mut engine(Algorithm::Eagle3, config(shape(5, 1, 6))), &prompts, 40, every_other);
     assert_eq!(texts(&got), texts(&want));
     for (index, (got, want)) in got.iter().zip(&want).enumerate() {
         match index % 3 {
@@ -187,7 +203,8 @@ fn opted_out_requests_are_plain_and_change_nothing_for_others() {
 fn a_target_that_drafts_for_itself_is_always_right() {
     let prompts: Vec<Vec<u32>> = prompts().into_iter().step_by(6).map(|(_, ids)| ids).collect();
     for mode in [greedy as Change, hot, penalized] {
-        let got = answers(&mut engine(Algorithm::Itself, config(shape(4, 1, 5))), &prompts, 41, mode);
+        let got =
+            answers(&mut engine(Algorithm::Itself, config(shape(4, 1, 5))), &prompts, 41, mode);
         for heard in &got {
             // Every round keeps all its drafts; the last one as far as the text goes.
             let SpecStats { verify_ct, histogram, .. } = &heard.spec;
@@ -201,7 +218,8 @@ fn a_target_that_drafts_for_itself_is_always_right() {
 /// verifications.
 fn acceptance(algorithm: Algorithm, shape: Shape) -> BTreeMap<String, f64> {
     let prompts = prompts();
-    let config = EngineConfig { max_running_requests: 30, max_total_tokens: 40_000, ..config(shape) };
+    let config =
+        EngineConfig { max_running_requests: 30, max_total_tokens: 40_000, ..config(shape) };
     let ids: Vec<Vec<u32>> = prompts.iter().map(|(_, ids)| ids.clone()).collect();
     let heard = answers(&mut engine(algorithm, config), &ids, 160, |r, _| r.logprobs = None);
     let mut sums: BTreeMap<String, (u64, u64)> = BTreeMap::new();
@@ -233,7 +251,13 @@ fn chains_are_as_effective_as_the_reference() {
     let table = table("tiny-acceptance.json");
     for steps in [1, 3, 5] {
         compare(Algorithm::Eagle3, "eagle3", Shape::chain(steps), &steps.to_string(), &table);
-        compare(Algorithm::Standalone, "standalone", Shape::chain(steps), &steps.to_string(), &table);
+        compare(
+            Algorithm::Standalone,
+            "standalone",
+            Shape::chain(steps),
+            &steps.to_string(),
+            &table,
+        );
     }
 }
 

@@ -5,8 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use aquila_engine::{
-    EngineHandle, FinishReason, Listener, Outcome, RequestId, SubmitError, Token, Usage, Verdict,
+    EngineHandle, FinishReason, Listener, Outcome, RequestId, StopCause, SubmitError, Token, Usage,
+    Verdict,
 };
+
+use aquila_spec::SpecStats;
 
 use crate::sampling::{CheckedParams, ParamError, SamplingParams};
 use crate::{StopMatcher, StopStrings, TextStream, Tokenizer};
@@ -27,7 +30,10 @@ pub enum GenerateError {
     #[error(transparent)]
     Param(#[from] ParamError),
     /// Text for a model without a tokenizer.
-    #[error("the model has no tokenizer: give prompt_ids, and no text or stop strings")]
+    #[error(
+        "the model has no tokenizer: give token ids instead of text, prompt_ids for prompt and \
+         stop_token_ids for stop"
+    )]
     NoTokenizer,
     /// Text that the tokenizer refused.
     #[error(transparent)]
@@ -57,6 +63,8 @@ pub struct End {
     pub stop: Option<String>,
     /// What it took.
     pub usage: Usage,
+    /// What came of drafting.
+    pub spec: SpecStats,
 }
 
 /// Hears one answer, on the engine's thread: it must be quick and never block.
@@ -234,8 +242,24 @@ impl Listener for TextListener {
                 text.push_str(&self.stops.finish());
             }
         }
-        let Outcome { reason, usage } = outcome;
+        let Outcome { mut reason, usage, spec } = outcome;
+        if self.stopped.is_some() && reason == FinishReason::Length {
+            // The last characters, which came with no token of their own, completed a stop string.
+            reason = FinishReason::Stop(StopCause::Listener);
+        }
         let stop = self.stopped.map(|index| self.stop_strings.strings()[index].clone());
-        self.sink.end(End { text, reason, stop, usage });
+        self.sink.end(End { text, reason, stop, usage, spec });
     }
+}
+
+/// What speculation did, under SGLang's names.
+pub fn spec_fields(spec: &SpecStats) -> serde_json::Value {
+    serde_json::json!({
+        "spec_accept_length": spec.accept_length(),
+        "spec_accept_rate": spec.accept_rate(),
+        "spec_verify_ct": spec.verify_ct,
+        "spec_num_correct_drafts": spec.correct_drafts,
+        "spec_num_proposed_drafts": spec.proposed_drafts,
+        "spec_correct_drafts_histogram": spec.histogram,
+    })
 }

@@ -22,8 +22,8 @@ mod tokenizer;
 
 pub use chat::ChatTemplate;
 pub use error::{Error, Result};
-pub use generator::{AnswerSink, Delta, End, GenerateError, Generator, Prompt};
-pub use sampling::{CheckedParams, ParamError, SamplingParams};
+pub use generator::{AnswerSink, Delta, End, GenerateError, Generator, Prompt, spec_fields};
+pub use sampling::{CheckedParams, ParamError, SamplingParams, speculation};
 pub use stop::{Piece, StopMatcher, StopStrings};
 pub use stream::TextStream;
 pub use tokenizer::Tokenizer;

@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use aquila_compute::choose::Sampling;
-use aquila_engine::{Limits, Request};
+use aquila_engine::{Limits, Request, Speculation};
 use serde_json::{Map, Value};
 
 use crate::StopStrings;
@@ -61,6 +61,28 @@ pub struct SamplingParams {
     pub prompt_logprobs: Option<bool>,
 }
 
+/// The keys, in the order in which they are documented.
+const KEYS: [&str; 18] = [
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "n",
+    "logprobs",
+    "top_logprobs",
+    "prompt_logprobs",
+];
+
 /// The most answers to one prompt.
 pub const MAX_N: u32 = 128;
 /// The most tokens reported at each place.
@@ -85,6 +107,8 @@ pub struct CheckedParams {
     pub logprobs: Option<usize>,
     /// The same for the prompt.
     pub prompt_logprobs: Option<usize>,
+    /// Whether tokens may be drafted; callers set it from the request itself.
+    pub speculation: Speculation,
 }
 
 macro_rules! take_default {
@@ -106,7 +130,8 @@ impl SamplingParams {
         let mut params = Self::default();
         for (key, value) in object {
             if !value.is_null() && !params.set(key, value)? {
-                return Err(ParamError { name: key.clone(), why: "no such setting".into() });
+                let why = format!("no such setting; there are {}", KEYS.join(", "));
+                return Err(ParamError { name: key.clone(), why });
             }
         }
         Ok(params)
@@ -114,11 +139,9 @@ impl SamplingParams {
 
     /// Sets one key; false if there is none of that name.
     pub fn set(&mut self, key: &str, value: &Value) -> Result<bool, ParamError> {
-        let wrong = |expected: &str| ParamError {
-            name: key.into(),
-            why: format!("expected {expected}, found {}", shortened(value)),
-        };
-        let count = || value.as_u64().map(|n| n as usize).ok_or_else(|| wrong("a whole number"));
+        let wrong = |expected: &str| wrong(key, expected, value);
+        let count =
+            || value.as_u64().map(|n| n as usize).ok_or_else(|| wrong("a whole number from 0 up"));
         let number = || value.as_f64().map(|x| x as f32).ok_or_else(|| wrong("a number"));
         let truth = || value.as_bool().ok_or_else(|| wrong("true or false"));
         match key {
@@ -129,7 +152,10 @@ impl SamplingParams {
             "top_k" => self.top_k = Some(value.as_i64().ok_or_else(|| wrong("a whole number"))?),
             "min_p" => self.min_p = Some(number()?),
             "seed" => self.seed = Some(seed(value).ok_or_else(|| wrong("a whole number"))?),
-            "stop" => self.stop = Some(strings(value).ok_or_else(|| wrong("strings"))?),
+            "stop" => {
+                self.stop =
+                    Some(strings(value).ok_or_else(|| wrong("a string or a list of strings"))?)
+            }
             "stop_token_ids" => {
                 let ids = serde_json::from_value(value.clone());
                 self.stop_token_ids = Some(ids.map_err(|_| wrong("a list of token ids"))?);
@@ -145,7 +171,7 @@ impl SamplingParams {
             }
             "n" => {
                 let n = value.as_u64().and_then(|n| u32::try_from(n).ok());
-                self.n = Some(n.ok_or_else(|| wrong("a whole number"))?);
+                self.n = Some(n.ok_or_else(|| wrong("a whole number from 1 up"))?);
             }
             "logprobs" => self.logprobs = Some(truth()?),
             "top_logprobs" => self.top_logprobs = Some(count()?),
@@ -155,18 +181,21 @@ impl SamplingParams {
         Ok(true)
     }
 
-    /// What `generation_config.json` says about sampling.
-    pub fn from_generation_config(config: &Value) -> Self {
-        let number = |key: &str| config.get(key).and_then(Value::as_f64).map(|x| x as f32);
-        let greedy = config.get("do_sample") == Some(&Value::Bool(false));
-        Self {
-            temperature: if greedy { Some(0.0) } else { number("temperature") },
-            top_p: number("top_p"),
-            top_k: config.get("top_k").and_then(Value::as_i64),
-            min_p: number("min_p"),
-            repetition_penalty: number("repetition_penalty"),
-            ..Self::default()
+    /// What `generation_config.json` says about sampling; a value of the wrong type is an error.
+    /// Where it says that nothing is sampled, the temperature is 0 whatever else it says.
+    pub fn from_generation_config(config: &Value) -> Result<Self, ParamError> {
+        let mut params = Self::default();
+        for key in ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"] {
+            if let Some(value) = config.get(key).filter(|value| !value.is_null()) {
+                params.set(key, value)?;
+            }
         }
+        match config.get("do_sample") {
+            None | Some(Value::Null | Value::Bool(true)) => {}
+            Some(Value::Bool(false)) => params.temperature = Some(0.0),
+            Some(value) => return Err(wrong("do_sample", "true or false", value)),
+        }
+        Ok(params)
     }
 
     /// Checks every setting and fills in what is missing; `eos` are the model's end tokens.
@@ -208,7 +237,10 @@ impl SamplingParams {
         }
         let bias = self.logit_bias.clone().unwrap_or_default();
         if let Some((id, value)) = bias.iter().find(|(_, value)| !value.is_finite()) {
-            return Err(error("logit_bias", format!("token {id} has {value}")));
+            return Err(error(
+                "logit_bias",
+                format!("must be finite numbers, but token {id} has {value}"),
+            ));
         }
         let stop = StopStrings::new(self.stop.clone().unwrap_or_default())
             .map_err(|e| error("stop", e.to_string()))?;
@@ -257,6 +289,7 @@ impl SamplingParams {
             n,
             logprobs: (self.logprobs.unwrap_or(false) || top > 0).then_some(top),
             prompt_logprobs: self.prompt_logprobs.unwrap_or(false).then_some(top),
+            speculation: Speculation::Free,
         })
     }
 }
@@ -280,10 +313,16 @@ impl CheckedParams {
             logprobs: self.logprobs,
             // One answer reports on the prompt that all of them share.
             prompt_logprobs: self.prompt_logprobs.filter(|_| choice == 0),
+            speculation: self.speculation,
             deadline,
             ..Request::new(prompt, 0, listener)
         }
     }
+}
+
+fn wrong(key: &str, expected: &str, value: &Value) -> ParamError {
+    let why = format!("expected {expected}, found {}", shortened(value));
+    ParamError { name: key.into(), why }
 }
 
 /// A seed; negative ones are as good as any.
@@ -317,5 +356,22 @@ fn shortened(value: &Value) -> String {
     match text.char_indices().nth(60) {
         Some((at, _)) => format!("{}…", &text[..at]),
         None => text,
+    }
+}
+
+/// Reads a request's `speculative` key: false, true, or `{"num_steps": n}`.
+pub fn speculation(value: &Value) -> Result<Speculation, ParamError> {
+    let wrong = || ParamError {
+        name: "speculative".into(),
+        why: format!("expected true, false or {{\"num_steps\": n}}, found {}", shortened(value)),
+    };
+    match value {
+        Value::Null | Value::Bool(true) => Ok(Speculation::Free),
+        Value::Bool(false) => Ok(Speculation::Off),
+        Value::Object(object) if object.len() == 1 => {
+            let steps = object.get("num_steps").and_then(Value::as_u64).ok_or_else(wrong)?;
+            Ok(if steps == 0 { Speculation::Off } else { Speculation::Steps(steps as usize) })
+        }
+        _ => Err(wrong()),
     }
 }

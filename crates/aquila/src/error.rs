@@ -2,8 +2,19 @@
 
 use std::process::ExitCode;
 
+/// The command could not run.
+const COULD_NOT_RUN: u8 = 1;
+/// The flags are wrong.
+const WRONG_FLAGS: u8 = 2;
 /// Some requests failed, but the command ran.
 pub const SOME_FAILED: u8 = 3;
+/// What a shell reports of a program that a closed pipe has ended.
+const READER_LEFT: u8 = 141;
+
+/// The exit codes, for the help of commands.
+pub const EXIT_CODES: &str = "\
+Exit codes: 0 all went well; 1 it could not run, or not to the end; 2 the flags are wrong; 3 it \
+ran, but requests failed; 141 the reader of standard output left.";
 
 /// Why a command did not run.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +30,9 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// Whoever read standard output has left, as `head` does: nobody needs to be told.
+    #[error("nobody reads standard output any more")]
+    ReaderLeft,
     /// An error of the model.
     #[error(transparent)]
     Model(#[from] aquila_model::Error),
@@ -33,7 +47,7 @@ pub enum Error {
     Text(#[from] aquila_text::Error),
     /// A prompt that was not taken.
     #[error(transparent)]
-    Generate(#[from] aquila_text::GenerateError),
+    Generate(aquila_text::GenerateError),
     /// Anything else, said in words.
     #[error("{0}")]
     Other(String),
@@ -45,11 +59,39 @@ impl Error {
         Error::File { path: path.to_string(), source }
     }
 
-    /// 2 for wrong flags, 1 for the rest.
+    /// The error of writing answers to a stream of this name.
+    pub fn output(name: impl ToString, source: std::io::Error) -> Self {
+        match source.kind() {
+            std::io::ErrorKind::BrokenPipe => Error::ReaderLeft,
+            _ => Error::file(name, source),
+        }
+    }
+
+    /// The code that goes with it, as the help of the command lists them.
     pub fn exit_code(&self) -> ExitCode {
-        let settings =
-            matches!(self, Error::Usage(_) | Error::Engine(aquila_engine::Error::Config(_)));
-        ExitCode::from(if settings { 2 } else { 1 })
+        ExitCode::from(match self {
+            Error::Usage(_) | Error::Engine(aquila_engine::Error::Config(_)) => WRONG_FLAGS,
+            Error::Generate(_) => SOME_FAILED,
+            Error::ReaderLeft => READER_LEFT,
+            _ => COULD_NOT_RUN,
+        })
+    }
+}
+
+impl From<aquila_text::GenerateError> for Error {
+    fn from(error: aquila_text::GenerateError) -> Self {
+        match error {
+            // Where settings come from flags alone, a wrong one is a wrong flag.
+            aquila_text::GenerateError::Param(error) => error.into(),
+            error => Error::Generate(error),
+        }
+    }
+}
+
+impl From<aquila_text::ParamError> for Error {
+    fn from(error: aquila_text::ParamError) -> Self {
+        let flag = error.name.replace('_', "-");
+        Error::Usage(format!("--{flag}: {}", error.why.replace("max_tokens", "--max-tokens")))
     }
 }
 

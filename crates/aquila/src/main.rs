@@ -1,12 +1,14 @@
 //! The `aquila` command.
 //!
-//! Exit codes: 0 all went well, 1 it could not run, 2 the flags are wrong, 3 it ran but some
-//! requests failed.
+//! Exit codes are those of [`error::EXIT_CODES`].
 
+mod bench;
+mod draft;
 mod error;
 mod flags;
 mod generate;
 mod inspect;
+mod notice;
 mod start;
 
 use std::process::ExitCode;
@@ -15,7 +17,7 @@ use clap::{Parser, Subcommand};
 
 /// An LLM server whose heart is speculative decoding.
 #[derive(Parser)]
-#[command(name = "aquila", version, propagate_version = true)]
+#[command(name = "aquila", version, propagate_version = true, after_help = error::EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -24,7 +26,9 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Answer prompts offline: a file of them, or one.
-    Generate(generate::Generate),
+    Generate(Box<generate::Generate>),
+    /// Measure how fast the engine is on this machine.
+    Bench(bench::Bench),
     /// Say what a checkpoint is, and whether Aquila can serve it.
     Inspect(inspect::Inspect),
 }
@@ -35,12 +39,15 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let result = match Cli::parse().command {
         Command::Generate(command) => command.run(),
+        Command::Bench(command) => command.run(),
         Command::Inspect(command) => command.run(),
     };
     match result {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("aquila: {error}");
+            if !matches!(error, error::Error::ReaderLeft) {
+                notice::notice(format_args!("aquila: {error}"));
+            }
             error.exit_code()
         }
     }

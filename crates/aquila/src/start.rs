@@ -6,12 +6,15 @@ use std::sync::Arc;
 use aquila_compute::Backend;
 use aquila_compute::cpu::CpuBackend;
 use aquila_engine::{Budget, Engine, EngineConfig, EngineHandle, Needs, Runner, available_memory};
-use aquila_model::{Checkpoint, Decoder, memory, resolve};
+use aquila_model::{Checkpoint, Decoder, Location, memory, resolve_with_progress};
+use aquila_spec::Shape;
 use aquila_text::{Generator, SamplingParams, Tokenizer};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::draft::Draft;
 use crate::error::{Error, Result};
 use crate::flags::{EngineFlags, ModelFlags};
+use crate::notice::notice;
 
 /// Loads the model and starts its engine; says on standard error what was chosen.
 pub fn start(
@@ -22,7 +25,7 @@ pub fn start(
 ) -> Result<Generator> {
     let fraction = flags.fraction()?;
     let format = model.weight_format()?;
-    let checkpoint = Checkpoint::open(&resolve(model.name())?, model.load_format())?;
+    let checkpoint = Checkpoint::open(&find(model.name(), quiet)?, model.load_format())?;
     let spec = checkpoint.spec().clone();
     let context = model.context_length.unwrap_or(spec.max_positions);
     if context > spec.max_positions {
@@ -31,6 +34,11 @@ pub fn start(
             spec.max_positions
         )));
     }
+    let speculative = flags.speculative.resolve(model.name())?;
+    let draft = match &speculative {
+        Some(flags) => Some(Draft::open(flags, &checkpoint, model.load_format(), quiet)?),
+        None => None,
+    };
     let useful = flags.max_running_requests.saturating_mul(context).min(u32::MAX as usize / 2);
     let mut config = EngineConfig {
         page_size: flags.page_size,
@@ -42,6 +50,8 @@ pub fn start(
         prefix_cache: !flags.disable_radix_cache,
         kv_dtype: model.kv_dtype(),
         random_seed: model.random_seed,
+        shape: speculative.as_ref().map_or(Shape::PLAIN, |s| s.shape),
+        simulate: speculative.as_ref().and_then(|s| s.simulate),
     };
     config.check().map_err(Error::Usage)?;
     let needs = Needs {
@@ -51,6 +61,7 @@ pub fn start(
     };
     let budget = Budget::plan(
         needs,
+        draft.as_ref().map(|draft| draft.needs(format, &config, &checkpoint)),
         available_memory(),
         fraction,
         flags.max_total_tokens,
@@ -61,17 +72,29 @@ pub fn start(
 
     let backend = Arc::new(CpuBackend::new(model.isa(), model.threads)?);
     if !quiet {
-        eprintln!("model     {} ({})", model.name(), spec.architecture);
-        eprintln!("backend   {}", backend.describe());
-        eprintln!(
-            "engine    page size {}, {} running, {} prompt tokens a round, context {}, prefix cache {}",
+        notice(format_args!("model     {} ({})", model.name(), spec.architecture));
+        notice(format_args!("kept as   {}", model.formats()));
+        notice(format_args!("backend   {}", backend.describe()));
+        notice(format_args!(
+            "engine    page size {}, {} running, {} prompt tokens a round, context {}, prefix \
+             cache {}, random seed {}",
             config.page_size,
             config.max_running_requests,
             config.chunked_prefill_size,
             context,
             if config.prefix_cache { "on" } else { "off" },
-        );
-        eprintln!("{budget}");
+            config.random_seed,
+        ));
+        match &speculative {
+            Some(s) => {
+                notice(format_args!("drafts    {:?} with {}: {}", s.algorithm, s.draft, s.shape))
+            }
+            None => notice(format_args!("drafts    none")),
+        }
+        notice(format_args!("{budget}"));
+    }
+    if let Some(warning) = speculative.as_ref().and_then(|s| s.warning.as_ref()) {
+        notice(format_args!("warning: {warning}"));
     }
     let bar = progress_bar(quiet, "loading");
     let decoder = Decoder::load(&*backend, &checkpoint, format, context, &mut |progress| {
@@ -80,12 +103,39 @@ pub fn start(
     })?;
     bar.finish_and_clear();
     let tokenizer = checkpoint.folder().map(Tokenizer::load).transpose()?.flatten();
-    let model_defaults = checkpoint.generation_config().map(SamplingParams::from_generation_config);
-    let defaults = defaults.or(&model_defaults.unwrap_or_default());
-    let engine = Engine::new(Runner::new(backend, decoder, &config)?, config)?;
+    let defaults = defaults.or(&model_defaults(&checkpoint)?);
+    let drafter = match &draft {
+        Some(draft) => Some(draft.load(&backend, &decoder, format, &config)?),
+        None => None,
+    };
+    let engine = Engine::new(Runner::new(backend, decoder, drafter, &config)?, config)?;
     let handle = EngineHandle::start(engine)
         .map_err(|e| Error::Other(format!("cannot start the engine's thread: {e}")))?;
     Ok(Generator::new(handle, tokenizer, checkpoint.eos_token_ids().to_vec(), defaults))
+}
+
+/// The model of this name; a download is shown as it goes.
+pub fn find(name: &str, quiet: bool) -> Result<Location> {
+    let bar = progress_bar(quiet, "fetching");
+    let found = resolve_with_progress(name, &mut |download| {
+        bar.set_message(download.file);
+        bar.set_length(download.total_bytes);
+        bar.set_position(download.done_bytes);
+    });
+    bar.finish_and_clear();
+    Ok(found?)
+}
+
+/// What the model's `generation_config.json` says about sampling.
+fn model_defaults(checkpoint: &Checkpoint) -> Result<SamplingParams> {
+    let (Some(config), Some(folder)) = (checkpoint.generation_config(), checkpoint.folder()) else {
+        return Ok(SamplingParams::default());
+    };
+    SamplingParams::from_generation_config(config)
+        .and_then(|params| params.check(&[]).map(|_| params))
+        .map_err(|e| {
+            Error::Other(format!("{}: {e}", folder.join("generation_config.json").display()))
+        })
 }
 
 /// A bar on standard error, hidden where nobody would see it.
@@ -94,7 +144,7 @@ pub fn progress_bar(quiet: bool, what: &'static str) -> ProgressBar {
     if quiet || !std::io::stderr().is_terminal() {
         bar.set_draw_target(ProgressDrawTarget::hidden());
     }
-    let template = "{msg:<9} [{bar:32}] {pos}/{len} {elapsed} (eta {eta})";
+    let template = "{msg:<9} [{bar:32}] {percent:>3} % {elapsed} (eta {eta})";
     let style = ProgressStyle::with_template(template).expect("the template is well formed");
     bar.with_style(style.progress_chars("=> ")).with_message(what)
 }

@@ -7,6 +7,7 @@
 use std::cell::RefCell;
 
 use super::Isa;
+use super::block::{Block, MOST_HEADS, rows_alike};
 use super::kv::SharedKv;
 use super::lanes::{LANES, Lanes, kernel, unroll};
 use crate::reference::BLOCK;
@@ -56,44 +57,6 @@ thread_local! {
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// One block of one row: where its keys and values are, and the scores of every head.
-struct Block {
-    count: usize,
-    /// Elements before each position's head; repeated to a multiple of 16 positions.
-    at: [usize; BLOCK],
-    scores: [[f32; BLOCK]; MOST_HEADS],
-    /// What is merged: whether this is the first block, and the factors of old and new.
-    first: bool,
-    old: [[f32; LANES]; MOST_HEADS],
-    new: [[f32; LANES]; MOST_HEADS],
-}
-
-/// Query heads that go through a block together.
-const MOST_HEADS: usize = 8;
-
-impl Block {
-    /// Finds the positions `start..` that `row` sees; false if there are none.
-    fn find(&mut self, a: &Attention<'_>, row: usize, kv_head: usize, start: usize) -> bool {
-        let sight = a.plan.sights[row];
-        if start >= sight.len() {
-            return false;
-        }
-        self.count = (sight.len() - start).min(BLOCK);
-        self.first = start == 0;
-        let prefix = &a.plan.slots[sight.start as usize..][..sight.prefix as usize];
-        let tail = &a.plan.tails[sight.tail_start as usize..][..sight.tail as usize];
-        let near = prefix.get(start..).unwrap_or(&[]);
-        let far = &tail[start.saturating_sub(prefix.len()).min(tail.len())..];
-        let head = a.kv.layer + kv_head * a.kv.head_stride;
-        for (at, &slot) in self.at.iter_mut().zip(near.iter().chain(far)).take(self.count) {
-            *at = head + slot as usize * a.kv.slot_stride;
-        }
-        let last = self.at[self.count - 1];
-        self.at[self.count..self.count.next_multiple_of(LANES)].fill(last);
-        true
-    }
-}
-
 #[inline(always)]
 unsafe fn attend<L: Lanes, E: Element>(
     a: &Attention<'_>,
@@ -102,7 +65,7 @@ unsafe fn attend<L: Lanes, E: Element>(
     last: usize,
 ) {
     let group = a.heads.group();
-    let width = a.kv.head_stride;
+    let width = a.kv.width;
     let places = (last - first) * group;
     // Taken rather than borrowed in a closure, which would be compiled without the instructions.
     let mut scratch = SCRATCH.take();
@@ -126,33 +89,29 @@ unsafe fn attend<L: Lanes, E: Element>(
             std::slice::from_raw_parts_mut(to.add(dim), width - dim).fill(0.0);
         }
         let longest = a.plan.sights[first..last].iter().map(|s| s.len()).max().unwrap_or(0);
-        let mut block = Block {
-            count: 0,
-            at: [0; BLOCK],
-            scores: [[0.0; BLOCK]; MOST_HEADS],
-            first: true,
-            old: [[0.0; LANES]; MOST_HEADS],
-            new: [[0.0; LANES]; MOST_HEADS],
-        };
+        let mut block = Block::new();
         let mut start = 0;
         while start < longest {
-            for row in first..last {
-                if !block.find(a, row, kv_head, start) {
-                    continue;
-                }
-                let mut head = 0;
-                while head < group {
-                    let heads = (group - head).min(MOST_HEADS);
-                    let place = (row - first) * group + head;
-                    for h in 0..heads {
-                        let q = queries.add((place + h) * width);
-                        let max = maxima.add((place + h) * LANES);
-                        let total = totals.add((place + h) * LANES);
-                        score::<L, E>(a, &mut block, h, q, max, total);
+            let mut row = first;
+            while row < last {
+                let alike = rows_alike(a, row, last, start);
+                if block.find(a, row, kv_head, start) {
+                    let (mut place, end) = ((row - first) * group, (row + alike - first) * group);
+                    let mut cold = row == first;
+                    while place < end {
+                        let heads = (end - place).min(MOST_HEADS);
+                        score::<L, E>(a, &mut block, heads, queries.add(place * width), cold);
+                        for h in 0..heads {
+                            let max = maxima.add((place + h) * LANES);
+                            let total = totals.add((place + h) * LANES);
+                            soften::<L>(&mut block, h, max, total);
+                        }
+                        add_values::<L, E>(a, &block, heads, sums.add(place * width));
+                        place += heads;
+                        cold = false;
                     }
-                    add_values::<L, E>(a, &block, heads, sums.add(place * width));
-                    head += heads;
                 }
+                row += alike;
             }
             start += BLOCK;
         }
@@ -175,65 +134,85 @@ unsafe fn attend<L: Lanes, E: Element>(
     SCRATCH.set(scratch);
 }
 
-/// Scores of one head over a block, as weights of the block's own softmax; merges the largest
-/// score and the total of the blocks before.
+/// Scores of `heads` heads over a block: 16 keys serve all heads while they are in the cache.
 #[inline(always)]
 unsafe fn score<L: Lanes, E: Element>(
     a: &Attention<'_>,
     block: &mut Block,
-    h: usize,
-    query: *const f32,
-    max: *mut f32,
-    total: *mut f32,
+    heads: usize,
+    queries: *const f32,
+    cold: bool,
 ) {
-    // SAFETY: the caller vouches for the attention and for 16 values of each pointer.
+    let width = a.kv.width;
+    let mut p = 0;
+    while p < block.count {
+        // SAFETY: the caller vouches for the attention and the queries; positions come in 16s.
+        unsafe {
+            let keys = a.kv.keys.get().cast::<E>();
+            let at = block.at.as_ptr().add(p);
+            for h in 0..heads {
+                if cold {
+                    // The next block, in as many parts as there are heads to hide it behind.
+                    let (from, to) = (p + LANES * h / heads, p + LANES * (h + 1) / heads);
+                    for at in &block.ahead[from..to.min(block.ahead_count.max(from))] {
+                        prefetch_head::<L, E>(a, *at);
+                    }
+                }
+                let query = queries.add(h * width);
+                let mut dots = [L::splat(0.0); LANES];
+                let to = dots.as_mut_ptr();
+                if L::MANY_REGISTERS {
+                    dot_some::<L, E, 8>(keys, at, query, width, to);
+                    dot_some::<L, E, 8>(keys, at.add(8), query, width, to.add(8));
+                } else {
+                    dot_some::<L, E, 4>(keys, at, query, width, to);
+                    dot_some::<L, E, 4>(keys, at.add(4), query, width, to.add(4));
+                    dot_some::<L, E, 4>(keys, at.add(8), query, width, to.add(8));
+                    dot_some::<L, E, 4>(keys, at.add(12), query, width, to.add(12));
+                }
+                let dots = L::mul(L::fold_each(&dots), L::splat(a.scale));
+                L::store(block.scores[h].as_mut_ptr().add(p), dots);
+            }
+        }
+        p += LANES;
+    }
+}
+
+/// Asks for the key and the value of one position.
+#[inline(always)]
+fn prefetch_head<L: Lanes, E: Element>(a: &Attention<'_>, at: usize) {
+    let key = a.kv.keys.get().cast::<E>().wrapping_add(at).cast::<u8>();
+    let value = a.kv.values.get().cast::<E>().wrapping_add(at).cast::<u8>();
+    let mut line = 0;
+    while line < a.kv.width * size_of::<E>() {
+        L::prefetch_later(key.wrapping_add(line));
+        L::prefetch_later(value.wrapping_add(line));
+        line += 64;
+    }
+}
+
+/// Makes one head's scores the weights of the block's own softmax; merges the largest score and
+/// the total of the blocks before.
+#[inline(always)]
+unsafe fn soften<L: Lanes>(block: &mut Block, h: usize, max: *mut f32, total: *mut f32) {
+    let scores = &mut block.scores[h];
+    let rounded = block.count.next_multiple_of(LANES);
+    scores[block.count..rounded].fill(f32::NEG_INFINITY);
+    // SAFETY: the caller vouches for 16 values of each pointer; a block has `rounded` scores.
     unsafe {
-        let keys = a.kv.keys.get().cast::<E>();
-        let scores = block.scores[h].as_mut_ptr();
         let mut largest = L::splat(f32::NEG_INFINITY);
         let mut p = 0;
-        while p < block.count {
-            let at = block.at.as_ptr().add(p);
-            let mut dots = [L::splat(0.0); LANES];
-            if L::MANY_REGISTERS {
-                dot_some::<L, E, 8>(keys, at, query, a.kv.head_stride, dots.as_mut_ptr());
-                dot_some::<L, E, 8>(
-                    keys,
-                    at.add(8),
-                    query,
-                    a.kv.head_stride,
-                    dots.as_mut_ptr().add(8),
-                );
-            } else {
-                let mut j = 0;
-                while j < LANES {
-                    dot_some::<L, E, 4>(
-                        keys,
-                        at.add(j),
-                        query,
-                        a.kv.head_stride,
-                        dots.as_mut_ptr().add(j),
-                    );
-                    j += 4;
-                }
-            }
-            let dots = L::mul(L::fold_each(&dots), L::splat(a.scale));
-            L::store(scores.add(p), dots);
-            if block.count - p < LANES {
-                let left = block.count - p;
-                std::slice::from_raw_parts_mut(scores.add(block.count), LANES - left)
-                    .fill(f32::NEG_INFINITY);
-            }
-            largest = L::max(L::load(scores.add(p)), largest);
+        while p < rounded {
+            largest = L::max(L::load(scores.as_ptr().add(p)), largest);
             p += LANES;
         }
         let block_max = L::splat(L::fold_max(largest));
         let mut sum = L::splat(0.0);
         let mut p = 0;
-        while p < block.count {
-            let weights = L::exp(L::sub(L::load(scores.add(p)), block_max));
+        while p < rounded {
+            let weights = L::exp(L::sub(L::load(scores.as_ptr().add(p)), block_max));
             sum = L::add(sum, weights);
-            L::store(scores.add(p), weights);
+            L::store(scores.as_mut_ptr().add(p), weights);
             p += LANES;
         }
         let block_total = L::splat(L::fold(sum));
@@ -287,36 +266,45 @@ unsafe fn add_values<L: Lanes, E: Element>(
     heads: usize,
     sums: *mut f32,
 ) {
-    let width = a.kv.head_stride;
-    let mut h = 0;
-    while h < heads {
-        let together = (heads - h).min(4);
-        let mut d = 0;
-        while d < width {
-            let left = (width - d) / LANES;
+    // Elements outside, heads inside: so much of the values serves all heads from the cache.
+    let width = a.kv.width;
+    let mut d = 0;
+    while d < width {
+        let left = (width - d) / LANES;
+        let columns = match (heads, L::MANY_REGISTERS) {
+            (1, true) if left >= 8 => 8,
+            (_, true) | (1, false) if left >= 4 => 4,
+            (_, false) if left >= 2 => 2,
+            _ => 1,
+        };
+        let mut h = 0;
+        while h < heads {
+            let most = if L::MANY_REGISTERS || columns == 1 { 4 } else { 2 };
+            let together = (heads - h).min(most);
             // SAFETY: the caller vouches for the attention and the sums.
             unsafe {
                 let to = sums.add(h * width + d);
-                let taken = match (together, L::MANY_REGISTERS) {
-                    (1, true) if left >= 8 => values::<L, E, 1, 8>(a, block, h, d, to),
-                    (1, _) if left >= 4 => values::<L, E, 1, 4>(a, block, h, d, to),
-                    (2, true) if left >= 4 => values::<L, E, 2, 4>(a, block, h, d, to),
-                    (3, true) if left >= 4 => values::<L, E, 3, 4>(a, block, h, d, to),
-                    (4, true) if left >= 4 => values::<L, E, 4, 4>(a, block, h, d, to),
-                    (2, false) if left >= 2 => values::<L, E, 2, 2>(a, block, h, d, to),
+                match (together, columns) {
+                    (1, 8) => values::<L, E, 1, 8>(a, block, h, d, to),
+                    (1, 4) => values::<L, E, 1, 4>(a, block, h, d, to),
+                    (2, 4) => values::<L, E, 2, 4>(a, block, h, d, to),
+                    (3, 4) => values::<L, E, 3, 4>(a, block, h, d, to),
+                    (_, 4) => values::<L, E, 4, 4>(a, block, h, d, to),
+                    (1, 2) => values::<L, E, 1, 2>(a, block, h, d, to),
+                    (_, 2) => values::<L, E, 2, 2>(a, block, h, d, to),
                     (1, _) => values::<L, E, 1, 1>(a, block, h, d, to),
                     (2, _) => values::<L, E, 2, 1>(a, block, h, d, to),
                     (3, _) => values::<L, E, 3, 1>(a, block, h, d, to),
                     _ => values::<L, E, 4, 1>(a, block, h, d, to),
-                };
-                d += taken;
+                }
             }
+            h += together;
         }
-        h += together;
+        d += columns * LANES;
     }
 }
 
-/// `C` times 16 elements of the values for `H` heads; answers how many elements that is.
+/// `C` times 16 elements of the values for `H` heads.
 #[inline(always)]
 unsafe fn values<L: Lanes, E: Element, const H: usize, const C: usize>(
     a: &Attention<'_>,
@@ -324,7 +312,7 @@ unsafe fn values<L: Lanes, E: Element, const H: usize, const C: usize>(
     first: usize,
     d: usize,
     sums: *mut f32,
-) -> usize {
+) {
     // SAFETY: the caller vouches for the attention and the sums.
     unsafe {
         let values = a.kv.values.get().cast::<E>().add(d);
@@ -346,7 +334,7 @@ unsafe fn values<L: Lanes, E: Element, const H: usize, const C: usize>(
             let old = L::load(block.old.as_ptr().add(first + h).cast());
             let new = L::load(block.new.as_ptr().add(first + h).cast());
             unroll!(c < C {
-                let at = sums.add(h * a.kv.head_stride + c * LANES);
+                let at = sums.add(h * a.kv.width + c * LANES);
                 if block.first {
                     L::store(at, parts[h][c]);
                 } else {
@@ -354,7 +342,6 @@ unsafe fn values<L: Lanes, E: Element, const H: usize, const C: usize>(
                 }
             });
         });
-        C * LANES
     }
 }
 

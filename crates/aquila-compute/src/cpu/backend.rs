@@ -1,15 +1,16 @@
 //! The operations of a forward pass, shared out to the pool's threads.
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use super::attend::{self, Attention};
-use super::int8::{self, QuantizedRows};
+use super::int8::QuantizedRows;
 use super::kv::CpuKv;
 use super::plan::CpuPlan;
 use super::pool::Pool;
 use super::project::{self, Product};
 use super::rows::CpuRows;
 use super::rowwise;
+use super::share::{SMALL_ATTENTION, check};
 use super::weight::CpuWeight;
 use super::{Isa, IsaChoice};
 use crate::choose::{self, Ask, Candidate, Choice};
@@ -20,10 +21,10 @@ use crate::{
 
 /// The CPU, with its kernels and threads.
 pub struct CpuBackend {
-    isa: Isa,
-    pool: Pool,
+    pub(super) isa: Isa,
+    pub(super) pool: Pool,
     /// Kept between products; held for one at a time.
-    quantized: Mutex<QuantizedRows>,
+    pub(super) quantized: Mutex<QuantizedRows>,
 }
 
 /// An embedding table, read where the checkpoint keeps it.
@@ -62,83 +63,6 @@ impl CpuBackend {
         answers.map(|answer| answer.expect("every ask was answered")).collect()
     }
 
-    fn project_int8(&self, weight: &CpuWeight, product: &Product) {
-        let rows = product.rows;
-        let mut scratch = self.quantized.lock().unwrap_or_else(PoisonError::into_inner);
-        let quantized = scratch.prepare(rows, weight.inputs());
-        let chunk = rows.div_ceil(self.threads()).max(8);
-        self.pool.run(rows.div_ceil(chunk), &|index| {
-            let (first, last) = (index * chunk, ((index + 1) * chunk).min(rows));
-            // SAFETY: the product was checked, room was made, and chunks of rows are disjoint.
-            unsafe { int8::quantize_rows(self.isa, product, &quantized, first, last) }
-        });
-        let together = int8::panels_together(self.isa, rows);
-        self.over_panels(weight, rows, together, &|first, last| {
-            // SAFETY: as above; chunks of panels are disjoint.
-            unsafe { int8::project_int8(self.isa, product, &quantized, first, last) }
-        });
-    }
-
-    /// Shares out the panels of a projection.
-    fn over_panels(
-        &self,
-        weight: &CpuWeight,
-        rows: usize,
-        together: usize,
-        task: &(dyn Fn(usize, usize) + Sync),
-    ) {
-        let panels = weight.panels();
-        let small = weight.bytes() * rows.div_ceil(4) < SMALL_PRODUCT;
-        if small || self.threads() == 1 {
-            return task(0, panels);
-        }
-        // Some chunks per thread even out what the threads meet; whole tiles waste none.
-        let chunk = panels.div_ceil(self.threads() * 12).next_multiple_of(together);
-        self.pool.run(panels.div_ceil(chunk), &|index| {
-            task(index * chunk, ((index + 1) * chunk).min(panels));
-        });
-    }
-
-    /// Shares out rows of about `work` simple operations each.
-    fn over_rows(&self, rows: usize, work: usize, task: &(dyn Fn(usize) + Sync)) {
-        if rows * work < SMALL_ROWS || rows == 1 {
-            return (0..rows).for_each(task);
-        }
-        let chunk = rows.div_ceil(self.threads() * 4);
-        self.pool.run(rows.div_ceil(chunk), &|index| {
-            (index * chunk..((index + 1) * chunk).min(rows)).for_each(task);
-        });
-    }
-
-    fn check_heads(
-        &self,
-        qkv: &CpuRows,
-        heads: HeadShape,
-        plan: &CpuPlan,
-        kv: &CpuKv,
-    ) -> Result<()> {
-        let shape = kv.shape();
-        check(heads.kv_heads > 0 && heads.heads.is_multiple_of(heads.kv_heads), || {
-            format!("{} heads cannot share {} key and value heads", heads.heads, heads.kv_heads)
-        })?;
-        check((shape.kv_heads, shape.head_dim) == (heads.kv_heads, heads.head_dim), || {
-            format!(
-                "a store of {} heads of {} does not hold {} heads of {}",
-                shape.kv_heads, shape.head_dim, heads.kv_heads, heads.head_dim
-            )
-        })?;
-        check(qkv.width() >= heads.qkv_width(), || {
-            format!(
-                "rows of {} do not hold queries, keys and values of {}",
-                qkv.width(),
-                heads.qkv_width()
-            )
-        })?;
-        assert!(plan.host().rows() <= qkv.capacity(), "rows beyond the buffer");
-        assert!(plan.slots() <= shape.slots, "a plan's slots are beyond the store");
-        Ok(())
-    }
-
     /// Bytes that a projection takes once packed.
     pub fn packed_bytes(outputs: usize, inputs: usize, format: WeightFormat) -> usize {
         CpuWeight::packed_bytes(outputs, inputs, format)
@@ -148,19 +72,6 @@ impl CpuBackend {
     pub fn isa(&self) -> Isa {
         self.isa
     }
-}
-
-/// Packed bytes below which a product is not worth waking anyone for.
-const SMALL_PRODUCT: usize = 128 << 10;
-
-/// Elements of a row-wise operation below which it is not worth waking anyone for.
-const SMALL_ROWS: usize = 64 << 10;
-
-/// Multiply-adds of an attention, counted once for keys, below which it is not either.
-const SMALL_ATTENTION: usize = 64 << 10;
-
-fn check(fits: bool, otherwise: impl FnOnce() -> String) -> Result<()> {
-    if fits { Ok(()) } else { Err(Error::Tensor(otherwise())) }
 }
 
 impl Backend for CpuBackend {
@@ -341,8 +252,7 @@ impl Backend for CpuBackend {
         })?;
         let (isa, host) = (self.isa, plan.host());
         let (kv, shared) = (kv.layer(layer), qkv.shared());
-        // Rotations and copies cost a few times what their elements suggest.
-        self.over_rows(host.rows(), 4 * heads.qkv_width(), &|row| {
+        let write = |row: usize| {
             let position = host.positions[row] as usize * half;
             let (cos, sin) = (&rope.cos[position..][..half], &rope.sin[position..][..half]);
             // SAFETY: each row is written by one task; sizes were checked above.
@@ -363,11 +273,17 @@ impl Backend for CpuBackend {
             let (keys, values) = values[heads.q_width()..].split_at(heads.kv_width());
             let values = &values[..heads.kv_width()];
             for (head, (k, v)) in keys.chunks_exact(d).zip(values.chunks_exact(d)).enumerate() {
-                // SAFETY: the plan's slots are within the store, which is borrowed for writing,
-                // and no two rows of a plan write the same slot.
+                // SAFETY: the plan's slots are within the store, which is borrowed for writing;
+                // rows that share a slot are written one after the other.
                 unsafe { kv.write(host.writes[row], head, k, v) }
             }
-        });
+        };
+        if plan.writes_apart() {
+            // Rotations and copies cost a few times what their elements suggest.
+            self.over_rows(host.rows(), 4 * heads.qkv_width(), &write);
+        } else {
+            (0..host.rows()).for_each(write);
+        }
         Ok(())
     }
 

@@ -1,7 +1,8 @@
-//! The store of keys and values: `[layer][slot][kv head][head]`, keys and values apart.
+//! The store of keys and values: `[layer][kv head][slot][element]`, keys and values apart.
 //!
-//! A head takes a multiple of 16 elements, the last of them zero for ever. Memory that no slot
-//! was written to is not backed.
+//! Neighbouring slots of one head lie side by side: with the heads of a slot between them, the
+//! keys of a block would fall into few sets of the cache. A head takes a multiple of 16 elements,
+//! the last of them zero for ever. Memory that no slot was written to is not backed.
 
 use half::bf16;
 
@@ -12,7 +13,8 @@ use crate::{Error, KvDtype, KvShape, Result};
 /// Keys and values of one group.
 pub struct CpuKv {
     shape: KvShape,
-    head_stride: usize,
+    /// Elements of one head of one slot.
+    width: usize,
     keys: Region,
     values: Region,
 }
@@ -21,9 +23,10 @@ pub struct CpuKv {
 #[derive(Clone, Copy)]
 pub(super) struct SharedKv {
     pub dtype: KvDtype,
-    /// Elements from head to head and from slot to slot.
+    /// Elements of one head of one slot, and from slot to slot.
+    pub width: usize,
+    /// Elements from head to head.
     pub head_stride: usize,
-    pub slot_stride: usize,
     /// Elements before the layer in use.
     pub layer: usize,
     pub keys: Shared<u8>,
@@ -32,8 +35,8 @@ pub(super) struct SharedKv {
 
 impl CpuKv {
     pub(super) fn new(shape: KvShape) -> Result<Self> {
-        let head_stride = shape.head_dim.next_multiple_of(LANES);
-        let elements = [shape.layers, shape.slots, shape.kv_heads, head_stride, shape.dtype.size()]
+        let width = shape.head_dim.next_multiple_of(LANES);
+        let elements = [shape.layers, shape.slots, shape.kv_heads, width, shape.dtype.size()]
             .into_iter()
             .try_fold(1usize, usize::checked_mul)
             .ok_or_else(|| Error::OutOfMemory {
@@ -42,7 +45,7 @@ impl CpuKv {
             })?;
         let keys = Region::new(elements, "keys")?;
         let values = Region::new(elements, "values")?;
-        Ok(Self { shape, head_stride, keys, values })
+        Ok(Self { shape, width, keys, values })
     }
 
     /// The sizes of the store.
@@ -50,18 +53,14 @@ impl CpuKv {
         self.shape
     }
 
-    fn slot_stride(&self) -> usize {
-        self.shape.kv_heads * self.head_stride
-    }
-
     /// One layer, for tasks that read, or write slots of their own.
     pub(super) fn layer(&self, layer: usize) -> SharedKv {
         assert!(layer < self.shape.layers, "layer {layer} of {}", self.shape.layers);
         SharedKv {
             dtype: self.shape.dtype,
-            head_stride: self.head_stride,
-            slot_stride: self.slot_stride(),
-            layer: layer * self.shape.slots * self.slot_stride(),
+            width: self.width,
+            head_stride: self.shape.slots * self.width,
+            layer: layer * self.shape.kv_heads * self.shape.slots * self.width,
             keys: Shared::new(self.keys.as_ptr().cast_mut()),
             values: Shared::new(self.values.as_ptr().cast_mut()),
         }
@@ -71,9 +70,9 @@ impl CpuKv {
     pub(super) fn move_slot(&mut self, from: u32, to: u32) {
         let slots = self.shape.slots;
         assert!((from as usize) < slots && (to as usize) < slots, "slots beyond the store");
-        let bytes = self.slot_stride() * self.shape.dtype.size();
-        for layer in 0..self.shape.layers {
-            let at = |slot: u32| (layer * slots + slot as usize) * bytes;
+        let bytes = self.width * self.shape.dtype.size();
+        for head in 0..self.shape.layers * self.shape.kv_heads {
+            let at = |slot: u32| (head * slots + slot as usize) * bytes;
             for region in [&mut self.keys, &mut self.values] {
                 let base = region.as_mut_ptr();
                 // SAFETY: both slots are within the region, which is borrowed for writing.
@@ -90,7 +89,7 @@ impl SharedKv {
     /// Slot and head are within the store, no other task touches the slot, and the store is
     /// borrowed for writing.
     pub(super) unsafe fn write(self, slot: u32, head: usize, key: &[f32], value: &[f32]) {
-        let at = self.layer + slot as usize * self.slot_stride + head * self.head_stride;
+        let at = self.layer + head * self.head_stride + slot as usize * self.width;
         for (region, values) in [(self.keys, key), (self.values, value)] {
             // SAFETY: vouched for by the caller.
             unsafe {

@@ -1,8 +1,15 @@
-//! The CPU backend: kernels of our own, written once in [`lanes`] and compiled per instruction
-//! set, threads of our own in [`pool`]. Results equal [`crate::reference`] bit for bit.
+//! The CPU backend: kernels of our own, written once in 16 virtual lanes and compiled for each
+//! instruction set, and threads of our own. Results equal [`mod@crate::reference`] bit for bit,
+//! whatever the rows, threads, slots and instructions.
+//!
+//! - `lanes`: the vocabulary of the kernels, for AVX-512, AVX2 and any machine.
+//! - `project`, `int8`, `attend`, `rowwise`: the kernels.
+//! - `weight`, `kv`, `rows`, `plan`: what they work on; `memory` is where that lives.
+//! - `backend`: the operations; `share`: how they are shared out; `pool`: the threads.
 
 mod attend;
 mod backend;
+mod block;
 mod int8;
 mod isa;
 mod kv;
@@ -13,6 +20,7 @@ mod pool;
 mod project;
 mod rows;
 mod rowwise;
+mod share;
 mod weight;
 
 pub use backend::{CpuBackend, CpuTable};

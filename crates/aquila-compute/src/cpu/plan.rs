@@ -9,6 +9,7 @@ pub struct CpuPlan {
     slots: usize,
     positions: usize,
     seen: usize,
+    writes_apart: bool,
 }
 
 impl CpuPlan {
@@ -34,6 +35,9 @@ impl CpuPlan {
         self.positions = host.positions.iter().max().map_or(0, |&p| p as usize + 1);
         self.seen = host.sights.iter().map(|sight| sight.len()).sum();
         self.host.clone_from(host);
+        let mut writes = host.writes.clone();
+        writes.sort_unstable();
+        self.writes_apart = writes.windows(2).all(|pair| pair[0] != pair[1]);
         Ok(())
     }
 
@@ -50,6 +54,11 @@ impl CpuPlan {
     /// One more than the largest position.
     pub(super) fn positions(&self) -> usize {
         self.positions
+    }
+
+    /// Whether every row writes a slot of its own, so that rows may be written at once.
+    pub(super) fn writes_apart(&self) -> bool {
+        self.writes_apart
     }
 
     /// How many slots all rows see, together.

@@ -361,9 +361,7 @@ impl Backend for CudaBackend {
             };
             let grid = [rows.width.div_ceil(THREADS), 1, 1];
             // SAFETY: both rows are there.
-            unsafe {
-                self.launch(&self.kernels.copy_columns, grid, &arguments, &[&rows.memory])
-            }?;
+            unsafe { self.launch(&self.kernels.copy_columns, grid, &arguments, &[&rows.memory]) }?;
         }
         Ok(())
     }

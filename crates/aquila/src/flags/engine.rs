@@ -1,7 +1,9 @@
 //! How requests share the machine.
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
+use super::SpeculativeFlags;
+use super::number::whole;
 use crate::error::{Error, Result};
 
 /// Memory, batching and caching.
@@ -9,23 +11,46 @@ use crate::error::{Error, Result};
 #[command(next_help_heading = "Engine")]
 pub struct EngineFlags {
     /// Slots of one KV page
-    #[arg(long, default_value_t = 1, value_name = "SLOTS")]
+    #[arg(
+        long,
+        default_value_t = 1,
+        value_name = "SLOTS",
+        value_parser = whole(1, 1 << 20),
+        allow_negative_numbers = true,
+    )]
     pub page_size: usize,
 
     /// How much of the memory that is free at start may be used for weights and KV
-    #[arg(long, default_value_t = 0.8, value_name = "FRACTION")]
+    #[arg(long, default_value_t = 0.8, value_name = "FRACTION", allow_negative_numbers = true)]
     pub mem_fraction_static: f64,
 
     /// Requests that run at a time
-    #[arg(long, default_value_t = 48, value_name = "N")]
+    #[arg(
+        long,
+        default_value_t = 48,
+        value_name = "N",
+        value_parser = whole(1, 1 << 16),
+        allow_negative_numbers = true,
+    )]
     pub max_running_requests: usize,
 
-    /// Requests that may wait
-    #[arg(long, default_value_t = 4096, value_name = "N")]
+    /// Requests that may wait; a file is read no further ahead than that
+    #[arg(
+        long,
+        default_value_t = 4096,
+        value_name = "N",
+        value_parser = whole(1, 1 << 30),
+        allow_negative_numbers = true,
+    )]
     pub max_queued_requests: usize,
 
     /// Tokens of the KV pool [default: what the running requests could use, if it fits]
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        value_parser = whole(1, 1 << 31),
+        allow_negative_numbers = true,
+    )]
     pub max_total_tokens: Option<usize>,
 
     /// Prompt tokens of one round; -1 reads whole prompts
@@ -36,16 +61,8 @@ pub struct EngineFlags {
     #[arg(long)]
     pub disable_radix_cache: bool,
 
-    /// How tokens are drafted
-    #[arg(long, value_enum, ignore_case = true, default_value_t = SpeculativeAlgorithm::None)]
-    speculative_algorithm: SpeculativeAlgorithm,
-}
-
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-#[value(rename_all = "UPPER")]
-enum SpeculativeAlgorithm {
-    /// Plain decoding
-    None,
+    #[command(flatten)]
+    pub speculative: SpeculativeFlags,
 }
 
 impl EngineFlags {

@@ -2,8 +2,11 @@
 
 mod engine;
 mod model;
+mod number;
 mod sampling;
+mod speculative;
 
 pub use engine::EngineFlags;
-pub use model::ModelFlags;
+pub use model::{ModelFlags, ModelName};
 pub use sampling::SamplingFlags;
+pub use speculative::{Algorithm, Speculative, SpeculativeFlags};

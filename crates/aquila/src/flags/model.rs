@@ -3,55 +3,82 @@
 use aquila_compute::cpu::{Isa, IsaChoice};
 use aquila_compute::{KvDtype, WeightFormat};
 use aquila_model::LoadFormat;
+use clap::builder::Resettable;
 use clap::{Args, ValueEnum};
 
+use super::number::{seed, whole};
 use crate::error::{Error, Result};
 
 /// The shipped model that runs where none is named.
 const DEFAULT_MODEL: &str = "tiny";
 
+/// Which model.
+#[derive(Args, Debug, Clone)]
+pub struct ModelName {
+    /// A Hugging Face folder, a hub id (org/name), a shipped model (tiny, draft) or preset:NAME
+    /// [default: tiny]
+    #[arg(value_name = "MODEL", help_heading = Resettable::Reset)]
+    model: Option<String>,
+
+    /// The same as MODEL
+    #[arg(long, value_name = "MODEL", conflicts_with = "model")]
+    model_path: Option<String>,
+}
+
 /// Which model, and how.
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Model")]
 pub struct ModelFlags {
-    /// A Hugging Face folder, a hub id (org/name), a shipped model (tiny, draft) or preset:NAME
-    #[arg(value_name = "MODEL")]
-    model: Option<String>,
-
-    /// The same, as a flag [default: tiny]
-    #[arg(long, value_name = "MODEL", conflicts_with = "model")]
-    model_path: Option<String>,
+    #[command(flatten)]
+    model: ModelName,
 
     /// How weights are kept; auto is bfloat16
     #[arg(long, value_enum, default_value_t = Dtype::Auto)]
     dtype: Dtype,
 
     /// How keys and values are kept; auto is float32
-    #[arg(long, value_enum, default_value_t = Dtype::Auto)]
+    #[arg(long, value_enum, default_value_t = Dtype::Auto, value_name = "DTYPE")]
     kv_cache_dtype: Dtype,
 
-    /// Quantize weights and activations
-    #[arg(long, value_enum)]
+    /// Quantize weights and activations: int8 in groups of 32 inputs with a scale each
+    #[arg(long, value_enum, value_name = "FORMAT")]
     quantization: Option<Quantization>,
 
-    /// dummy makes random weights from the config alone
-    #[arg(long, value_enum, default_value_t = Load::Auto)]
+    /// Where weights come from: the files, or random numbers made from the config alone
+    #[arg(long, value_enum, default_value_t = Load::Auto, value_name = "FORMAT")]
     load_format: Load,
 
     /// Tokens of one sequence, prompt and answer together [default: the model's]
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        value_parser = whole(1, 1 << 30),
+        allow_negative_numbers = true,
+    )]
     pub context_length: Option<usize>,
 
     /// Compute threads; 0 is one per core
-    #[arg(long, default_value_t = 0)]
+    #[arg(
+        long,
+        default_value_t = 0,
+        value_name = "N",
+        value_parser = whole(0, 1024),
+        allow_negative_numbers = true,
+    )]
     pub threads: usize,
 
     /// The instruction set of the kernels; it changes the speed and nothing else
-    #[arg(long, value_enum, default_value_t = CpuIsa::Auto)]
+    #[arg(long, value_enum, default_value_t = CpuIsa::Auto, value_name = "ISA")]
     cpu_isa: CpuIsa,
 
     /// What dummy weights, and the seeds of requests without one, derive from
-    #[arg(long, default_value_t = 0)]
+    #[arg(
+        long,
+        default_value_t = 0,
+        value_name = "SEED",
+        value_parser = seed,
+        allow_negative_numbers = true,
+    )]
     pub random_seed: u64,
 }
 
@@ -66,7 +93,6 @@ enum Dtype {
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 enum Quantization {
-    /// 8-bit integers, in groups of 32 inputs with a scale each
     Int8,
 }
 
@@ -84,10 +110,32 @@ enum CpuIsa {
     Portable,
 }
 
-impl ModelFlags {
+impl ModelName {
     /// The model's name.
     pub fn name(&self) -> &str {
         self.model.as_deref().or(self.model_path.as_deref()).unwrap_or(DEFAULT_MODEL)
+    }
+}
+
+impl ModelFlags {
+    /// The model's name.
+    pub fn name(&self) -> &str {
+        self.model.name()
+    }
+
+    /// How weights, keys and values are kept, in words.
+    pub fn formats(&self) -> String {
+        let Self { quantization, dtype, .. } = self;
+        let weights = match (quantization, dtype) {
+            (Some(Quantization::Int8), _) => "int8",
+            (None, Dtype::Float32) => "float32",
+            (None, Dtype::Auto | Dtype::Bfloat16) => "bfloat16",
+        };
+        let kv = match self.kv_dtype() {
+            KvDtype::F32 => "float32",
+            KvDtype::Bf16 => "bfloat16",
+        };
+        format!("weights {weights}, KV {kv}")
     }
 
     /// How weights are kept.

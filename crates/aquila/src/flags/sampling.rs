@@ -3,6 +3,7 @@
 use aquila_text::SamplingParams;
 use clap::Args;
 
+use super::number::{seed, whole};
 use crate::error::{Error, Result};
 
 /// Defaults for what a request leaves out.
@@ -10,11 +11,21 @@ use crate::error::{Error, Result};
 #[command(next_help_heading = "Sampling (defaults for what a request leaves out)")]
 pub struct SamplingFlags {
     /// Tokens of an answer [default: 128]
-    #[arg(long, value_name = "N")]
+    #[arg(
+        long,
+        value_parser = whole(0, u32::MAX as usize),
+        value_name = "N",
+        allow_negative_numbers = true,
+    )]
     max_tokens: Option<usize>,
 
     /// Tokens before which an answer may not end by itself
-    #[arg(long, value_name = "N")]
+    #[arg(
+        long,
+        value_parser = whole(0, u32::MAX as usize),
+        value_name = "N",
+        allow_negative_numbers = true,
+    )]
     min_tokens: Option<usize>,
 
     /// 0 is greedy [default: the model's, or 1]
@@ -34,15 +45,15 @@ pub struct SamplingFlags {
     min_p: Option<f32>,
 
     /// The seed of the noise; same seed, same text
-    #[arg(long)]
+    #[arg(long, value_name = "SEED", value_parser = seed, allow_negative_numbers = true)]
     seed: Option<u64>,
 
     /// A string that ends the text; may be given several times
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
 
-    /// Token ids that end the text
-    #[arg(long, value_name = "ID", value_delimiter = ',')]
+    /// Token ids that end the text, beside end-of-text
+    #[arg(long, value_name = "ID,…", value_delimiter = ',', allow_negative_numbers = true)]
     stop_token_ids: Vec<u32>,
 
     /// End-of-text does not end the text
@@ -65,16 +76,16 @@ pub struct SamplingFlags {
     #[arg(long, value_name = "JSON")]
     logit_bias: Option<String>,
 
-    /// Answers to each prompt
-    #[arg(long)]
-    n: Option<u32>,
+    /// Answers to each prompt; above 1 they are listed under "choices"
+    #[arg(long, value_parser = whole(1, 128), value_name = "N", allow_negative_numbers = true)]
+    n: Option<usize>,
 
     /// Report log-probabilities of the answer's tokens
     #[arg(long)]
     logprobs: bool,
 
     /// How many of the most likely tokens to report with each
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_parser = whole(0, 100), value_name = "N", allow_negative_numbers = true)]
     top_logprobs: Option<usize>,
 
     /// Report log-probabilities of the prompt's tokens
@@ -100,16 +111,37 @@ impl SamplingFlags {
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
             logit_bias: None,
-            n: self.n,
+            n: self.n.map(|n| n as u32),
             logprobs: self.logprobs.then_some(true),
             top_logprobs: self.top_logprobs,
             prompt_logprobs: self.prompt_logprobs.then_some(true),
         };
-        let wrong = |why: String| Error::Usage(format!("--logit-bias: {why}"));
         if let Some(text) = &self.logit_bias {
-            let value = serde_json::from_str(text).map_err(|e| wrong(e.to_string()))?;
-            params.set("logit_bias", &value).map_err(|e| wrong(e.why))?;
+            let wrong = |e| Error::Usage(format!("--logit-bias: not JSON: {e}"));
+            params.set("logit_bias", &serde_json::from_str(text).map_err(wrong)?)?;
         }
+        let mut alone = params.clone();
+        if alone.max_tokens.is_none() {
+            // Each request may say how many tokens it wants.
+            alone.min_tokens = None;
+        }
+        alone.check(&[])?;
         Ok(params)
+    }
+
+    /// Refuses what one answer on a terminal has no place for.
+    pub fn refuse_for_one_prompt(&self) -> Result<()> {
+        let given = [
+            ("--n above 1", self.n.is_some_and(|n| n > 1)),
+            ("--logprobs", self.logprobs),
+            ("--top-logprobs", self.top_logprobs.is_some()),
+            ("--prompt-logprobs", self.prompt_logprobs),
+        ];
+        match given.iter().find(|(_, given)| *given) {
+            Some((flag, _)) => Err(Error::Usage(format!(
+                "--prompt prints the text of one answer: use --input for {flag}"
+            ))),
+            None => Ok(()),
+        }
     }
 }

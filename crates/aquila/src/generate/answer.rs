@@ -3,42 +3,59 @@
 use std::sync::mpsc::Sender;
 
 use aquila_engine::{FinishReason, Token, Usage};
-use aquila_text::{AnswerSink, Delta, End};
+use aquila_spec::SpecStats;
+use aquila_text::{AnswerSink, Delta, End, spec_fields};
 use serde_json::{Map, Value, json};
 
+use super::feed::{Event, Permit};
+
 /// A complete answer.
-#[derive(Default)]
 pub struct Answer {
     pub prompt: Vec<Token>,
     pub tokens: Vec<Token>,
     pub text: String,
-    pub end: Option<(FinishReason, Usage)>,
+    pub reason: FinishReason,
+    pub usage: Usage,
+    pub spec: SpecStats,
 }
 
 /// Collects one answer and sends it, with where it belongs, when it is complete.
 pub struct Collector {
-    pub line: u64,
-    pub choice: u32,
-    pub answer: Answer,
-    pub done: Sender<(u64, u32, Answer)>,
+    line: u64,
+    choice: u32,
+    prompt: Vec<Token>,
+    tokens: Vec<Token>,
+    text: String,
+    events: Sender<Event>,
+    _permit: Option<Permit>,
+}
+
+impl Collector {
+    /// For one of the answers to the request of a line.
+    pub fn new(line: u64, choice: u32, events: Sender<Event>, permit: Option<Permit>) -> Self {
+        let (prompt, tokens, text) = Default::default();
+        Self { line, choice, prompt, tokens, text, events, _permit: permit }
+    }
 }
 
 impl AnswerSink for Collector {
     fn prompt(&mut self, tokens: Vec<Token>) {
-        self.answer.prompt = tokens;
+        self.prompt = tokens;
     }
 
     fn delta(&mut self, delta: Delta) -> bool {
-        self.answer.tokens.extend(delta.tokens);
-        self.answer.text.push_str(&delta.text);
+        self.tokens.extend(delta.tokens);
+        self.text.push_str(&delta.text);
         true
     }
 
-    fn end(mut self: Box<Self>, end: End) {
-        self.answer.text.push_str(&end.text);
-        self.answer.end = Some((end.reason, end.usage));
+    fn end(self: Box<Self>, end: End) {
+        let Self { line, choice, prompt, tokens, mut text, events, .. } = *self;
+        text.push_str(&end.text);
+        let End { reason, usage, spec, .. } = end;
+        let answer = Answer { prompt, tokens, text, reason, usage, spec };
         // If nobody waits any more, the answer is not wanted.
-        let _ = self.done.send((self.line, self.choice, self.answer));
+        let _ = events.send(Event::Answer(line, choice, answer));
     }
 }
 
@@ -53,17 +70,21 @@ pub fn reason_name(reason: &FinishReason) -> &'static str {
 
 /// The output line of a request: one answer, or several under `choices`.
 pub fn line(id: &Value, answers: &[Answer], has_text: bool, logprobs: bool) -> Value {
-    let mut meta = Map::new();
-    let mut completion = 0;
-    let mut retractions = 0;
-    for (_, usage) in answers.iter().filter_map(|answer| answer.end.as_ref()) {
-        meta.entry("prompt_tokens").or_insert(usage.prompt_tokens.into());
-        meta.entry("cached_tokens").or_insert(usage.cached_tokens.into());
-        completion += usage.completion_tokens;
-        retractions += usage.retractions;
+    let usages = || answers.iter().map(|answer| answer.usage);
+    let shared = usages().next().unwrap_or_default();
+    let mut meta = json!({
+        "prompt_tokens": shared.prompt_tokens,
+        "completion_tokens": usages().map(|usage| usage.completion_tokens).sum::<usize>(),
+        "cached_tokens": shared.cached_tokens,
+        "retractions": usages().map(|usage| usage.retractions).sum::<usize>(),
+    });
+    let mut spec = SpecStats::default();
+    answers.iter().for_each(|answer| spec.add(&answer.spec));
+    if spec.verify_ct > 0 {
+        if let (Some(meta), Value::Object(fields)) = (meta.as_object_mut(), spec_fields(&spec)) {
+            meta.extend(fields);
+        }
     }
-    meta.insert("completion_tokens".into(), completion.into());
-    meta.insert("retractions".into(), retractions.into());
     let mut object = Map::new();
     object.insert("id".into(), id.clone());
     let mut bodies = answers.iter().map(|answer| body(answer, has_text, logprobs));
@@ -75,7 +96,7 @@ pub fn line(id: &Value, answers: &[Answer], has_text: bool, logprobs: bool) -> V
     if let Some(first) = answers.first().filter(|first| !first.prompt.is_empty()) {
         object.insert("prompt_logprobs".into(), first.prompt.iter().map(token).collect());
     }
-    object.insert("meta_info".into(), meta.into());
+    object.insert("meta_info".into(), meta);
     object.into()
 }
 
@@ -83,11 +104,9 @@ fn body(answer: &Answer, has_text: bool, logprobs: bool) -> Map<String, Value> {
     let mut body = Map::new();
     body.insert("token_ids".into(), answer.tokens.iter().map(|token| token.id).collect());
     body.insert("text".into(), if has_text { answer.text.clone().into() } else { Value::Null });
-    if let Some((reason, _)) = &answer.end {
-        body.insert("finish_reason".into(), reason_name(reason).into());
-        if let FinishReason::Abort(why) = reason {
-            body.insert("error".into(), why.clone().into());
-        }
+    body.insert("finish_reason".into(), reason_name(&answer.reason).into());
+    if let FinishReason::Abort(why) = &answer.reason {
+        body.insert("error".into(), why.clone().into());
     }
     if logprobs {
         body.insert("logprobs".into(), answer.tokens.iter().map(token).collect());
@@ -96,7 +115,8 @@ fn body(answer: &Answer, has_text: bool, logprobs: bool) -> Map<String, Value> {
 }
 
 fn token(token: &Token) -> Value {
-    let top: Vec<Value> = token.top.iter().map(|&(id, logprob)| json!([id, logprob])).collect();
+    let top: Vec<Value> =
+        token.top.iter().map(|&(id, logprob)| json!([id, finite(logprob)])).collect();
     json!({ "id": token.id, "logprob": token.logprob.map(finite), "top": top })
 }
 

@@ -1,148 +1,163 @@
-//! A file of prompts: as many under way as may wait, answers in the order of the prompts.
+//! A file of prompts: as many under way as there is room for, answers in the order of the prompts.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::process::ExitCode;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::channel;
+use std::time::Instant;
 
 use aquila_engine::FinishReason;
-use aquila_text::{GenerateError, Generator};
+use aquila_text::Generator;
+use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
-use super::answer::{self, Answer, Collector};
-use super::input::{Ask, Line, Lines};
+use super::answer::{self, Answer};
+use super::feed::{Awaited, Event, Room, Taken, feed};
+use super::input::Lines;
 use super::output::Output;
 use crate::error::{Error, Result, SOME_FAILED};
+use crate::notice::notice;
 use crate::start::progress_bar;
 
-/// A line whose answer is awaited or waits for the lines before it.
-enum Slot {
-    Waiting { id: Value, answers: Vec<Option<Answer>>, logprobs: bool },
-    Ready(Value),
-}
-
-/// Answers every line of the input.
+/// Answers every line of the input; at most `most` requests are under way.
 pub fn answer(
     generator: &Generator,
     lines: Lines,
     output: &mut Output,
+    most: usize,
     quiet: bool,
 ) -> Result<ExitCode> {
-    let (done, answers) = channel();
+    let begun = Instant::now();
     let bar = progress_bar(quiet, "answering");
-    bar.set_length(lines.size().unwrap_or(0));
+    if let Some(size) = lines.size() {
+        bar.set_length(size);
+    }
     let mut batch = Batch {
-        generator,
-        done,
-        answers,
-        slots: BTreeMap::new(),
-        under_way: 0,
-        next_line: 0,
-        next_output: 0,
+        has_text: generator.tokenizer().is_some(),
+        room: Room::new(most),
+        slots: VecDeque::new(),
+        written: 0,
         failed: 0,
+        first_failure: None,
+        bar,
     };
-    batch.run(lines, output, &bar)?;
-    bar.finish_and_clear();
+    batch.run(generator, lines, output)?;
+    batch.bar.finish_and_clear();
     if !quiet {
         let stats = generator.engine().stats().snapshot();
-        eprintln!(
-            "{} requests, {} failed; {} prompt tokens read, {} found in the cache, {} answered",
-            batch.next_output,
+        let seconds = begun.elapsed().as_secs_f64();
+        notice(format_args!(
+            "{} requests, {} failed, in {seconds:.1} s; {} prompt tokens read, {} found in the \
+             cache, {} answered ({:.0} a second)",
+            batch.written,
             batch.failed,
             stats.prompt_tokens,
             stats.cached_tokens,
             stats.completion_tokens,
-        );
+            stats.completion_tokens as f64 / seconds,
+        ));
     }
-    Ok(if batch.failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(SOME_FAILED) })
+    let Some(first) = batch.first_failure else { return Ok(ExitCode::SUCCESS) };
+    let Batch { failed, written, .. } = batch;
+    notice(format_args!("aquila: {failed} of {written} requests failed; the first: {first}"));
+    Ok(ExitCode::from(SOME_FAILED))
 }
 
-struct Batch<'a> {
-    generator: &'a Generator,
-    done: Sender<(u64, u32, Answer)>,
-    answers: Receiver<(u64, u32, Answer)>,
-    slots: BTreeMap<u64, Slot>,
-    under_way: usize,
-    next_line: u64,
-    next_output: u64,
+struct Batch {
+    has_text: bool,
+    room: Room,
+    /// Lines that are not written yet, in their order.
+    slots: VecDeque<Slot>,
+    written: u64,
     failed: u64,
+    first_failure: Option<String>,
+    bar: ProgressBar,
 }
 
-impl Batch<'_> {
-    fn run(
-        &mut self,
-        mut lines: Lines,
-        output: &mut Output,
-        bar: &indicatif::ProgressBar,
-    ) -> Result<()> {
-        let most = self.generator.engine().config().max_queued_requests.max(1);
-        while let Some(line) = lines.next()? {
-            bar.set_position(lines.position());
-            self.take(line);
+/// A line whose answers are awaited or wait for the lines before it.
+enum Slot {
+    Waiting { id: Value, bytes: u64, answers: Vec<Option<Answer>>, logprobs: bool },
+    Ready(Value),
+}
+
+impl Batch {
+    fn run(&mut self, generator: &Generator, lines: Lines, output: &mut Output) -> Result<()> {
+        let (events, inbox) = channel();
+        let (generator, room) = (generator.clone(), self.room.clone());
+        // Not joined: it may be waiting for input that never comes when the output has failed.
+        std::thread::Builder::new()
+            .name("aquila-input".into())
+            .spawn(move || feed(&generator, lines, &room, &events))
+            .map_err(|e| Error::Other(format!("cannot start a thread for the input: {e}")))?;
+        let mut ended = false;
+        while !(ended && self.slots.is_empty()) {
+            let lost = |_| Error::Other("the engine ended before all answers had come".into());
+            match inbox.recv().map_err(lost)? {
+                Event::Taken(taken) => self.take(taken),
+                Event::Answer(line, choice, answer) => self.collect(line, choice, answer),
+                Event::Refused(line, why) => self.refuse(line, why),
+                Event::End(result) => {
+                    result?;
+                    ended = true;
+                }
+            }
             self.write_ready(output)?;
-            while self.under_way >= most {
-                self.receive()?;
-                self.write_ready(output)?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, Taken { id, bytes, awaited }: Taken) {
+        match awaited {
+            Ok(Awaited { answers, logprobs }) => {
+                let answers = (0..answers).map(|_| None).collect();
+                self.slots.push_back(Slot::Waiting { id, bytes, answers, logprobs });
+            }
+            Err(why) => {
+                let answers = Vec::new();
+                self.slots.push_back(Slot::Waiting { id, bytes, answers, logprobs: false });
+                self.refuse(self.written + self.slots.len() as u64 - 1, why);
             }
         }
-        while self.under_way > 0 {
-            self.receive()?;
-            self.write_ready(output)?;
+    }
+
+    fn refuse(&mut self, line: u64, why: String) {
+        let slot = &mut self.slots[(line - self.written) as usize];
+        if let Slot::Waiting { id, bytes, .. } = slot {
+            self.bar.inc(*bytes);
+            *slot = Slot::Ready(json!({ "id": id, "error": why }));
         }
-        Ok(())
+        self.fail(why);
     }
 
-    fn take(&mut self, line: Line) {
-        let number = self.next_line;
-        self.next_line += 1;
-        let id = line.id;
-        let slot =
-            match line.ask.and_then(|ask| self.submit(number, ask).map_err(|e| e.to_string())) {
-                Ok((n, logprobs)) => {
-                    self.under_way += n;
-                    Slot::Waiting { id, answers: (0..n).map(|_| None).collect(), logprobs }
-                }
-                Err(error) => {
-                    self.failed += 1;
-                    Slot::Ready(json!({ "id": id, "error": error }))
-                }
-            };
-        self.slots.insert(number, slot);
-    }
-
-    fn submit(&self, line: u64, ask: Ask) -> std::result::Result<(usize, bool), GenerateError> {
-        let params = self.generator.check(ask.params)?;
-        let prompt = self.generator.tokens(ask.prompt)?;
-        self.generator.submit(prompt, &params, None, |choice| {
-            let answer = Answer::default();
-            Box::new(Collector { line, choice, answer, done: self.done.clone() })
-        })?;
-        Ok((params.n as usize, params.logprobs.is_some()))
-    }
-
-    fn receive(&mut self) -> Result<()> {
-        let lost = |_| Error::Other("the engine ended before all answers had come".into());
-        let (line, choice, answer) = self.answers.recv().map_err(lost)?;
-        // An answer of a line that was refused as a whole is not wanted.
-        let Some(slot) = self.slots.get_mut(&line) else { return Ok(()) };
-        let Slot::Waiting { id, answers, logprobs } = slot else { return Ok(()) };
-        self.under_way -= 1;
+    fn collect(&mut self, line: u64, choice: u32, answer: Answer) {
+        let slot = &mut self.slots[(line - self.written) as usize];
+        let Slot::Waiting { id, bytes, answers, logprobs } = slot else { return };
         answers[choice as usize] = Some(answer);
-        if answers.iter().all(Option::is_some) {
-            let answers: Vec<Answer> = answers.drain(..).flatten().collect();
-            let aborted = |answer: &Answer| matches!(answer.end, Some((FinishReason::Abort(_), _)));
-            self.failed += u64::from(answers.iter().any(aborted));
-            let has_text = self.generator.tokenizer().is_some();
-            *slot = Slot::Ready(answer::line(id, &answers, has_text, *logprobs));
+        if answers.iter().any(Option::is_none) {
+            return;
         }
-        Ok(())
+        let answers: Vec<Answer> = answers.drain(..).flatten().collect();
+        self.bar.inc(*bytes);
+        let failure = answers.iter().find_map(|answer| match &answer.reason {
+            FinishReason::Abort(why) => Some(format!("id {id}: {why}")),
+            FinishReason::Stop(_) | FinishReason::Length => None,
+        });
+        *slot = Slot::Ready(answer::line(id, &answers, self.has_text, *logprobs));
+        if let Some(why) = failure {
+            self.fail(why);
+        }
+    }
+
+    fn fail(&mut self, why: String) {
+        self.failed += 1;
+        self.first_failure.get_or_insert(why);
     }
 
     fn write_ready(&mut self, output: &mut Output) -> Result<()> {
-        while let Some(Slot::Ready(_)) = self.slots.get(&self.next_output) {
-            if let Some(Slot::Ready(value)) = self.slots.remove(&self.next_output) {
-                output.write(&value)?;
-            }
-            self.next_output += 1;
+        while let Some(Slot::Ready(value)) = self.slots.front() {
+            output.write(value)?;
+            self.slots.pop_front();
+            self.written += 1;
+            self.room.line_written();
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use aquila_text::{AnswerSink, Delta, End, Generator, Prompt, SamplingParams};
 
 use super::answer::reason_name;
 use crate::error::{Error, Result, SOME_FAILED};
+use crate::notice::notice;
 
 enum Event {
     Text(String),
@@ -31,13 +32,12 @@ impl AnswerSink for Printer {
 /// Prints the answer to `prompt`.
 pub fn answer(generator: &Generator, prompt: &str, quiet: bool) -> Result<ExitCode> {
     let params = generator.check(SamplingParams::default())?;
-    if params.n > 1 {
-        return Err(Error::Usage("--prompt prints one answer: --n must be 1".into()));
-    }
     let ids = generator.tokens(Prompt::Text(prompt.into()))?;
     let (events, inbox) = channel();
     generator.submit(ids, &params, None, |_| Box::new(Printer(events.clone())))?;
-    let failed = |e| Error::file("standard output", e);
+    // Only the engine holds the other end now, so that its end is noticed here.
+    drop(events);
+    let failed = |e| Error::output("standard output", e);
     let mut out = stdout().lock();
     for event in inbox {
         match event {
@@ -47,16 +47,16 @@ pub fn answer(generator: &Generator, prompt: &str, quiet: bool) -> Result<ExitCo
             Event::End(end) => {
                 writeln!(out, "{}", end.text).map_err(failed)?;
                 if let FinishReason::Abort(why) = &end.reason {
-                    eprintln!("aquila: {why}");
+                    notice(format_args!("aquila: {why}"));
                     return Ok(ExitCode::from(SOME_FAILED));
                 }
                 if !quiet {
-                    eprintln!(
+                    notice(format_args!(
                         "{}: {} prompt tokens, {} answered",
                         reason_name(&end.reason),
                         end.usage.prompt_tokens,
                         end.usage.completion_tokens
-                    );
+                    ));
                 }
                 return Ok(ExitCode::SUCCESS);
             }

@@ -227,6 +227,11 @@ impl Lanes for Avx2 {
         // SAFETY: a prefetch of any address is harmless.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
+    #[inline(always)]
+    fn prefetch_later(at: *const u8) {
+        // SAFETY: a prefetch of any address is harmless.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
 }
 
 #[inline(always)]

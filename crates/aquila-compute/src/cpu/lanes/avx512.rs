@@ -197,6 +197,11 @@ impl Lanes for Avx512 {
         // SAFETY: a prefetch of any address is harmless.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
+    #[inline(always)]
+    fn prefetch_later(at: *const u8) {
+        // SAFETY: a prefetch of any address is harmless.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
 }
 
 impl Int8Lanes for Avx512 {

@@ -102,6 +102,12 @@ pub(super) trait Lanes: Copy + 'static {
         let _ = at;
     }
 
+    /// Asks for the cache line at `at` for later: not in the nearest cache.
+    #[inline(always)]
+    fn prefetch_later(at: *const u8) {
+        let _ = at;
+    }
+
     /// [`crate::math::exp`] of each lane.
     #[inline(always)]
     fn exp(x: Self::F) -> Self::F {

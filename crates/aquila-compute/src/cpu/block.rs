@@ -1,0 +1,90 @@
+//! One block of positions as an attention goes through it.
+
+use super::attend::Attention;
+use super::lanes::LANES;
+use crate::reference::BLOCK;
+
+/// One block of one row: where its keys and values are, and the scores of every head.
+pub(super) struct Block {
+    pub count: usize,
+    /// Elements before each position's head; repeated to a multiple of 16 positions.
+    pub at: [usize; BLOCK],
+    /// The same for the block that comes next, as many as it has.
+    pub ahead: [usize; BLOCK],
+    pub ahead_count: usize,
+    pub scores: [[f32; BLOCK]; MOST_HEADS],
+    /// What is merged: whether this is the first block, and the factors of old and new.
+    pub first: bool,
+    pub old: [[f32; LANES]; MOST_HEADS],
+    pub new: [[f32; LANES]; MOST_HEADS],
+}
+
+/// Query heads, of one row or of several that see the same, that go through a block together.
+pub(super) const MOST_HEADS: usize = 24;
+
+/// How many rows from `row` on see the same positions of the block at `start`: all of it, from
+/// one slot list.
+pub(super) fn rows_alike(a: &Attention<'_>, row: usize, last: usize, start: usize) -> usize {
+    let first = a.plan.sights[row];
+    let whole = (start + BLOCK) as u64;
+    let alike = a.plan.sights[row..last]
+        .iter()
+        .take_while(|s| s.start == first.start && u64::from(s.prefix) >= whole);
+    alike.count().max(1)
+}
+
+impl Block {
+    /// A block of nothing.
+    pub(super) fn new() -> Self {
+        Self {
+            count: 0,
+            at: [0; BLOCK],
+            ahead: [0; BLOCK],
+            ahead_count: 0,
+            scores: [[0.0; BLOCK]; MOST_HEADS],
+            first: true,
+            old: [[0.0; LANES]; MOST_HEADS],
+            new: [[0.0; LANES]; MOST_HEADS],
+        }
+    }
+
+    /// Finds the positions `start..` that `row` sees; false if there are none.
+    pub(super) fn find(
+        &mut self,
+        a: &Attention<'_>,
+        row: usize,
+        kv_head: usize,
+        start: usize,
+    ) -> bool {
+        let sight = a.plan.sights[row];
+        if start >= sight.len() {
+            return false;
+        }
+        self.count = (sight.len() - start).min(BLOCK);
+        self.first = start == 0;
+        let head = a.kv.layer + kv_head * a.kv.head_stride;
+        let near = &a.plan.slots[sight.start as usize..][..sight.prefix as usize];
+        let far = &a.plan.tails[sight.tail_start as usize..][..sight.tail as usize];
+        let place = |slot: &u32| head + *slot as usize * a.kv.width;
+        self.ahead_count = 0;
+        if start + self.count <= near.len() {
+            // The usual case, and the only one that is long enough to look ahead.
+            for (at, slot) in self.at.iter_mut().zip(&near[start..][..self.count]) {
+                *at = place(slot);
+            }
+            let next = near[start + self.count..].iter().take(BLOCK);
+            self.ahead_count = next.len();
+            for (at, slot) in self.ahead.iter_mut().zip(next) {
+                *at = place(slot);
+            }
+        } else {
+            let seen = near.iter().chain(far).skip(start);
+            for (at, slot) in self.at.iter_mut().zip(seen).take(self.count) {
+                *at = place(slot);
+            }
+        }
+        let last = self.at[self.count - 1];
+        self.at[self.count..self.count.next_multiple_of(LANES)].fill(last);
+        true
+    }
+}

@@ -1,0 +1,105 @@
+//! How operations are shared out to threads: in chunks large enough to be worth it.
+
+use std::sync::PoisonError;
+
+use super::CpuBackend;
+use super::int8;
+use super::kv::CpuKv;
+use super::plan::CpuPlan;
+use super::project::Product;
+use super::rows::CpuRows;
+use super::weight::CpuWeight;
+use crate::{Error, HeadShape, Result};
+
+/// Packed bytes below which a product is not worth waking anyone for.
+const SMALL_PRODUCT: usize = 128 << 10;
+
+/// Elements of a row-wise operation below which it is not worth waking anyone for.
+const SMALL_ROWS: usize = 64 << 10;
+
+/// Multiply-adds of an attention, counted once for keys, below which it is not either.
+pub(super) const SMALL_ATTENTION: usize = 64 << 10;
+
+/// An error that says what does not fit.
+pub(super) fn check(fits: bool, otherwise: impl FnOnce() -> String) -> Result<()> {
+    if fits { Ok(()) } else { Err(Error::Tensor(otherwise())) }
+}
+
+impl CpuBackend {
+    pub(super) fn project_int8(&self, weight: &CpuWeight, product: &Product) {
+        let rows = product.rows;
+        let mut scratch = self.quantized.lock().unwrap_or_else(PoisonError::into_inner);
+        let quantized = scratch.prepare(rows, weight.inputs());
+        let chunk = rows.div_ceil(self.threads()).max(8);
+        self.pool.run(rows.div_ceil(chunk), &|index| {
+            let (first, last) = (index * chunk, ((index + 1) * chunk).min(rows));
+            // SAFETY: the product was checked, room was made, and chunks of rows are disjoint.
+            unsafe { int8::quantize_rows(self.isa, product, &quantized, first, last) }
+        });
+        let together = int8::panels_together(self.isa, rows);
+        self.over_panels(weight, rows, together, &|first, last| {
+            // SAFETY: as above; chunks of panels are disjoint.
+            unsafe { int8::project_int8(self.isa, product, &quantized, first, last) }
+        });
+    }
+
+    /// Shares out the panels of a projection.
+    pub(super) fn over_panels(
+        &self,
+        weight: &CpuWeight,
+        rows: usize,
+        together: usize,
+        task: &(dyn Fn(usize, usize) + Sync),
+    ) {
+        let panels = weight.panels();
+        let small = weight.bytes() * rows.div_ceil(4) < SMALL_PRODUCT;
+        if small || self.threads() == 1 {
+            return task(0, panels);
+        }
+        // Some chunks per thread even out what the threads meet; whole tiles waste none.
+        let chunk = panels.div_ceil(self.threads() * 12).next_multiple_of(together);
+        self.pool.run(panels.div_ceil(chunk), &|index| {
+            task(index * chunk, ((index + 1) * chunk).min(panels));
+        });
+    }
+
+    /// Shares out rows of about `work` simple operations each.
+    pub(super) fn over_rows(&self, rows: usize, work: usize, task: &(dyn Fn(usize) + Sync)) {
+        if rows * work < SMALL_ROWS || rows == 1 {
+            return (0..rows).for_each(task);
+        }
+        let chunk = rows.div_ceil(self.threads() * 4);
+        self.pool.run(rows.div_ceil(chunk), &|index| {
+            (index * chunk..((index + 1) * chunk).min(rows)).for_each(task);
+        });
+    }
+
+    pub(super) fn check_heads(
+        &self,
+        qkv: &CpuRows,
+        heads: HeadShape,
+        plan: &CpuPlan,
+        kv: &CpuKv,
+    ) -> Result<()> {
+        let shape = kv.shape();
+        check(heads.kv_heads > 0 && heads.heads.is_multiple_of(heads.kv_heads), || {
+            format!("{} heads cannot share {} key and value heads", heads.heads, heads.kv_heads)
+        })?;
+        check((shape.kv_heads, shape.head_dim) == (heads.kv_heads, heads.head_dim), || {
+            format!(
+                "a store of {} heads of {} does not hold {} heads of {}",
+                shape.kv_heads, shape.head_dim, heads.kv_heads, heads.head_dim
+            )
+        })?;
+        check(qkv.width() >= heads.qkv_width(), || {
+            format!(
+                "rows of {} do not hold queries, keys and values of {}",
+                qkv.width(),
+                heads.qkv_width()
+            )
+        })?;
+        assert!(plan.host().rows() <= qkv.capacity(), "rows beyond the buffer");
+        assert!(plan.slots() <= shape.slots, "a plan's slots are beyond the store");
+        Ok(())
+    }
+}

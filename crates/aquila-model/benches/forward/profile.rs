@@ -1,0 +1,168 @@
+//! Where the time of a round goes, by operation.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use aquila_compute::choose::{Ask, History, Sampling};
+use aquila_compute::cpu::CpuBackend;
+use aquila_compute::{Backend, ForwardPlan, WeightFormat};
+
+use crate::Options;
+use crate::machine::Machine;
+use crate::scene::{Batch, Scene};
+use crate::timed::{Operation, Timed};
+
+/// The times of one operation, one per round, with its calls in a round.
+type Samples = BTreeMap<Operation, (Vec<f64>, usize)>;
+
+pub fn run(backend: CpuBackend, machine: Machine, batch: Batch, options: &Options) {
+    let backend = Timed::new(backend);
+    let requests = match batch {
+        Batch::RowsOfOne => 1,
+        Batch::OneRowOfEach => options.rows.iter().copied().max().unwrap_or(1),
+    };
+    let mut scenes: Vec<Scene<Timed>> = options
+        .formats
+        .iter()
+        .map(|&format| Scene::load(&backend, format, options.context, requests))
+        .collect();
+    let mut samples = vec![vec![Samples::new(); options.rows.len()]; scenes.len()];
+    let mut totals = vec![vec![Vec::new(); options.rows.len()]; scenes.len()];
+    for repetition in 0..=options.repeat {
+        for (at, &rows) in options.rows.iter().enumerate() {
+            for (format, scene) in scenes.iter_mut().enumerate() {
+                let plan = scene.plan(batch, rows);
+                backend.take();
+                let total = round(&backend, scene, &plan);
+                let ledger = backend.take();
+                if repetition == 0 {
+                    continue;
+                }
+                totals[format][at].push(total);
+                for (operation, (seconds, calls)) in ledger {
+                    let entry = samples[format][at].entry(operation).or_default();
+                    entry.0.push(seconds);
+                    entry.1 = calls;
+                }
+            }
+        }
+    }
+    for (format, scene) in scenes.iter().enumerate() {
+        for (at, &rows) in options.rows.iter().enumerate() {
+            let total = ordered(&mut totals[format][at]);
+            report(scene, &scene.plan(batch, rows), total, &mut samples[format][at], machine);
+        }
+    }
+}
+
+/// One round: a pass, and a greedy choice for each of its rows.
+fn round(backend: &Timed, scene: &mut Scene<Timed>, plan: &ForwardPlan) -> f64 {
+    let (sampling, history) = (Sampling::default(), History::default());
+    let asks: Vec<Ask<'_>> = plan
+        .positions
+        .iter()
+        .enumerate()
+        .map(|(row, &position)| Ask {
+            row,
+            sampling: &sampling,
+            history: &history,
+            path: &[],
+            position: position + 1,
+            choice: 0,
+            banned: &[],
+            top_logprobs: None,
+            given: None,
+        })
+        .collect();
+    let since = Instant::now();
+    scene.forward(backend, plan);
+    backend.choose(scene.logits(), &asks).expect("the rows were computed");
+    since.elapsed().as_secs_f64()
+}
+
+/// The least of some times, and their median.
+fn ordered(times: &mut [f64]) -> (f64, f64) {
+    times.sort_by(f64::total_cmp);
+    (times[0], times[times.len() / 2])
+}
+
+/// Shares and floors are those of the medians; best times of different operations come from
+/// different rounds, so they do not add up to a round.
+fn report(
+    scene: &Scene<Timed>,
+    plan: &ForwardPlan,
+    (best, total): (f64, f64),
+    samples: &mut Samples,
+    machine: Machine,
+) {
+    println!(
+        "\n{:?}, {} rows over {} slots: a round takes {:.2} ms, at best {:.2}",
+        scene.format,
+        plan.rows(),
+        plan.slots.len(),
+        total * 1e3,
+        best * 1e3
+    );
+    println!("  operation       calls median ms   share  µs/call    best ms  floor ms  over it");
+    let mut noted = 0.0;
+    for (operation, (times, calls)) in samples {
+        let (best, median) = ordered(times);
+        noted += median;
+        print!(
+            "  {:<14} {calls:6} {:9.3} {:5.1} % {:8.1} {:10.3}",
+            name(*operation, scene),
+            median * 1e3,
+            median / total * 100.0,
+            median / *calls as f64 * 1e6,
+            best * 1e3
+        );
+        match floor(*operation, scene, plan, *calls, machine) {
+            Some(floor) => println!(" {:9.3} {:8.2}", floor * 1e3, median / floor),
+            None => println!(),
+        }
+    }
+    println!("  {:<14} {:6} {:9.3} {:5.1} %", "rest", "", (total - noted) * 1e3, {
+        (total - noted) / total * 100.0
+    });
+}
+
+fn name(operation: Operation, scene: &Scene<Timed>) -> &'static str {
+    match operation {
+        Operation::Named(name) => name,
+        Operation::Project(outputs, inputs) => scene
+            .projections()
+            .into_iter()
+            .find(|&(_, o, i, _)| (o, i) == (outputs, inputs))
+            .map_or("project", |(name, ..)| name),
+    }
+}
+
+/// The least that an operation over weights or keys and values can take: all its bytes at the
+/// machine's bandwidth, or all its work at the machine's peak.
+fn floor(
+    operation: Operation,
+    scene: &Scene<Timed>,
+    plan: &ForwardPlan,
+    calls: usize,
+    machine: Machine,
+) -> Option<f64> {
+    let (rows, heads) = (plan.rows(), scene.spec().heads);
+    let seen: usize = plan.sights.iter().map(|sight| sight.len()).sum();
+    let (bytes, work, peak) = match operation {
+        Operation::Project(outputs, inputs) => {
+            let int8 = scene.format == WeightFormat::Int8;
+            (
+                CpuBackend::packed_bytes(outputs, inputs, scene.format),
+                2 * rows * outputs * inputs,
+                if int8 { machine.int8_ops } else { machine.flops },
+            )
+        }
+        Operation::Named("attend") => (
+            2 * plan.slots.len() * heads.kv_width() * size_of::<f32>(),
+            4 * seen * heads.q_width(),
+            machine.flops,
+        ),
+        Operation::Named(_) => return None,
+    };
+    Some(calls as f64 * (bytes as f64 / machine.bandwidth).max(work as f64 / peak))
+}

@@ -1,0 +1,211 @@
+//! `aquila bench decode`: tokens per second of a batch of equal requests.
+//!
+//! Decoding is timed over the rounds in which every request decodes and nothing else runs: from
+//! the end of the round that read the last prompt to the end of the first answer. Reading is timed
+//! from submission to the end of that same round.
+
+use std::io::{Write, stdin, stdout};
+use std::process::ExitCode;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Instant;
+
+use aquila_engine::{FinishReason, Listener, Outcome, Request, Token, Verdict};
+use aquila_text::{Generator, SamplingParams};
+use clap::Args;
+use serde_json::json;
+
+use crate::error::{Error, Result};
+use crate::flags::{EngineFlags, ModelFlags};
+use crate::start::start;
+
+/// Decode a batch of equal requests; one JSON object a repetition on standard output.
+#[derive(Args)]
+pub struct Decode {
+    /// Requests that decode together
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    batch: usize,
+
+    /// Tokens of each prompt, random and different in every request
+    #[arg(long, default_value_t = 128, value_name = "N")]
+    prompt_tokens: usize,
+
+    /// Tokens of each answer
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    tokens: usize,
+
+    /// Repetitions, after one that is not counted
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    repeat: usize,
+
+    /// Wait for a line on standard input before each repetition, to take turns with another
+    /// program
+    #[arg(long)]
+    paced: bool,
+
+    /// Print figures and errors only
+    #[arg(long, short)]
+    quiet: bool,
+
+    #[command(flatten)]
+    model: ModelFlags,
+
+    #[command(flatten)]
+    engine: EngineFlags,
+}
+
+impl Decode {
+    /// Runs the command.
+    pub fn run(&self) -> Result<ExitCode> {
+        let short = |flag: &str, least| {
+            Error::Usage(format!("--{flag} must be at least {least} for a figure"))
+        };
+        for (flag, value, least) in [
+            ("batch", self.batch, 1),
+            ("prompt-tokens", self.prompt_tokens, 1),
+            ("tokens", self.tokens, 2),
+            ("repeat", self.repeat, 1),
+        ] {
+            if value < least {
+                return Err(short(flag, least));
+            }
+        }
+        if self.batch > self.engine.max_running_requests {
+            return Err(Error::Usage(format!(
+                "--batch {} needs --max-running-requests of at least as much; it is {}",
+                self.batch, self.engine.max_running_requests
+            )));
+        }
+        let generator = start(&self.model, &self.engine, SamplingParams::default(), self.quiet)?;
+        let mut prompts = Prompts { state: self.model.random_seed };
+        self.repetition(&generator, &mut prompts)?;
+        for repetition in 0..self.repeat {
+            if self.paced && !line_came()? {
+                break;
+            }
+            let (reading, decoding) = self.repetition(&generator, &mut prompts)?;
+            let figures = json!({
+                "repetition": repetition,
+                "batch": self.batch,
+                "prompt_tokens": self.prompt_tokens,
+                "tokens": self.tokens,
+                "prefill_tokens_per_second": reading.per_second(),
+                "decode_tokens_per_second": decoding.per_second(),
+                "decode_tokens": decoding.tokens,
+                "decode_seconds": decoding.seconds,
+            });
+            let mut out = stdout().lock();
+            writeln!(out, "{figures}")
+                .and_then(|()| out.flush())
+                .map_err(|e| Error::file("standard output", e))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// One batch, from submission to the last token: how fast it was read, and decoded.
+    fn repetition(&self, generator: &Generator, prompts: &mut Prompts) -> Result<(Pace, Pace)> {
+        let engine = generator.engine();
+        let prompts: Vec<Vec<u32>> = (0..self.batch)
+            .map(|_| prompts.next(self.prompt_tokens, engine.vocabulary()))
+            .collect();
+        let (done, ended) = channel();
+        let began = Instant::now();
+        for prompt in prompts {
+            let stopwatch =
+                Stopwatch { times: Vec::with_capacity(self.tokens), done: done.clone() };
+            engine
+                .submit(Request::new(prompt, self.tokens, Box::new(stopwatch)))
+                .map_err(|e| Error::Other(e.to_string()))?;
+        }
+        drop(done);
+        let mut times = Vec::with_capacity(self.batch);
+        for (outcome, of_one) in ended {
+            if outcome.reason != FinishReason::Length || of_one.len() != self.tokens {
+                return Err(Error::Other(format!(
+                    "an answer ended after {} of {} tokens: {:?}",
+                    of_one.len(),
+                    self.tokens,
+                    outcome.reason
+                )));
+            }
+            times.push(of_one);
+        }
+        if times.len() != self.batch {
+            return Err(Error::Other("the engine ended before all answers had come".into()));
+        }
+        // The rounds are counted by the request that began last: tokens of one round come a little
+        // apart, so times of different requests do not say which round they belong to.
+        let youngest = times.iter().max_by_key(|of_one| of_one[0]).expect("the batch is not empty");
+        let first_end = times.iter().map(|of_one| of_one[self.tokens - 1]).min();
+        let rounds = youngest.iter().filter(|&&at| Some(at) <= first_end).count().saturating_sub(1);
+        if rounds == 0 {
+            return Err(Error::Other(
+                "the first answer ended before the last prompt was read: raise --tokens or \
+                 --chunked-prefill-size"
+                    .into(),
+            ));
+        }
+        let reading = Pace {
+            tokens: self.batch * self.prompt_tokens,
+            seconds: (youngest[0] - began).as_secs_f64(),
+        };
+        let seconds = (youngest[rounds] - youngest[0]).as_secs_f64();
+        Ok((reading, Pace { tokens: rounds * self.batch, seconds }))
+    }
+}
+
+/// Tokens and the time they took.
+struct Pace {
+    tokens: usize,
+    seconds: f64,
+}
+
+impl Pace {
+    fn per_second(&self) -> f64 {
+        self.tokens as f64 / self.seconds
+    }
+}
+
+/// Notes when the tokens of one request came.
+struct Stopwatch {
+    times: Vec<Instant>,
+    done: Sender<(Outcome, Vec<Instant>)>,
+}
+
+impl Listener for Stopwatch {
+    fn tokens(&mut self, tokens: &[Token]) -> Verdict {
+        self.times.resize(self.times.len() + tokens.len(), Instant::now());
+        Verdict::Continue
+    }
+
+    fn finished(self: Box<Self>, outcome: Outcome) {
+        // If the command gave up, there is nobody to tell.
+        let _ = self.done.send((outcome, self.times));
+    }
+}
+
+/// Random prompts, the same in every run with the same seed.
+struct Prompts {
+    state: u64,
+}
+
+impl Prompts {
+    fn next(&mut self, tokens: usize, vocabulary: usize) -> Vec<u32> {
+        (0..tokens)
+            .map(|_| {
+                // The high bits of a linear congruence are random enough to read.
+                self.state = self
+                    .state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
+                ((self.state >> 33) % vocabulary as u64) as u32
+            })
+            .collect()
+    }
+}
+
+/// Waits for a line on standard input; false at its end.
+fn line_came() -> Result<bool> {
+    let mut line = String::new();
+    let read = stdin().read_line(&mut line).map_err(|e| Error::file("standard input", e))?;
+    Ok(read > 0)
+}

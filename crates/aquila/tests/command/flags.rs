@@ -1,0 +1,91 @@
+//! Wrong flags are refused by name, before a model is loaded.
+
+use crate::run::run;
+
+#[test]
+fn a_wrong_flag_is_named_with_exit_code_2() {
+    let cases: &[(&[&str], &[&str])] = &[
+        (&[], &["--prompt", "--input"]),
+        (&["--prompt", "x", "--temperature", "-1"], &["--temperature", "-1"]),
+        (&["--prompt", "x", "--temperature", "nan"], &["--temperature", "NaN"]),
+        (&["--prompt", "x", "--temperature", "hot"], &["--temperature", "hot"]),
+        (&["--prompt", "x", "--top-p", "0"], &["--top-p"]),
+        (&["--prompt", "x", "--top-k", "-2"], &["--top-k"]),
+        (&["--prompt", "x", "--min-p", "1.5"], &["--min-p"]),
+        (&["--prompt", "x", "--max-tokens", "-1"], &["--max-tokens", "whole number"]),
+        (&["--prompt", "x", "--seed", "1.5"], &["--seed", "whole number"]),
+        (&["--prompt", "x", "--stop", ""], &["--stop", "empty"]),
+        (&["--prompt", "x", "--repetition-penalty", "0"], &["--repetition-penalty"]),
+        (&["--prompt", "x", "--presence-penalty", "-3"], &["--presence-penalty"]),
+        (&["--prompt", "x", "--logit-bias", "{"], &["--logit-bias", "JSON"]),
+        (&["--prompt", "x", "--logit-bias", "[1]"], &["--logit-bias", "object"]),
+        (&["--prompt", "x", "--n", "2"], &["--n", "--input"]),
+        (&["--input", "-", "--n", "0"], &["--n", "from 1"]),
+        (&["--prompt", "x", "--logprobs"], &["--logprobs", "--input"]),
+        (
+            &["--prompt", "x", "--min-tokens", "5", "--max-tokens", "4"],
+            &["--min-tokens", "--max-tokens (4)"],
+        ),
+        (&["--prompt", "x", "--min-tokens", "500"], &["--min-tokens", "--max-tokens (128)"]),
+        (&["--prompt", "x", "--input", "-"], &["--prompt", "--input"]),
+        (&["--prompt", "x", "--output", "y"], &["--prompt", "--output"]),
+        (&["--prompt", "x", "--page-size", "0"], &["--page-size", "from 1"]),
+        (&["--prompt", "x", "--max-running-requests", "0"], &["--max-running-requests"]),
+        (&["--prompt", "x", "--chunked-prefill-size", "0"], &["--chunked-prefill-size", "-1"]),
+        (&["--prompt", "x", "--mem-fraction-static", "1.5"], &["--mem-fraction-static"]),
+        (&["--prompt", "x", "--max-total-tokens", "0"], &["--max-total-tokens"]),
+        (
+            &["--prompt", "x", "--max-total-tokens", "3", "--page-size", "4"],
+            &["--max-total-tokens 3", "--page-size 4"],
+        ),
+        (&["--prompt", "x", "--context-length", "0"], &["--context-length"]),
+        (&["--prompt", "x", "--context-length", "9999"], &["--context-length 9999", "2048"]),
+        (&["--prompt", "x", "--threads", "-1"], &["--threads"]),
+        (&["--prompt", "x", "--dtype", "int3"], &["--dtype", "bfloat16"]),
+        (
+            &["--prompt", "x", "--dtype", "float32", "--quantization", "int8"],
+            &["--dtype", "--quantization"],
+        ),
+        (&["--prompt", "x", "--speculative-algorithm", "EAGLE"], &["EAGLE", "NONE"]),
+        (&["tiny", "--model-path", "tiny", "--prompt", "x"], &["--model-path"]),
+        (&["--promt", "x"], &["--promt", "--prompt"]),
+    ];
+    for (args, words) in cases {
+        let ran = run(&[&["generate"], *args].concat());
+        assert_eq!(ran.code, Some(2), "{args:?}: {}", ran.stderr);
+        assert_eq!(ran.stdout, "", "{args:?}");
+        for word in *words {
+            assert!(ran.stderr.contains(word), "{args:?}: {:?} lacks {word:?}", ran.stderr);
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_into_memory_is_refused_with_the_flag_to_change() {
+    let ran = run(&["generate", "--prompt", "x", "--max-total-tokens", "2000000000"]);
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.stderr.contains("--max-total-tokens 2000000000"), "{}", ran.stderr);
+}
+
+#[test]
+fn settings_are_told_at_start_unless_asked_to_be_quiet() {
+    let args = ["generate", "--prompt", "x", "--max-tokens", "1", "--page-size", "4"];
+    let ran = run(&[&args[..], &["--kv-cache-dtype", "bfloat16", "--threads", "1"]].concat());
+    assert_eq!(ran.code, Some(0));
+    for word in ["tiny", "KV bfloat16", "page size 4", "1 thread", "weights", "total"] {
+        assert!(ran.stderr.contains(word), "{:?} lacks {word:?}", ran.stderr);
+    }
+    // Bars are for terminals.
+    assert!(!ran.stderr.contains('\r') && !ran.stderr.contains('\x1b'), "{:?}", ran.stderr);
+    let ran = run(&[&args[..], &["-q"]].concat());
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn the_help_lists_the_exit_codes() {
+    for command in [&["--help"][..], &["generate", "--help"], &["inspect", "--help"]] {
+        let ran = run(command);
+        assert_eq!(ran.code, Some(0));
+        assert!(ran.stdout.contains("Exit codes: 0 all went well"), "{}", ran.stdout);
+    }
+}

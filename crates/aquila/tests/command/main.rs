@@ -1,0 +1,11 @@
+//! The command as its users meet it: the real binary, the shipped model, files and pipes.
+
+mod checkpoints;
+mod flags;
+mod golden;
+mod lines;
+mod output;
+mod run;
+mod sampling;
+mod seeds;
+mod streams;

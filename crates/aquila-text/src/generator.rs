@@ -252,14 +252,18 @@ impl Listener for TextListener {
     }
 }
 
-/// What speculation did, under SGLang's names.
-pub fn spec_fields(spec: &SpecStats) -> serde_json::Value {
-    serde_json::json!({
+/// What speculation did, under SGLang's names; none where nothing was verified.
+pub fn spec_fields(spec: &SpecStats) -> Option<serde_json::Map<String, serde_json::Value>> {
+    let fields = serde_json::json!({
         "spec_accept_length": spec.accept_length(),
         "spec_accept_rate": spec.accept_rate(),
         "spec_verify_ct": spec.verify_ct,
         "spec_num_correct_drafts": spec.correct_drafts,
         "spec_num_proposed_drafts": spec.proposed_drafts,
         "spec_correct_drafts_histogram": spec.histogram,
-    })
+    });
+    match fields {
+        serde_json::Value::Object(fields) if spec.verify_ct > 0 => Some(fields),
+        _ => None,
+    }
 }

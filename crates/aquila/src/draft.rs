@@ -16,7 +16,7 @@ use crate::start::find;
 /// A draft whose checkpoint fits its target.
 pub enum Draft {
     /// An EAGLE-3 head.
-    Eagle3(HeadCheckpoint),
+    Eagle3(Box<HeadCheckpoint>),
     /// A model of its own.
     Standalone(Box<Checkpoint>),
 }
@@ -31,7 +31,8 @@ impl Draft {
     ) -> Result<Self> {
         let location = find(&flags.draft, quiet)?;
         if flags.algorithm == Algorithm::Eagle3 {
-            return Ok(Draft::Eagle3(HeadCheckpoint::open(&location, load, target.spec())?));
+            let head = HeadCheckpoint::open(&location, load, target.spec())?;
+            return Ok(Draft::Eagle3(Box::new(head)));
         }
         let draft = Checkpoint::open(&location, load)?;
         let (ours, theirs) = (target.spec().vocab_size, draft.spec().vocab_size);

@@ -28,7 +28,7 @@ enum Command {
     /// Answer prompts offline: a file of them, or one.
     Generate(Box<generate::Generate>),
     /// Measure how fast the engine is on this machine.
-    Bench(bench::Bench),
+    Bench(Box<bench::Bench>),
     /// Say what a checkpoint is, and whether Aquila can serve it.
     Inspect(inspect::Inspect),
 }

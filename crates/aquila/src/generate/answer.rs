@@ -80,10 +80,8 @@ pub fn line(id: &Value, answers: &[Answer], has_text: bool, logprobs: bool) -> V
     });
     let mut spec = SpecStats::default();
     answers.iter().for_each(|answer| spec.add(&answer.spec));
-    if spec.verify_ct > 0 {
-        if let (Some(meta), Value::Object(fields)) = (meta.as_object_mut(), spec_fields(&spec)) {
-            meta.extend(fields);
-        }
+    if let (Some(meta), Some(fields)) = (meta.as_object_mut(), spec_fields(&spec)) {
+        meta.extend(fields);
     }
     let mut object = Map::new();
     object.insert("id".into(), id.clone());

@@ -142,16 +142,27 @@ fn a_request_that_cannot_be_served_is_refused_with_the_reason() {
 #[test]
 fn a_deadline_ends_a_request_wherever_it_is() {
     let (prompt, _) = golden();
-    let mut engine = engine(config());
-    let (mut late, heard_late) = request(&prompt, 500);
-    late.deadline = Some(Instant::now() + Duration::from_millis(30));
-    let (other, heard_other) = request(&prompt, 5);
-    engine.submit(late).unwrap();
-    engine.submit(other).unwrap();
+    let mut engine = engine(aquila_engine::EngineConfig { max_running_requests: 2, ..config() });
+    let deadline = Instant::now() + Duration::from_millis(20);
+    let mut submit = |tokens: usize, deadline: Option<Instant>| {
+        let (mut request, heard) = request(&prompt, tokens);
+        request.deadline = deadline;
+        engine.submit(request).unwrap();
+        heard
+    };
+    let running = submit(400, Some(deadline));
+    let other = submit(5, None);
+    let waiting = submit(400, Some(deadline));
+    engine.step();
+    while Instant::now() < deadline {
+        std::hint::spin_loop();
+    }
     run(&mut engine);
-    let reason = heard_late.lock().unwrap().reason().clone();
-    assert_eq!(reason, FinishReason::Abort("deadline exceeded".into()));
-    assert_eq!(*heard_other.lock().unwrap().reason(), FinishReason::Length);
+    for late in [running, waiting] {
+        let reason = late.lock().unwrap().reason().clone();
+        assert_eq!(reason, FinishReason::Abort("deadline exceeded".into()));
+    }
+    assert_eq!(*other.lock().unwrap().reason(), FinishReason::Length);
 }
 
 #[test]

@@ -138,7 +138,7 @@ impl Generator {
         let mut ids = Vec::with_capacity(params.n as usize);
         for choice in 0..params.n {
             let listener = Box::new(TextListener {
-                stream: self.tokenizer.as_ref().map(|t| t.stream(true)),
+                stream: self.tokenizer.as_ref().map(|t| t.stream(params.skip_special_tokens)),
                 stops: params.stop.matcher(),
                 stop_strings: params.stop.clone(),
                 stop_ids: params.limits.stop_ids.clone(),

@@ -85,6 +85,8 @@ pub struct CheckedParams {
     pub logprobs: Option<usize>,
     /// The same for the prompt.
     pub prompt_logprobs: Option<usize>,
+    /// Whether special tokens are no part of the text.
+    pub skip_special_tokens: bool,
 }
 
 macro_rules! take_default {
@@ -257,6 +259,7 @@ impl SamplingParams {
             n,
             logprobs: (self.logprobs.unwrap_or(false) || top > 0).then_some(top),
             prompt_logprobs: self.prompt_logprobs.unwrap_or(false).then_some(top),
+            skip_special_tokens: true,
         })
     }
 }

@@ -7,6 +7,7 @@ mod error;
 mod flags;
 mod generate;
 mod inspect;
+mod serve;
 mod start;
 
 use std::process::ExitCode;
@@ -25,6 +26,8 @@ struct Cli {
 enum Command {
     /// Answer prompts offline: a file of them, or one.
     Generate(generate::Generate),
+    /// Serve a model over HTTP: OpenAI's API and SGLang's.
+    Serve(Box<serve::Serve>),
     /// Say what a checkpoint is, and whether Aquila can serve it.
     Inspect(inspect::Inspect),
 }
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let result = match Cli::parse().command {
         Command::Generate(command) => command.run(),
+        Command::Serve(command) => command.run(),
         Command::Inspect(command) => command.run(),
     };
     match result {

@@ -15,6 +15,10 @@ impl Identifiers {
     /// A new name.
     pub fn next(&self, prefix: &str) -> String {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        format!("{prefix}{:016x}{:016x}", self.keys.0.hash_one(number), self.keys.1.hash_one(number))
+        format!(
+            "{prefix}{:016x}{:016x}",
+            self.keys.0.hash_one(number),
+            self.keys.1.hash_one(number)
+        )
     }
 }

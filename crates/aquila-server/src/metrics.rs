@@ -163,7 +163,11 @@ impl Metrics {
             ("num_queue_reqs", "Requests that wait", engine.waiting as f64),
             ("num_used_tokens", "KV slots that requests hold", engine.used_slots as f64),
             ("max_total_num_tokens", "KV slots of the pool", engine.total_slots as f64),
-            ("token_usage", "Share of the pool that requests hold", engine.used_slots as f64 / pool),
+            (
+                "token_usage",
+                "Share of the pool that requests hold",
+                engine.used_slots as f64 / pool,
+            ),
             (
                 "cache_hit_rate",
                 "Share of prompt tokens found in the prefix cache",

@@ -123,8 +123,7 @@ impl Refusal {
 
     /// The fault is ours.
     pub fn failed(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
-            .code("internal_error")
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message).code("internal_error")
     }
 
     /// A prompt that is longer than prompts may be.

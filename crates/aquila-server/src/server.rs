@@ -135,11 +135,17 @@ async fn measure_throughput(app: Arc<App>) {
     }
 }
 
+/// Few threads: the cores are for the model, and a thread that is awake already costs the engine
+/// no call to wake it for the next token.
+fn http_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 8).clamp(1, 8))
+}
+
 /// Serves on threads of its own until a signal comes, then drains; a second signal ends the
 /// process at once. `ready` hears the address when the server listens.
 pub fn run(generator: Generator, settings: Settings, ready: impl FnOnce(SocketAddr)) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
+        .worker_threads(http_threads())
         .max_blocking_threads(8)
         .thread_name("aquila-http")
         .enable_all()

@@ -53,9 +53,7 @@ impl ModelCard {
     /// the names that stand for "whatever is there" (SGLang's default, and what its router writes
     /// where a client names none).
     pub fn answers_to(&self, name: &str) -> bool {
-        name == self.served_name
-            || name == self.path
-            || matches!(name, "" | "default" | "unknown")
+        name == self.served_name || name == self.path || matches!(name, "" | "default" | "unknown")
     }
 }
 

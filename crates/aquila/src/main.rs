@@ -3,6 +3,7 @@
 //! Exit codes: 0 all went well, 1 it could not run, 2 the flags are wrong, 3 it ran but some
 //! requests failed.
 
+mod chat;
 mod error;
 mod flags;
 mod generate;
@@ -26,6 +27,8 @@ struct Cli {
 enum Command {
     /// Answer prompts offline: a file of them, or one.
     Generate(generate::Generate),
+    /// Talk to a model in the terminal.
+    Chat(Box<chat::Chat>),
     /// Serve a model over HTTP: OpenAI's API and SGLang's.
     Serve(Box<serve::Serve>),
     /// Say what a checkpoint is, and whether Aquila can serve it.
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let result = match Cli::parse().command {
         Command::Generate(command) => command.run(),
+        Command::Chat(command) => command.run(),
         Command::Serve(command) => command.run(),
         Command::Inspect(command) => command.run(),
     };

@@ -154,5 +154,7 @@ fn announce(address: SocketAddr, model: &str, key: bool) {
     });
     let body = body.to_string().replace('\'', "'\\''");
     eprintln!("ready: {url} ({model}), for any OpenAI client; Ctrl-C ends. Try:");
-    eprintln!("  curl {url}/chat/completions{header} -H 'Content-Type: application/json' -d '{body}'");
+    eprintln!(
+        "  curl {url}/chat/completions{header} -H 'Content-Type: application/json' -d '{body}'"
+    );
 }

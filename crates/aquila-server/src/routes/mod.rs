@@ -65,7 +65,11 @@ fn same(shown: &[u8], key: &[u8]) -> bool {
     shown.len() == key.len() && std::hint::black_box(differences) == 0
 }
 
-async fn refuse_while_draining(State(app): State<Shared>, request: Request, next: Next) -> Response {
+async fn refuse_while_draining(
+    State(app): State<Shared>,
+    request: Request,
+    next: Next,
+) -> Response {
     if app.is_draining() {
         return Refusal::shutting_down().into_response();
     }

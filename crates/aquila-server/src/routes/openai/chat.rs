@@ -65,9 +65,8 @@ fn messages(messages: Vec<Value>) -> Result<Value, Refusal> {
         }
         let content = match message.get_mut("content").map(Value::take) {
             Some(Value::String(text)) => text,
-            Some(Value::Array(parts)) => joined_parts(parts).map_err(|(part, why)| {
-                Refusal::param(at(&format!(".content[{part}]")), why)
-            })?,
+            Some(Value::Array(parts)) => joined_parts(parts)
+                .map_err(|(part, why)| Refusal::param(at(&format!(".content[{part}]")), why))?,
             None | Some(Value::Null) if message.contains_key("tool_calls") => String::new(),
             _ => {
                 let why = "must be a string, or a list of parts of type `text`";
@@ -113,10 +112,7 @@ fn tools(fields: &mut Fields) -> Result<Option<Value>, Refusal> {
     }
 }
 
-pub(crate) async fn chat(
-    State(app): State<Shared>,
-    request: Request,
-) -> Result<Response, Refusal> {
+pub(crate) async fn chat(State(app): State<Shared>, request: Request) -> Result<Response, Refusal> {
     let body = body::read(request, &app.settings.limits).await?;
     let chat = Chat::take(Fields::parse(&body)?)?;
     app.check_model(chat.common.model.as_deref())?;
@@ -124,8 +120,7 @@ pub(crate) async fn chat(
     let context = app.generator.engine().config().context_length;
     let longest = app.settings.default_max_tokens.unwrap_or(context);
     params.max_tokens.get_or_insert(longest);
-    let mut params =
-        app.generator.check(params).map_err(|error| Refusal::of(error, "messages"))?;
+    let mut params = app.generator.check(params).map_err(|error| Refusal::of(error, "messages"))?;
     params.skip_special_tokens = chat.common.skip_special_tokens;
 
     let template = app.tokenizer("messages")?.chat_template().ok_or_else(|| {

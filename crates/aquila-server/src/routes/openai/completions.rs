@@ -107,7 +107,9 @@ pub(crate) async fn completions(
         return Ok(stream::respond(pieces, wording, &id));
     }
     let answers = app.ask_for_all(asks, "prompt").await?;
-    Ok(respond(&whole(&app, &head, &params, &echoes, &answers), Some(&id)))
+    let choices = choices(&app, &params, &echoes, &answers);
+    let usage = UsageReport::of(&answers, params.n as usize);
+    Ok(respond(&head.wrap(&app, &choices, Some(Some(usage))), Some(&id)))
 }
 
 /// What stands before each prompt's answers: the prompts as they were given, if wanted.
@@ -146,6 +148,7 @@ struct Choice {
     text: String,
     logprobs: Option<CompletionLogprobs>,
     finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Value::is_null")]
     matched_stop: Value,
 }
 
@@ -168,15 +171,14 @@ impl Head {
     }
 }
 
-fn whole(
+fn choices(
     app: &App,
-    head: &Head,
     params: &CheckedParams,
     echoes: &[String],
     answers: &[Answer],
-) -> Value {
+) -> Vec<Choice> {
     let n = params.n as usize;
-    let choices: Vec<Choice> = answers
+    answers
         .iter()
         .enumerate()
         .map(|(index, answer)| {
@@ -195,10 +197,7 @@ fn whole(
                 matched_stop: matched_stop(&answer.reason, answer.stop.as_ref()),
             }
         })
-        .collect();
-    let usage = UsageReport::of(answers, n);
-    serde_json::to_value(head.wrap(app, &choices, Some(Some(usage))))
-        .expect("answers are always JSON")
+        .collect()
 }
 
 /// How far one answer is told.

@@ -2,8 +2,7 @@
 
 use aquila_engine::Token;
 use aquila_text::{TextStream, Tokenizer};
-use serde::Serialize;
-use serde_json::{Map, Value};
+use serde::{Serialize, Serializer};
 
 /// How a token reads: its text, and its bytes, which may be part of a character.
 fn spelled(tokenizer: Option<&Tokenizer>, id: u32) -> (String, Vec<u8>) {
@@ -70,8 +69,30 @@ impl ChatLogprobs {
 pub(super) struct CompletionLogprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<Option<f32>>,
-    top_logprobs: Option<Vec<Value>>,
+    top_logprobs: Option<Vec<Option<ByText>>>,
     text_offset: Vec<usize>,
+}
+
+/// Log-probabilities by the text of their tokens, each text once, best first.
+#[derive(Debug)]
+struct ByText(Vec<(String, f32)>);
+
+impl ByText {
+    fn of(likely: impl Iterator<Item = (String, f32)>) -> Self {
+        let mut entries: Vec<(String, f32)> = Vec::new();
+        for (text, logprob) in likely {
+            if entries.iter().all(|(other, _)| *other != text) {
+                entries.push((text, logprob));
+            }
+        }
+        Self(entries)
+    }
+}
+
+impl Serialize for ByText {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(text, logprob)| (text, logprob)))
+    }
 }
 
 impl CompletionLogprobs {
@@ -93,12 +114,7 @@ pub(super) struct Columns {
 
 impl Columns {
     /// For a text that begins at `offset`.
-    pub fn new(
-        tokenizer: Option<&Tokenizer>,
-        offset: usize,
-        top: usize,
-        stop_ids: &[u32],
-    ) -> Self {
+    pub fn new(tokenizer: Option<&Tokenizer>, offset: usize, top: usize, stop_ids: &[u32]) -> Self {
         let stream = tokenizer.map(|tokenizer| tokenizer.stream(true));
         let stop_ids = stop_ids.to_vec();
         Self { tokenizer: tokenizer.cloned(), stream, offset, top, stop_ids }
@@ -124,12 +140,9 @@ impl Columns {
         columns.token_logprobs.push(token.logprob.map(finite));
         columns.text_offset.push(self.offset);
         if self.top > 0 {
-            let most_likely = token.logprob.map_or(Value::Null, |own| {
-                let mut entries = Map::new();
-                for &(id, logprob) in token.top.iter().chain([&(token.id, own)]) {
-                    entries.entry(spelling(id)).or_insert(finite(logprob).into());
-                }
-                entries.into()
+            let most_likely = token.logprob.map(|own| {
+                let likely = token.top.iter().copied().chain([(token.id, own)]);
+                ByText::of(likely.map(|(id, logprob)| (spelling(id), finite(logprob))))
             });
             columns.top_logprobs.get_or_insert_default().push(most_likely);
         }

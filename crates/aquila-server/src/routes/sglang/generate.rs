@@ -6,9 +6,9 @@ use aquila_engine::{FinishReason, StopCause, Token, Usage};
 use aquila_text::{Prompt, SamplingParams, Tokenizer};
 use axum::extract::{Request, State};
 use axum::response::Response;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use super::item::{Item, Report};
+use super::item::{Item, Report, SoFar};
 use crate::answer::News;
 use crate::ask::{Ask, Holds, Shared};
 use crate::body;
@@ -37,7 +37,8 @@ const SAMPLING: &[(&str, &str)] = &[
     ("n", "n"),
 ];
 /// Settings that change nothing here.
-const WITHOUT_EFFECT: &[&str] = &["spaces_between_special_tokens", "custom_params", "stream_interval"];
+const WITHOUT_EFFECT: &[&str] =
+    &["spaces_between_special_tokens", "custom_params", "stream_interval"];
 /// Settings that constrain the text, which nothing here does yet.
 const UNSUPPORTED: &[&str] = &["json_schema", "regex", "ebnf", "structural_tag", "stop_regex"];
 
@@ -91,9 +92,8 @@ pub(crate) async fn generate(
     if stream {
         let name = asks[0].name.clone();
         let pieces = app.ask_in_pieces(asks, param)?;
-        let items = plans.iter().flat_map(|plan| {
-            std::iter::repeat_n(&plan.report, plan.n).map(Item::new)
-        });
+        let items =
+            plans.iter().flat_map(|plan| std::iter::repeat_n(&plan.report, plan.n).map(Item::new));
         let items = items.collect();
         let wording = Updates { app, asked, plans, items, is_list };
         return Ok(stream::respond(pieces, wording, &name));
@@ -108,14 +108,15 @@ pub(crate) async fn generate(
         let stop = answer.stop.as_deref();
         let finish = Finish { asked, reason: &answer.reason, stop, usage: &answer.usage };
         finish.put(&mut item, plan);
-        item.to_json(app.generator.tokenizer(), None)
+        item
     });
-    let mut items: Vec<Value> = items.collect();
-    let answer = match items.len() {
-        1 if !is_list => items.remove(0),
-        _ => Value::Array(items),
-    };
-    Ok(respond(&answer, Some(&name)))
+    let items: Vec<Item> = items.collect();
+    let answers: Vec<SoFar<'_>> =
+        items.iter().map(|item| item.so_far(app.generator.tokenizer(), None)).collect();
+    Ok(match answers.as_slice() {
+        [answer] if !is_list => respond(answer, Some(&name)),
+        answers => respond(&answers, Some(&name)),
+    })
 }
 
 /// The prompts, whether they came as a list, and as which parameter.
@@ -152,8 +153,7 @@ async fn asks(
 ) -> Result<(Vec<Ask>, Vec<Plan>), Refusal> {
     let count = prompts.len();
     let objects: Option<OneOrMany<Map<String, Value>>> = fields.take("sampling_params")?;
-    let objects =
-        objects.unwrap_or(OneOrMany::One(Map::new())).spread(count, "sampling_params")?;
+    let objects = objects.unwrap_or(OneOrMany::One(Map::new())).spread(count, "sampling_params")?;
     let names: Option<OneOrMany<String>> = fields.take("rid")?;
     let names: Vec<String> = match names {
         Some(OneOrMany::Many(names)) => OneOrMany::Many(names).spread(count, "rid")?,
@@ -215,18 +215,18 @@ impl Finish<'_> {
         }
         let reason = match (self.reason, self.stop) {
             (FinishReason::Stop(_), Some(text)) => {
-                serde_json::json!({ "type": "stop", "matched": text })
+                json!({ "type": "stop", "matched": text })
             }
             (FinishReason::Stop(StopCause::Token(id)), None) => {
-                serde_json::json!({ "type": "stop", "matched": id })
+                json!({ "type": "stop", "matched": id })
             }
             (FinishReason::Stop(StopCause::Listener), None) => {
-                serde_json::json!({ "type": "stop" })
+                json!({ "type": "stop" })
             }
             (FinishReason::Length, _) => {
-                serde_json::json!({ "type": "length", "length": self.usage.completion_tokens })
+                json!({ "type": "length", "length": self.usage.completion_tokens })
             }
-            (FinishReason::Abort(why), _) => serde_json::json!({ "type": "abort", "message": why }),
+            (FinishReason::Abort(why), _) => json!({ "type": "abort", "message": why }),
         };
         item.finish(reason, self.usage, self.asked.elapsed());
     }
@@ -256,7 +256,7 @@ impl Wording for Updates {
             }
         }
         let tokenizer: Option<&Tokenizer> = self.app.generator.tokenizer();
-        out.event(&item.to_json(tokenizer, self.is_list.then_some(index)));
+        out.event(&item.so_far(tokenizer, self.is_list.then_some(index)));
     }
 
     fn close(&mut self, _: &mut EventWriter) {}

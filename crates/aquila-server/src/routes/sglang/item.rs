@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use aquila_engine::{Token, Usage};
 use aquila_text::Tokenizer;
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::Value;
 
 use crate::routes::openai::finite;
 
@@ -59,55 +60,77 @@ impl Item {
     }
 
     /// The answer so far; `index` says which of several it is.
-    pub fn to_json(&self, tokenizer: Option<&Tokenizer>, index: Option<usize>) -> Value {
-        let mut object = Map::new();
-        if let Some(index) = index {
-            object.insert("index".into(), index.into());
-        }
-        let text = tokenizer.map_or(Value::Null, |_| self.text.as_str().into());
-        object.insert("text".into(), text);
-        let ids: Vec<u32> = self.tokens.iter().map(|token| token.id).collect();
-        object.insert("output_ids".into(), ids.into());
-        object.insert("meta_info".into(), self.meta(tokenizer).into());
-        object.into()
-    }
-
-    fn meta(&self, tokenizer: Option<&Tokenizer>) -> Map<String, Value> {
-        let mut meta = Map::new();
-        meta.insert("id".into(), self.report.id.as_str().into());
-        let reason = self.end.as_ref().map_or(Value::Null, |(reason, ..)| reason.clone());
-        meta.insert("finish_reason".into(), reason);
-        meta.insert("prompt_tokens".into(), self.report.prompt_tokens.into());
-        meta.insert("completion_tokens".into(), self.tokens.len().into());
-        if let Some((_, usage, latency)) = &self.end {
-            meta.insert("cached_tokens".into(), usage.cached_tokens.into());
-            meta.insert("e2e_latency".into(), latency.as_secs_f64().into());
-        }
-        if self.report.logprobs {
-            let tokenizer = tokenizer.filter(|_| self.report.with_text);
-            for (side, tokens) in [("input", &self.prompt), ("output", &self.tokens)] {
-                let entries = tokens.iter().map(|t| entry(tokenizer, t.id, t.logprob));
-                meta.insert(format!("{side}_token_logprobs"), entries.collect());
-                if self.report.top_logprobs {
-                    let tops = tokens.iter().map(|token| top(tokenizer, token));
-                    meta.insert(format!("{side}_top_logprobs"), tops.collect());
-                }
-            }
-        }
-        meta
+    pub fn so_far(&self, tokenizer: Option<&Tokenizer>, index: Option<usize>) -> SoFar<'_> {
+        let end = self.end.as_ref();
+        let named = tokenizer.filter(|_| self.report.with_text);
+        let reported = |wanted: bool, tokens: &[Token]| wanted.then(|| entries(named, tokens));
+        let likely = |wanted: bool, tokens: &[Token]| wanted.then(|| tops(named, tokens));
+        let Report { logprobs, top_logprobs, .. } = self.report;
+        let meta_info = Meta {
+            id: &self.report.id,
+            finish_reason: end.map(|(reason, ..)| reason),
+            prompt_tokens: self.report.prompt_tokens,
+            completion_tokens: self.tokens.len(),
+            cached_tokens: end.map(|(_, usage, _)| usage.cached_tokens),
+            e2e_latency: end.map(|(.., latency)| latency.as_secs_f64()),
+            input_token_logprobs: reported(logprobs, &self.prompt),
+            output_token_logprobs: reported(logprobs, &self.tokens),
+            input_top_logprobs: likely(top_logprobs, &self.prompt),
+            output_top_logprobs: likely(top_logprobs, &self.tokens),
+        };
+        let output_ids = self.tokens.iter().map(|token| token.id).collect();
+        SoFar { index, text: tokenizer.map(|_| self.text.as_str()), output_ids, meta_info }
     }
 }
 
-/// The most likely tokens at one place.
-fn top(tokenizer: Option<&Tokenizer>, token: &Token) -> Value {
-    if token.logprob.is_none() {
-        return Value::Null;
-    }
-    token.top.iter().map(|&(id, logprob)| entry(tokenizer, id, Some(logprob))).collect()
+/// An answer as it is written.
+#[derive(Serialize)]
+pub(super) struct SoFar<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<usize>,
+    text: Option<&'a str>,
+    output_ids: Vec<u32>,
+    meta_info: Meta<'a>,
+}
+
+#[derive(Serialize)]
+struct Meta<'a> {
+    id: &'a str,
+    finish_reason: Option<&'a Value>,
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    /// Known at the end, as is the latency.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cached_tokens: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    e2e_latency: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    input_token_logprobs: Option<Vec<Entry>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    output_token_logprobs: Option<Vec<Entry>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    input_top_logprobs: Option<Vec<Option<Vec<Entry>>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    output_top_logprobs: Option<Vec<Option<Vec<Entry>>>>,
 }
 
 /// A token as SGLang writes it: log-probability, id, and its text if that is wanted.
-fn entry(tokenizer: Option<&Tokenizer>, id: u32, logprob: Option<f32>) -> Value {
+type Entry = (Option<f32>, u32, Option<String>);
+
+fn entry(tokenizer: Option<&Tokenizer>, id: u32, logprob: Option<f32>) -> Entry {
     let text = tokenizer.and_then(|tokenizer| tokenizer.token_text(id).ok().flatten());
-    json!([logprob.map(finite), id, text])
+    (logprob.map(finite), id, text)
+}
+
+fn entries(tokenizer: Option<&Tokenizer>, tokens: &[Token]) -> Vec<Entry> {
+    tokens.iter().map(|token| entry(tokenizer, token.id, token.logprob)).collect()
+}
+
+/// The most likely tokens at each place that has any.
+fn tops(tokenizer: Option<&Tokenizer>, tokens: &[Token]) -> Vec<Option<Vec<Entry>>> {
+    let top = |token: &Token| {
+        let likely = token.top.iter();
+        likely.map(|&(id, logprob)| entry(tokenizer, id, Some(logprob))).collect()
+    };
+    tokens.iter().map(|token| token.logprob.map(|_| top(token))).collect()
 }

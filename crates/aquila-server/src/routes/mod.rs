@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
 use crate::ask::Shared;
+use crate::body;
 use crate::refusal::Refusal;
 
 /// All routes.
@@ -76,12 +77,19 @@ async fn refuse_while_draining(
     next.run(request).await
 }
 
-async fn unknown_route(request: Request) -> Refusal {
-    Refusal::unknown_route(request.method().as_str(), request.uri().path())
+async fn unknown_route(State(app): State<Shared>, request: Request) -> Refusal {
+    let refusal = Refusal::unknown_route(request.method().as_str(), request.uri().path());
+    read_past(&app, request).await.err().unwrap_or(refusal)
 }
 
-async fn wrong_method(request: Request) -> Refusal {
-    Refusal::wrong_method(request.method().as_str(), request.uri().path())
+async fn wrong_method(State(app): State<Shared>, request: Request) -> Refusal {
+    let refusal = Refusal::wrong_method(request.method().as_str(), request.uri().path());
+    read_past(&app, request).await.err().unwrap_or(refusal)
+}
+
+/// Reads a body that nobody wants, so that the connection can be used again.
+async fn read_past(app: &Shared, request: Request) -> Result<(), Refusal> {
+    body::read(request, &app.settings.limits).await.map(drop)
 }
 
 /// A JSON response with the request's name in its headers, where clients look for it.

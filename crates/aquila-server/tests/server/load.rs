@@ -37,7 +37,7 @@ impl Wish {
                 "fn number_{client}{} {{",
                 "(a: u32)".repeat(numbers.below(6) as usize)
             ),
-            max_tokens: 1 + numbers.below(48) as usize,
+            max_tokens: 1 + numbers.below(90) as usize,
             seed: client,
         }
     }
@@ -97,7 +97,7 @@ fn talk(server: &Running, client: u64, expected: &str) {
 #[test]
 fn sixty_four_clients_get_the_offline_text_whatever_the_others_do() {
     // So few slots that requests are retracted and resumed.
-    let config = EngineConfig { max_total_tokens: 1024, ..engine_config() };
+    let config = EngineConfig { max_total_tokens: 640, ..engine_config() };
     let server = Arc::new(Running::start(generator_on(config, |cpu| cpu), settings()));
     let expected: Vec<String> = (0..CLIENTS)
         .map(Wish::of)

@@ -168,6 +168,7 @@ fn metrics_count_what_happened() {
     for _ in 0..2 {
         generate(&server, json!({ "text": "pub fn main() {", "sampling_params": params }));
     }
+    server.wait_until_idle();
     let page = server.get("/metrics").body;
     let value = |name: &str| -> f64 {
         let start = format!("{name}{{model_name=\"tiny\"}} ");

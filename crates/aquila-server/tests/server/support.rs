@@ -139,7 +139,7 @@ impl Running {
         let begun = Instant::now();
         while !wished(&self.stats()) {
             assert!(begun.elapsed() < PATIENCE, "never: {what}; {:?}", self.stats());
-            std::thread::yield_now();
+            std::thread::park_timeout(Duration::from_millis(1));
         }
     }
 

@@ -26,7 +26,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Answer prompts offline: a file of them, or one.
-    Generate(generate::Generate),
+    Generate(Box<generate::Generate>),
     /// Talk to a model in the terminal.
     Chat(Box<chat::Chat>),
     /// Serve a model over HTTP: OpenAI's API and SGLang's.

@@ -60,7 +60,7 @@ fn messages(messages: Vec<Value>) -> Result<Value, Refusal> {
         let Value::Object(mut message) = message else {
             return Err(Refusal::param(at(""), "must be an object with `role` and `content`"));
         };
-        if !message.get("role").is_some_and(|role| role.as_str().is_some_and(|r| !r.is_empty())) {
+        if message.get("role").and_then(Value::as_str).is_none_or(str::is_empty) {
             return Err(Refusal::param(at(".role"), "must be a string such as `user`"));
         }
         let content = match message.get_mut("content").map(Value::take) {

@@ -317,7 +317,7 @@ impl Wording for Chunks {
             News::End(end) => {
                 let last = Some((&end.reason, end.stop.as_ref()));
                 self.chunk(index, end.text, None, last, out);
-                self.usage.add(&end.usage, index % self.params.n as usize == 0);
+                self.usage.add(&end.usage, index.is_multiple_of(self.params.n as usize));
             }
         }
     }

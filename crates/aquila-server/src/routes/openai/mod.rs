@@ -101,7 +101,7 @@ impl UsageReport {
     fn of(answers: &[Answer], n: usize) -> Self {
         let mut report = Self::default();
         for (index, answer) in answers.iter().enumerate() {
-            report.add(&answer.usage, index % n == 0);
+            report.add(&answer.usage, index.is_multiple_of(n));
         }
         report
     }

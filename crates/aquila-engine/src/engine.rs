@@ -87,6 +87,11 @@ impl<B: Backend> Engine<B> {
         self.runner.vocabulary()
     }
 
+    /// The name of the algorithm that drafts, if one does.
+    pub fn algorithm(&self) -> Option<&'static str> {
+        self.runner.algorithm()
+    }
+
     /// Takes a request, or says why not.
     pub fn submit(&mut self, request: Request) -> std::result::Result<RequestId, SubmitError> {
         request.check(self.vocabulary(), &self.config)?;
@@ -399,7 +404,7 @@ impl<B: Backend> Engine<B> {
         let Running { seat, sequence, .. } = &mut self.running[part.index];
         let chosen: Vec<u32> = choices.iter().map(|choice| choice.token).collect();
         let accepted = match &self.config.simulate {
-            Some(simulate) => simulate.accept(tree, &chosen, seat.id.0, seat.spec.verify_ct),
+            Some(simulate) => simulate.accept(tree, &chosen, seat.id.0, seat.usage.spec.verify_ct),
             None => accept(tree, &chosen),
         };
         let mut choices: Vec<Option<Choice>> = choices.into_iter().map(Some).collect();
@@ -411,7 +416,7 @@ impl<B: Backend> Engine<B> {
             .collect();
         let (count, reason) = take_tokens(seat, &tokens);
         if seat.drafts() {
-            seat.spec.round(tree.len() - 1, count.min(accepted.correct()));
+            seat.usage.spec.round(tree.len() - 1, count.min(accepted.correct()));
         }
         self.stats.completion_tokens.fetch_add(count as u64, Relaxed);
         let committed = sequence.committed(TARGET);
@@ -489,9 +494,9 @@ impl<B: Backend> Engine<B> {
 
     fn finish(&mut self, seat: Box<Seat>, reason: FinishReason) {
         self.stats.finished.fetch_add(1, Relaxed);
-        let Seat { id, usage, request, spec, .. } = *seat;
-        self.stats.add_speculation(&spec);
-        let outcome = Outcome { reason, usage, spec };
+        let Seat { id, usage, request, .. } = *seat;
+        self.stats.add_speculation(&usage.spec);
+        let outcome = Outcome { reason, usage };
         let listener = request.listener;
         if catch_unwind(AssertUnwindSafe(|| listener.finished(outcome))).is_err() {
             tracing::error!(%id, "a listener panicked at the end of its request");

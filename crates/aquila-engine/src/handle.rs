@@ -34,6 +34,7 @@ pub struct EngineHandle {
 struct Shared {
     config: EngineConfig,
     vocabulary: usize,
+    algorithm: Option<&'static str>,
     stats: Arc<Stats>,
     next_id: AtomicU64,
     /// Requests that were submitted but are not admitted yet.
@@ -49,6 +50,7 @@ impl EngineHandle {
         let shared = Shared {
             config: engine.config().clone(),
             vocabulary: engine.vocabulary(),
+            algorithm: engine.algorithm(),
             stats: engine.stats(),
             next_id: AtomicU64::new(0),
             queued: Arc::new(AtomicUsize::new(0)),
@@ -102,6 +104,11 @@ impl EngineHandle {
     /// The size of the model's vocabulary.
     pub fn vocabulary(&self) -> usize {
         self.shared.vocabulary
+    }
+
+    /// The name of the algorithm that drafts, if one does.
+    pub fn algorithm(&self) -> Option<&'static str> {
+        self.shared.algorithm
     }
 
     /// The engine's counters.

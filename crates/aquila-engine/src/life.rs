@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use aquila_compute::choose::History;
 use aquila_kv::{Group, KvCache, Sequence};
-use aquila_spec::{Asking, Seed, Shape, SpecStats};
+use aquila_spec::{Asking, Seed, Shape};
 
 use crate::listener::{Token, Usage};
 use crate::request::{Request, RequestId, Speculation};
@@ -35,8 +35,6 @@ pub(crate) struct Seat {
     pub seen: bool,
     /// The largest tree that may be drafted for it; plain if none may.
     pub shape: Shape,
-    /// What came of drafting.
-    pub spec: SpecStats,
 }
 
 impl Seat {
@@ -64,7 +62,6 @@ impl Seat {
             usage,
             seen: false,
             shape,
-            spec: SpecStats::default(),
         }
     }
 

@@ -63,7 +63,7 @@ pub enum FinishReason {
 }
 
 /// What a request took.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
@@ -73,6 +73,8 @@ pub struct Usage {
     pub cached_tokens: usize,
     /// How often the request lost its KV to others and was resumed.
     pub retractions: usize,
+    /// What came of drafting; all zero where nothing was drafted.
+    pub spec: SpecStats,
 }
 
 /// How a request ended.
@@ -82,6 +84,4 @@ pub struct Outcome {
     pub reason: FinishReason,
     /// What it took.
     pub usage: Usage,
-    /// What came of drafting; all zero where nothing was drafted.
-    pub spec: SpecStats,
 }

@@ -59,6 +59,11 @@ impl<B: Backend> Runner<B> {
         self.speculator.as_ref().map(|s| s.drafter().declaration().lookahead)
     }
 
+    /// The name of the algorithm that drafts, if one does.
+    pub fn algorithm(&self) -> Option<&'static str> {
+        self.speculator.as_ref().map(|s| s.drafter().declaration().name)
+    }
+
     /// Whether the draft takes the target's hidden rows.
     pub fn captures(&self) -> bool {
         self.capture.is_some()

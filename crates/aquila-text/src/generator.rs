@@ -63,8 +63,6 @@ pub struct End {
     pub stop: Option<String>,
     /// What it took.
     pub usage: Usage,
-    /// What came of drafting.
-    pub spec: SpecStats,
 }
 
 /// Hears one answer, on the engine's thread: it must be quick and never block.
@@ -146,7 +144,7 @@ impl Generator {
         let mut ids = Vec::with_capacity(params.n as usize);
         for choice in 0..params.n {
             let listener = Box::new(TextListener {
-                stream: self.tokenizer.as_ref().map(|t| t.stream(true)),
+                stream: self.tokenizer.as_ref().map(|t| t.stream(params.skip_special_tokens)),
                 stops: params.stop.matcher(),
                 stop_strings: params.stop.clone(),
                 stop_ids: params.limits.stop_ids.clone(),
@@ -242,13 +240,13 @@ impl Listener for TextListener {
                 text.push_str(&self.stops.finish());
             }
         }
-        let Outcome { mut reason, usage, spec } = outcome;
+        let Outcome { mut reason, usage } = outcome;
         if self.stopped.is_some() && reason == FinishReason::Length {
             // The last characters, which came with no token of their own, completed a stop string.
             reason = FinishReason::Stop(StopCause::Listener);
         }
         let stop = self.stopped.map(|index| self.stop_strings.strings()[index].clone());
-        self.sink.end(End { text, reason, stop, usage, spec });
+        self.sink.end(End { text, reason, stop, usage });
     }
 }
 

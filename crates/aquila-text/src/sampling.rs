@@ -109,6 +109,8 @@ pub struct CheckedParams {
     pub prompt_logprobs: Option<usize>,
     /// Whether tokens may be drafted; callers set it from the request itself.
     pub speculation: Speculation,
+    /// Whether special tokens are no part of the text.
+    pub skip_special_tokens: bool,
 }
 
 macro_rules! take_default {
@@ -290,6 +292,7 @@ impl SamplingParams {
             logprobs: (self.logprobs.unwrap_or(false) || top > 0).then_some(top),
             prompt_logprobs: self.prompt_logprobs.unwrap_or(false).then_some(top),
             speculation: Speculation::Free,
+            skip_special_tokens: true,
         })
     }
 }

@@ -3,12 +3,14 @@
 //! Exit codes are those of [`error::EXIT_CODES`].
 
 mod bench;
+mod chat;
 mod draft;
 mod error;
 mod flags;
 mod generate;
 mod inspect;
 mod notice;
+mod serve;
 mod start;
 
 use std::process::ExitCode;
@@ -29,6 +31,10 @@ enum Command {
     Generate(Box<generate::Generate>),
     /// Measure how fast the engine is on this machine.
     Bench(Box<bench::Bench>),
+    /// Talk to a model in the terminal.
+    Chat(Box<chat::Chat>),
+    /// Serve a model over HTTP: OpenAI's API and SGLang's.
+    Serve(Box<serve::Serve>),
     /// Say what a checkpoint is, and whether Aquila can serve it.
     Inspect(inspect::Inspect),
 }
@@ -40,6 +46,8 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Generate(command) => command.run(),
         Command::Bench(command) => command.run(),
+        Command::Chat(command) => command.run(),
+        Command::Serve(command) => command.run(),
         Command::Inspect(command) => command.run(),
     };
     match result {

@@ -79,7 +79,7 @@ impl Heard {
     }
 
     pub fn usage(&self) -> Usage {
-        self.end.as_ref().expect("the request has ended").1
+        self.end.clone().expect("the request has ended").1
     }
 }
 
@@ -110,8 +110,8 @@ impl Listener for Notes {
     fn finished(self: Box<Self>, outcome: Outcome) {
         let mut heard = self.heard.lock().unwrap();
         assert!(heard.end.is_none(), "a request ends once");
+        heard.spec = outcome.usage.spec.clone();
         heard.end = Some((outcome.reason, outcome.usage));
-        heard.spec = outcome.spec;
     }
 }
 

@@ -16,7 +16,6 @@ pub struct Answer {
     pub text: String,
     pub reason: FinishReason,
     pub usage: Usage,
-    pub spec: SpecStats,
 }
 
 /// Collects one answer and sends it, with where it belongs, when it is complete.
@@ -52,8 +51,7 @@ impl AnswerSink for Collector {
     fn end(self: Box<Self>, end: End) {
         let Self { line, choice, prompt, tokens, mut text, events, .. } = *self;
         text.push_str(&end.text);
-        let End { reason, usage, spec, .. } = end;
-        let answer = Answer { prompt, tokens, text, reason, usage, spec };
+        let answer = Answer { prompt, tokens, text, reason: end.reason, usage: end.usage };
         // If nobody waits any more, the answer is not wanted.
         let _ = events.send(Event::Answer(line, choice, answer));
     }
@@ -70,8 +68,8 @@ pub fn reason_name(reason: &FinishReason) -> &'static str {
 
 /// The output line of a request: one answer, or several under `choices`.
 pub fn line(id: &Value, answers: &[Answer], has_text: bool, logprobs: bool) -> Value {
-    let usages = || answers.iter().map(|answer| answer.usage);
-    let shared = usages().next().unwrap_or_default();
+    let usages = || answers.iter().map(|answer| &answer.usage);
+    let shared = usages().next().cloned().unwrap_or_default();
     let mut meta = json!({
         "prompt_tokens": shared.prompt_tokens,
         "completion_tokens": usages().map(|usage| usage.completion_tokens).sum::<usize>(),
@@ -79,7 +77,7 @@ pub fn line(id: &Value, answers: &[Answer], has_text: bool, logprobs: bool) -> V
         "retractions": usages().map(|usage| usage.retractions).sum::<usize>(),
     });
     let mut spec = SpecStats::default();
-    answers.iter().for_each(|answer| spec.add(&answer.spec));
+    answers.iter().for_each(|answer| spec.add(&answer.usage.spec));
     if let (Some(meta), Some(fields)) = (meta.as_object_mut(), spec_fields(&spec)) {
         meta.extend(fields);
     }

@@ -1,0 +1,161 @@
+//! From checked prompts to the engine, and its answers back.
+//!
+//! The answers to all prompts of one request are numbered through: those to the first prompt, then
+//! those to the second.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use aquila_engine::FinishReason;
+use aquila_text::{AnswerSink, CheckedParams};
+use tokio::sync::mpsc;
+
+use crate::answer::{Answer, Collector, Event, Relay};
+use crate::refusal::Refusal;
+use crate::state::App;
+use crate::under_way::Hold;
+
+/// One prompt, and how it is to be answered.
+#[derive(Debug, Clone)]
+pub(crate) struct Ask {
+    /// The name by which the client may abort it.
+    pub name: String,
+    pub prompt: Vec<u32>,
+    pub params: CheckedParams,
+}
+
+/// What a request holds while its answers are made.
+pub(crate) struct Holds {
+    /// One for each prompt.
+    holds: Vec<Hold>,
+    /// Which prompt each answer belongs to.
+    prompts: Vec<usize>,
+    deadline: Option<Instant>,
+}
+
+impl Holds {
+    /// How many answers there will be.
+    pub fn answers(&self) -> usize {
+        self.prompts.len()
+    }
+
+    /// Which prompt an answer belongs to.
+    pub fn prompt_of(&self, answer: usize) -> usize {
+        self.prompts[answer]
+    }
+
+    /// Why an answer that ended like this is no answer; an abort that the client asked for leaves
+    /// it one.
+    pub fn failure(&self, answer: usize, reason: &FinishReason) -> Option<Refusal> {
+        let FinishReason::Abort(why) = reason else { return None };
+        if self.holds[self.prompts[answer]].was_aborted() {
+            return None;
+        }
+        if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            return Some(Refusal::out_of_time());
+        }
+        Some(Refusal::failed(why.clone()))
+    }
+
+    /// Notes that all answers have ended.
+    pub fn complete(&mut self) {
+        self.holds.iter_mut().for_each(Hold::complete);
+    }
+}
+
+/// Answers on their way, piece by piece.
+pub(crate) struct Pieces {
+    pub events: mpsc::Receiver<Event>,
+    pub holds: Holds,
+}
+
+impl App {
+    /// Asks, and hands the answers on as they come. `param` is what the prompts came as.
+    pub fn ask_in_pieces(&self, asks: Vec<Ask>, param: &str) -> Result<Pieces, Refusal> {
+        let answers: usize = asks.iter().map(|ask| ask.params.n as usize).sum();
+        let room = self.settings.limits.unread_pieces.max(1).saturating_mul(answers.max(1));
+        let (sender, events) = mpsc::channel(room);
+        let holds = self.submit(asks, param, |index, stopwatch| {
+            Box::new(Relay { index, events: sender.clone(), stopwatch, broken: false })
+        })?;
+        Ok(Pieces { events, holds })
+    }
+
+    /// Asks, and waits for all answers, in their order.
+    pub async fn ask_for_all(&self, asks: Vec<Ask>, param: &str) -> Result<Vec<Answer>, Refusal> {
+        let (done, mut inbox) = mpsc::unbounded_channel();
+        let mut holds = self.submit(asks, param, |index, stopwatch| {
+            Box::new(Collector {
+                index,
+                prompt: Vec::new(),
+                tokens: Vec::new(),
+                text: String::new(),
+                done: done.clone(),
+                stopwatch,
+            })
+        })?;
+        drop(done);
+        let mut answers: Vec<Option<Answer>> = vec![None; holds.answers()];
+        while let Some((index, answer)) = inbox.recv().await {
+            if let Some(refusal) = holds.failure(index, &answer.reason) {
+                return Err(refusal);
+            }
+            answers[index] = Some(answer);
+        }
+        let answers: Option<Vec<Answer>> = answers.into_iter().collect();
+        holds.complete();
+        answers.ok_or_else(|| Refusal::failed("the engine ended before the answer was complete"))
+    }
+
+    fn submit(
+        &self,
+        asks: Vec<Ask>,
+        param: &str,
+        mut sink: impl FnMut(usize, crate::metrics::Stopwatch) -> Box<dyn AnswerSink>,
+    ) -> Result<Holds, Refusal> {
+        self.check_size(&asks, param)?;
+        let asked = Instant::now();
+        let deadline = self.settings.limits.request_time.map(|time| asked + time);
+        let engine = self.generator.engine();
+        let mut holds = Holds { holds: Vec::new(), prompts: Vec::new(), deadline };
+        for (number, ask) in asks.into_iter().enumerate() {
+            let first = holds.prompts.len();
+            let hold = self.under_way.begin(engine, &ask.name);
+            let submitted = self.generator.submit(ask.prompt, &ask.params, deadline, |choice| {
+                let stopwatch = self.metrics.stopwatch(asked, choice == 0);
+                sink(first + choice as usize, stopwatch)
+            });
+            match submitted {
+                Ok(ids) => hold.add(ids),
+                Err(error) => {
+                    self.metrics.refused();
+                    return Err(Refusal::of(error, param));
+                }
+            }
+            holds.holds.push(hold);
+            holds.prompts.extend(std::iter::repeat_n(number, ask.params.n as usize));
+        }
+        Ok(holds)
+    }
+
+    /// Refuses what could never be queued at once, and prompts beyond the server's own limit.
+    fn check_size(&self, asks: &[Ask], param: &str) -> Result<(), Refusal> {
+        let answers: usize = asks.iter().map(|ask| ask.params.n as usize).sum();
+        let most = self.generator.engine().config().max_queued_requests;
+        if answers > most {
+            let why = format!("asks for {answers} answers at once, but at most {most} may wait");
+            return Err(Refusal::param(param, why));
+        }
+        let Some(limit) = self.settings.limits.prompt_tokens else { return Ok(()) };
+        match asks.iter().map(|ask| ask.prompt.len()).find(|&tokens| tokens > limit) {
+            Some(tokens) => Err(Refusal::too_long(
+                param,
+                format!("the prompt has {tokens} tokens, but this server takes at most {limit}"),
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The app as handlers share it.
+pub(crate) type Shared = Arc<App>;

@@ -1,0 +1,189 @@
+//! Refusals, in OpenAI's form: what went wrong, and which parameter is at fault.
+
+use aquila_engine::SubmitError;
+use aquila_text::{GenerateError, ParamError};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+
+/// Seconds after which a client may try again when all places are taken.
+const RETRY_AFTER: &str = "1";
+
+/// A request that gets an error for an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    status: StatusCode,
+    kind: &'static str,
+    code: Option<&'static str>,
+    param: Option<String>,
+    message: String,
+    closes: bool,
+}
+
+#[derive(Serialize)]
+struct Wire<'a> {
+    error: Detail<'a>,
+}
+
+#[derive(Serialize)]
+struct Detail<'a> {
+    message: &'a str,
+    r#type: &'static str,
+    param: Option<&'a str>,
+    code: Option<&'static str>,
+}
+
+impl Refusal {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        Self { status, kind, code: None, param: None, message: message.into(), closes: false }
+    }
+
+    fn code(mut self, code: &'static str) -> Self {
+        self.code = Some(code);
+        self
+    }
+
+    /// A request that cannot be served as it is.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// A parameter that cannot be served as it is.
+    pub fn param(param: impl Into<String>, why: impl std::fmt::Display) -> Self {
+        let param = param.into();
+        let message = format!("{param}: {why}");
+        Self { param: Some(param), ..Self::invalid(message) }
+    }
+
+    /// A key that is missing or wrong.
+    pub fn unauthorized() -> Self {
+        let message = "wrong or missing API key: send `Authorization: Bearer KEY` with the key \
+                       that the server was started with";
+        Self::new(StatusCode::UNAUTHORIZED, "invalid_request_error", message)
+            .code("invalid_api_key")
+    }
+
+    /// A model that is not the one served here.
+    pub fn unknown_model(name: &str, served: &str) -> Self {
+        let message = format!("the model `{name}` does not exist: this server has `{served}`");
+        let refusal = Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message);
+        Self { param: Some("model".into()), ..refusal.code("model_not_found") }
+    }
+
+    /// A path that leads nowhere.
+    pub fn unknown_route(method: &str, path: &str) -> Self {
+        let message = format!("unknown route: {method} {path}");
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).code("unknown_url")
+    }
+
+    /// A path that is asked for in another way.
+    pub fn wrong_method(method: &str, path: &str) -> Self {
+        let message = format!("{path} does not take {method}");
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
+            .code("method_not_allowed")
+    }
+
+    /// A body that is larger than bodies may be.
+    pub fn too_large(limit: usize) -> Self {
+        let message = format!("the body exceeds the {limit} bytes that this server takes");
+        let refusal = Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message);
+        Self { closes: true, ..refusal.code("request_too_large") }
+    }
+
+    /// A body that did not come in time.
+    pub fn slow_body() -> Self {
+        let message = "the body did not arrive in time";
+        let refusal = Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message);
+        Self { closes: true, ..refusal.code("request_timeout") }
+    }
+
+    /// All places are taken.
+    pub fn busy(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded_error", message).code("queue_full")
+    }
+
+    /// The server takes no more requests.
+    pub fn shutting_down() -> Self {
+        let message = "the server is shutting down";
+        let refusal = Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded_error", message);
+        Self { closes: true, ..refusal.code("shutting_down") }
+    }
+
+    /// A request that took longer than requests may.
+    pub fn out_of_time() -> Self {
+        let message = "the request took longer than this server allows";
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout_error", message).code("timeout")
+    }
+
+    /// A client that did not read what it was sent.
+    pub fn too_slow() -> Self {
+        let message = "the answer was given up: its client reads too slowly";
+        Self::new(StatusCode::REQUEST_TIMEOUT, "timeout_error", message).code("slow_client")
+    }
+
+    /// The fault is ours.
+    pub fn failed(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message).code("internal_error")
+    }
+
+    /// A prompt that is longer than prompts may be.
+    pub fn too_long(param: &str, message: impl Into<String>) -> Self {
+        let refusal = Self::invalid(message).code("context_length_exceeded");
+        Self { param: Some(param.into()), ..refusal }
+    }
+
+    /// Why a prompt, which came as `param`, was not taken.
+    pub fn of(error: GenerateError, param: &str) -> Self {
+        match error {
+            GenerateError::Param(error) => error.into(),
+            GenerateError::NoTokenizer | GenerateError::Text(_) => Self::param(param, error),
+            GenerateError::Submit(error) => match error {
+                SubmitError::QueueFull(_) => Self::busy(error.to_string()),
+                SubmitError::ShuttingDown => Self::shutting_down(),
+                SubmitError::PromptTooLong { .. } => Self::too_long(param, error.to_string()),
+                SubmitError::EmptyPrompt | SubmitError::InvalidToken { .. } => {
+                    Self { param: Some(param.into()), ..Self::invalid(error.to_string()) }
+                }
+            },
+        }
+    }
+
+    /// The error as JSON, for a stream that has begun.
+    pub fn json(&self) -> Vec<u8> {
+        let error = Detail {
+            message: &self.message,
+            r#type: self.kind,
+            param: self.param.as_deref(),
+            code: self.code,
+        };
+        serde_json::to_vec(&Wire { error }).expect("strings are always JSON")
+    }
+}
+
+impl From<ParamError> for Refusal {
+    fn from(error: ParamError) -> Self {
+        Self::param(error.name, error.why)
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let json = HeaderValue::from_static("application/json");
+        let mut response =
+            (self.status, [(header::CONTENT_TYPE, json)], self.json()).into_response();
+        let headers = response.headers_mut();
+        match self.status {
+            StatusCode::SERVICE_UNAVAILABLE => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER));
+            }
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            _ => (),
+        }
+        if self.closes {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}

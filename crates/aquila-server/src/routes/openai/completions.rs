@@ -1,0 +1,331 @@
+//! `/v1/completions`: texts or tokens, and how they go on.
+
+use aquila_engine::{FinishReason, Token};
+use aquila_text::{CheckedParams, Prompt};
+use axum::extract::{Request, State};
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::logprobs::{Columns, CompletionLogprobs};
+use super::{Common, FINGERPRINT, UsageReport, finish_reason, matched_stop};
+use crate::answer::{Answer, News};
+use crate::ask::{Ask, Holds, Shared};
+use crate::body;
+use crate::fields::Fields;
+use crate::refusal::Refusal;
+use crate::routes::json as respond;
+use crate::state::{App, unix_time};
+use crate::stream::{self, EventWriter, Wording};
+
+/// Tokens of an answer where nothing says how many, as in OpenAI's API.
+const DEFAULT_MAX_TOKENS: usize = 16;
+
+/// A prompt in each of its four forms.
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected a string, a list of strings, a list of token ids or a list of such lists"
+)]
+enum Prompts {
+    Text(String),
+    Texts(Vec<String>),
+    Ids(Vec<u32>),
+    ManyIds(Vec<Vec<u32>>),
+}
+
+impl Prompts {
+    fn list(self) -> Result<Vec<Prompt>, Refusal> {
+        let list: Vec<Prompt> = match self {
+            Prompts::Text(text) => vec![Prompt::Text(text)],
+            Prompts::Ids(ids) => vec![Prompt::Ids(ids)],
+            Prompts::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
+            Prompts::ManyIds(lists) => lists.into_iter().map(Prompt::Ids).collect(),
+        };
+        if list.is_empty() {
+            return Err(Refusal::param("prompt", "must have at least one prompt"));
+        }
+        Ok(list)
+    }
+}
+
+/// A request, checked.
+struct Completion {
+    common: Common,
+    prompts: Vec<Prompt>,
+    echo: bool,
+}
+
+impl Completion {
+    fn take(mut fields: Fields) -> Result<Self, Refusal> {
+        let prompts = fields.require::<Prompts>("prompt")?.list()?;
+        let mut common = Common::take(&mut fields)?;
+        fields.set(&mut common.params, "max_tokens", "max_tokens")?;
+        let echo = fields.flag("echo")?;
+        if let Some(top) = fields.take::<usize>("logprobs")? {
+            common.params.logprobs = Some(true);
+            common.params.top_logprobs = Some(top);
+            common.params.prompt_logprobs = echo.then_some(true);
+        }
+        fields.refuse(&["suffix"])?;
+        if fields.take::<u32>("best_of")?.is_some_and(|n| n != common.params.n.unwrap_or(1)) {
+            return Err(Refusal::param("best_of", "must be equal to `n`"));
+        }
+        Ok(Self { common, prompts, echo })
+    }
+}
+
+pub(crate) async fn completions(
+    State(app): State<Shared>,
+    request: Request,
+) -> Result<Response, Refusal> {
+    let body = body::read(request, &app.settings.limits).await?;
+    let completion = Completion::take(Fields::parse(&body)?)?;
+    let common = completion.common;
+    app.check_model(common.model.as_deref())?;
+    let mut params = common.params;
+    let usual = app.settings.default_max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
+    params.max_tokens.get_or_insert(usual);
+    let mut params = app.generator.check(params).map_err(|error| Refusal::of(error, "prompt"))?;
+    params.skip_special_tokens = common.skip_special_tokens;
+    params.speculation = common.speculation;
+
+    let given = if completion.echo { completion.prompts.clone() } else { Vec::new() };
+    let prompts = app.tokens(completion.prompts, "prompt").await?;
+    let echoes = echoes(&app, given, &prompts)?;
+    let id = common.name.unwrap_or_else(|| app.identifiers.next("cmpl-"));
+    let ask = |prompt| Ask { name: id.clone(), prompt, params: params.clone() };
+    let asks: Vec<Ask> = prompts.into_iter().map(ask).collect();
+    let head = Head { id: id.clone(), created: unix_time() };
+    if common.stream {
+        let pieces = app.ask_in_pieces(asks, "prompt")?;
+        let answers = (0..pieces.holds.answers()).map(|_| Progress::default()).collect();
+        let include_usage = common.include_usage;
+        let usage = UsageReport::default();
+        let prompt_tokens = vec![Vec::new(); echoes.len()];
+        let wording =
+            Chunks { app, head, params, include_usage, echoes, prompt_tokens, answers, usage };
+        return Ok(stream::respond(pieces, wording, &id));
+    }
+    let answers = app.ask_for_all(asks, "prompt").await?;
+    let choices = choices(&app, &params, &echoes, &answers);
+    let usage = UsageReport::of(&answers, params.n as usize);
+    Ok(respond(&head.wrap(&app, &choices, Some(Some(usage))), Some(&id)))
+}
+
+/// What stands before each prompt's answers: the prompts as they were given, if wanted.
+fn echoes(app: &App, given: Vec<Prompt>, prompts: &[Vec<u32>]) -> Result<Vec<String>, Refusal> {
+    let decode = |ids: &[u32]| match app.generator.tokenizer() {
+        Some(tokenizer) => tokenizer.decode(ids, true).map_err(|e| Refusal::param("prompt", e)),
+        None => Ok(String::new()),
+    };
+    let echo = |(given, ids): (Prompt, &Vec<u32>)| match given {
+        Prompt::Text(text) => Ok(text),
+        Prompt::Ids(_) => decode(ids),
+    };
+    given.into_iter().zip(prompts).map(echo).collect()
+}
+
+struct Head {
+    id: String,
+    created: u64,
+}
+
+#[derive(Serialize)]
+struct Whole<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    system_fingerprint: &'static str,
+    choices: &'a [Choice],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Option<UsageReport>>,
+}
+
+#[derive(Serialize)]
+struct Choice {
+    index: usize,
+    text: String,
+    logprobs: Option<CompletionLogprobs>,
+    finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Value::is_null")]
+    matched_stop: Value,
+}
+
+impl Head {
+    fn wrap<'a>(
+        &'a self,
+        app: &'a App,
+        choices: &'a [Choice],
+        usage: Option<Option<UsageReport>>,
+    ) -> Whole<'a> {
+        Whole {
+            id: &self.id,
+            object: "text_completion",
+            created: self.created,
+            model: &app.settings.model.served_name,
+            system_fingerprint: FINGERPRINT,
+            choices,
+            usage,
+        }
+    }
+}
+
+fn choices(
+    app: &App,
+    params: &CheckedParams,
+    echoes: &[String],
+    answers: &[Answer],
+) -> Vec<Choice> {
+    let n = params.n as usize;
+    answers
+        .iter()
+        .enumerate()
+        .map(|(index, answer)| {
+            let echo = echoes.get(index / n).map(String::as_str);
+            // The prompt's tokens come with the first of the answers to it.
+            let prompt = &answers[index / n * n].prompt;
+            let mut progress = Progress::default();
+            let mut columns = CompletionLogprobs::default();
+            progress.echo(app, params, echo, prompt, &mut columns);
+            progress.answer(app, params, &answer.tokens, &mut columns);
+            Choice {
+                index,
+                text: format!("{}{}", echo.unwrap_or_default(), answer.text),
+                logprobs: params.logprobs.map(|_| columns),
+                finish_reason: Some(finish_reason(&answer.reason)),
+                matched_stop: matched_stop(&answer.reason, answer.stop.as_ref()),
+            }
+        })
+        .collect()
+}
+
+/// How far one answer is told.
+#[derive(Default)]
+struct Progress {
+    begun: bool,
+    columns: Option<Columns>,
+}
+
+impl Progress {
+    fn columns(&mut self, app: &App, params: &CheckedParams, offset: usize) -> &mut Columns {
+        let new = || {
+            let top = params.logprobs.unwrap_or(0);
+            Columns::new(app.generator.tokenizer(), offset, top, &params.limits.stop_ids)
+        };
+        self.columns.get_or_insert_with(new)
+    }
+
+    fn echo(
+        &mut self,
+        app: &App,
+        params: &CheckedParams,
+        echo: Option<&str>,
+        prompt: &[Token],
+        out: &mut CompletionLogprobs,
+    ) {
+        let Some(echo) = echo else { return };
+        if params.logprobs.is_some() {
+            self.columns(app, params, 0).prompt(prompt, out);
+            // What follows is a text of its own, and begins where the prompt ends.
+            self.columns = None;
+            self.columns(app, params, echo.chars().count());
+        }
+    }
+
+    fn answer(
+        &mut self,
+        app: &App,
+        params: &CheckedParams,
+        tokens: &[Token],
+        out: &mut CompletionLogprobs,
+    ) {
+        if params.logprobs.is_some() {
+            self.columns(app, params, 0).answer(tokens, out);
+        }
+    }
+}
+
+/// Answers in chunks.
+struct Chunks {
+    app: Shared,
+    head: Head,
+    params: CheckedParams,
+    include_usage: bool,
+    echoes: Vec<String>,
+    /// The tokens of each prompt that is echoed with log-probabilities.
+    prompt_tokens: Vec<Vec<Token>>,
+    answers: Vec<Progress>,
+    usage: UsageReport,
+}
+
+impl Chunks {
+    fn chunk(
+        &self,
+        index: usize,
+        text: String,
+        logprobs: Option<CompletionLogprobs>,
+        end: Option<(&FinishReason, Option<&String>)>,
+        out: &mut EventWriter,
+    ) {
+        let choice = Choice {
+            index,
+            text,
+            logprobs,
+            finish_reason: end.map(|(reason, _)| finish_reason(reason)),
+            matched_stop: end.map_or(Value::Null, |(reason, stop)| matched_stop(reason, stop)),
+        };
+        let usage = self.include_usage.then_some(None);
+        out.event(&self.head.wrap(&self.app, &[choice], usage));
+    }
+
+    fn begin(&mut self, index: usize, prompt: usize, out: &mut EventWriter) {
+        let progress = &mut self.answers[index];
+        if std::mem::replace(&mut progress.begun, true) {
+            return;
+        }
+        let Some(echo) = self.echoes.get(prompt).cloned() else { return };
+        let mut columns = CompletionLogprobs::default();
+        let tokens = &self.prompt_tokens[prompt];
+        progress.echo(&self.app, &self.params, Some(&echo), tokens, &mut columns);
+        let logprobs = Some(columns).filter(|columns| !columns.is_empty());
+        self.chunk(index, echo, logprobs, None, out);
+    }
+}
+
+impl Wording for Chunks {
+    fn write(&mut self, index: usize, news: News, holds: &Holds, out: &mut EventWriter) {
+        let prompt = holds.prompt_of(index);
+        if let News::Prompt(tokens) = news {
+            if let Some(place) = self.prompt_tokens.get_mut(prompt) {
+                *place = tokens;
+            }
+            return;
+        }
+        self.begin(index, prompt, out);
+        match news {
+            News::Prompt(_) => (),
+            News::Delta(delta) => {
+                let mut columns = CompletionLogprobs::default();
+                let progress = &mut self.answers[index];
+                progress.answer(&self.app, &self.params, &delta.tokens, &mut columns);
+                let logprobs = Some(columns).filter(|columns| !columns.is_empty());
+                if !delta.text.is_empty() || logprobs.is_some() {
+                    self.chunk(index, delta.text, logprobs, None, out);
+                }
+            }
+            News::End(end) => {
+                let last = Some((&end.reason, end.stop.as_ref()));
+                self.chunk(index, end.text, None, last, out);
+                self.usage.add(&end.usage, index.is_multiple_of(self.params.n as usize));
+            }
+        }
+    }
+
+    fn close(&mut self, out: &mut EventWriter) {
+        if self.include_usage {
+            out.event(&self.head.wrap(&self.app, &[], Some(Some(self.usage.clone()))));
+        }
+    }
+}

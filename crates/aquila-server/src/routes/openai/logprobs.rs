@@ -1,0 +1,154 @@
+//! Log-probabilities in OpenAI's two forms: a list of tokens for chats, columns for completions.
+
+use aquila_engine::Token;
+use aquila_text::{TextStream, Tokenizer};
+use serde::{Serialize, Serializer};
+
+/// How a token reads: its text, and its bytes, which may be part of a character.
+fn spelled(tokenizer: Option<&Tokenizer>, id: u32) -> (String, Vec<u8>) {
+    let bytes = tokenizer.and_then(|tokenizer| tokenizer.token_bytes(id).ok().flatten());
+    match bytes {
+        Some(bytes) => (String::from_utf8_lossy(&bytes).into_owned(), bytes),
+        None => (format!("token_id:{id}"), Vec::new()),
+    }
+}
+
+/// JSON has no infinity: what the model excludes altogether is written as OpenAI writes it.
+pub(crate) fn finite(logprob: f32) -> f32 {
+    logprob.max(-9999.0)
+}
+
+/// The log-probabilities of a chat's tokens.
+#[derive(Debug, Serialize)]
+pub(super) struct ChatLogprobs {
+    content: Vec<ChatToken>,
+    refusal: Option<()>,
+}
+
+#[derive(Debug, Serialize)]
+struct ChatToken {
+    #[serde(flatten)]
+    token: Likely,
+    top_logprobs: Vec<Likely>,
+}
+
+#[derive(Debug, Serialize)]
+struct Likely {
+    token: String,
+    logprob: f32,
+    bytes: Vec<u8>,
+}
+
+impl Likely {
+    fn new(tokenizer: Option<&Tokenizer>, id: u32, logprob: f32) -> Self {
+        let (token, bytes) = spelled(tokenizer, id);
+        Self { token, logprob: finite(logprob), bytes }
+    }
+}
+
+impl ChatLogprobs {
+    /// Of these tokens; what ends a text is no part of it.
+    pub fn of(tokenizer: Option<&Tokenizer>, tokens: &[Token], stop_ids: &[u32]) -> Self {
+        let content = tokens.iter().filter(|token| !stop_ids.contains(&token.id)).map(|token| {
+            let likely = |&(id, logprob): &(u32, f32)| Likely::new(tokenizer, id, logprob);
+            ChatToken {
+                token: Likely::new(tokenizer, token.id, token.logprob.unwrap_or(0.0)),
+                top_logprobs: token.top.iter().map(likely).collect(),
+            }
+        });
+        Self { content: content.collect(), refusal: None }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.content.is_empty()
+    }
+}
+
+/// The log-probabilities of a completion's tokens, in columns.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct CompletionLogprobs {
+    tokens: Vec<String>,
+    token_logprobs: Vec<Option<f32>>,
+    top_logprobs: Option<Vec<Option<ByText>>>,
+    text_offset: Vec<usize>,
+}
+
+/// Log-probabilities by the text of their tokens, each text once, best first.
+#[derive(Debug)]
+struct ByText(Vec<(String, f32)>);
+
+impl ByText {
+    fn of(likely: impl Iterator<Item = (String, f32)>) -> Self {
+        let mut entries: Vec<(String, f32)> = Vec::new();
+        for (text, logprob) in likely {
+            if entries.iter().all(|(other, _)| *other != text) {
+                entries.push((text, logprob));
+            }
+        }
+        Self(entries)
+    }
+}
+
+impl Serialize for ByText {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(text, logprob)| (text, logprob)))
+    }
+}
+
+impl CompletionLogprobs {
+    pub fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+}
+
+/// Where the next token of a growing text begins, in characters.
+#[derive(Debug)]
+pub(super) struct Columns {
+    tokenizer: Option<Tokenizer>,
+    stream: Option<TextStream>,
+    offset: usize,
+    /// How many of the most likely tokens were asked for.
+    top: usize,
+    stop_ids: Vec<u32>,
+}
+
+impl Columns {
+    /// For a text that begins at `offset`.
+    pub fn new(tokenizer: Option<&Tokenizer>, offset: usize, top: usize, stop_ids: &[u32]) -> Self {
+        let stream = tokenizer.map(|tokenizer| tokenizer.stream(true));
+        let stop_ids = stop_ids.to_vec();
+        Self { tokenizer: tokenizer.cloned(), stream, offset, top, stop_ids }
+    }
+
+    /// Adds the next tokens of a prompt, all of which belong to the text.
+    pub fn prompt(&mut self, tokens: &[Token], columns: &mut CompletionLogprobs) {
+        tokens.iter().for_each(|token| self.push(token, columns));
+    }
+
+    /// Adds the next tokens of an answer; what ends a text is no part of it.
+    pub fn answer(&mut self, tokens: &[Token], columns: &mut CompletionLogprobs) {
+        for token in tokens {
+            if !self.stop_ids.contains(&token.id) {
+                self.push(token, columns);
+            }
+        }
+    }
+
+    fn push(&mut self, token: &Token, columns: &mut CompletionLogprobs) {
+        let spelling = |id| spelled(self.tokenizer.as_ref(), id).0;
+        columns.tokens.push(spelling(token.id));
+        columns.token_logprobs.push(token.logprob.map(finite));
+        columns.text_offset.push(self.offset);
+        if self.top > 0 {
+            let most_likely = token.logprob.map(|own| {
+                let likely = token.top.iter().copied().chain([(token.id, own)]);
+                ByText::of(likely.map(|(id, logprob)| (spelling(id), finite(logprob))))
+            });
+            columns.top_logprobs.get_or_insert_default().push(most_likely);
+        }
+        if let Some(stream) = &mut self.stream {
+            // A token that cannot be decoded is no text.
+            self.offset += stream.push(token.id).unwrap_or_default().chars().count();
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! `/generate`: texts or tokens, and how they go on, in SGLang's form.
+
+use std::time::Instant;
+
+use aquila_engine::{FinishReason, StopCause, Token, Usage};
+use aquila_text::{Prompt, SamplingParams, Tokenizer};
+use axum::extract::{Request, State};
+use axum::response::Response;
+use serde_json::{Map, Value, json};
+
+use super::item::{Item, Report, SoFar};
+use crate::answer::News;
+use crate::ask::{Ask, Holds, Shared};
+use crate::body;
+use crate::fields::{Fields, OneOrMany};
+use crate::refusal::Refusal;
+use crate::routes::json as respond;
+use crate::state::App;
+use crate::stream::{self, EventWriter, Wording};
+
+/// Sampling settings by SGLang's names, and by ours where they differ.
+const SAMPLING: &[(&str, &str)] = &[
+    ("max_new_tokens", "max_tokens"),
+    ("min_new_tokens", "min_tokens"),
+    ("sampling_seed", "seed"),
+    ("temperature", "temperature"),
+    ("top_p", "top_p"),
+    ("top_k", "top_k"),
+    ("min_p", "min_p"),
+    ("frequency_penalty", "frequency_penalty"),
+    ("presence_penalty", "presence_penalty"),
+    ("repetition_penalty", "repetition_penalty"),
+    ("stop", "stop"),
+    ("stop_token_ids", "stop_token_ids"),
+    ("ignore_eos", "ignore_eos"),
+    ("logit_bias", "logit_bias"),
+    ("n", "n"),
+];
+/// Settings that change nothing here.
+const WITHOUT_EFFECT: &[&str] =
+    &["spaces_between_special_tokens", "custom_params", "stream_interval"];
+/// Settings that constrain the text, which nothing here does yet.
+const UNSUPPORTED: &[&str] = &["json_schema", "regex", "ebnf", "structural_tag", "stop_regex"];
+
+/// How one prompt is to be answered, as the request says it.
+struct Wish {
+    params: SamplingParams,
+    skip_special_tokens: bool,
+    keep_stop: bool,
+}
+
+impl Wish {
+    fn take(object: Map<String, Value>) -> Result<Self, Refusal> {
+        let mut fields = Fields::of(object);
+        let mut params = SamplingParams::default();
+        for (name, key) in SAMPLING {
+            fields.set(&mut params, name, key)?;
+        }
+        fields.refuse(UNSUPPORTED)?;
+        let skip_special_tokens = fields.take("skip_special_tokens")?.unwrap_or(true);
+        let keep_stop = fields.flag("no_stop_trim")?;
+        for name in WITHOUT_EFFECT {
+            fields.take::<Value>(name)?;
+        }
+        match fields.untaken() {
+            Some(name) => Err(Refusal::param(format!("sampling_params.{name}"), "no such setting")),
+            None => Ok(Self { params, skip_special_tokens, keep_stop }),
+        }
+    }
+}
+
+/// What is reported of one prompt's answers.
+struct Plan {
+    report: Report,
+    keep_stop: bool,
+    n: usize,
+}
+
+pub(crate) async fn generate(
+    State(app): State<Shared>,
+    request: Request,
+) -> Result<Response, Refusal> {
+    let asked = Instant::now();
+    let body = body::read(request, &app.settings.limits).await?;
+    let mut fields = Fields::parse(&body)?;
+    app.check_model(fields.take::<String>("model")?.as_deref())?;
+    let (prompts, mut is_list, param) = prompts(&mut fields)?;
+    let stream = fields.flag("stream")?;
+    let (asks, plans) = asks(&app, fields, prompts, param).await?;
+    is_list |= plans.iter().any(|plan| plan.n > 1);
+
+    if stream {
+        let name = asks[0].name.clone();
+        let pieces = app.ask_in_pieces(asks, param)?;
+        let items =
+            plans.iter().flat_map(|plan| std::iter::repeat_n(&plan.report, plan.n).map(Item::new));
+        let items = items.collect();
+        let wording = Updates { app, asked, plans, items, is_list };
+        return Ok(stream::respond(pieces, wording, &name));
+    }
+    let name = asks[0].name.clone();
+    let answers = app.ask_for_all(asks, param).await?;
+    let plan_of = plans.iter().flat_map(|plan| std::iter::repeat_n(plan, plan.n));
+    let items = plan_of.zip(answers).map(|(plan, answer)| {
+        let mut item = Item::new(&plan.report);
+        item.prompt(&answer.prompt);
+        item.add(&answer.text, answer.tokens);
+        let stop = answer.stop.as_deref();
+        let finish = Finish { asked, reason: &answer.reason, stop, usage: &answer.usage };
+        finish.put(&mut item, plan);
+        item
+    });
+    let items: Vec<Item> = items.collect();
+    let answers: Vec<SoFar<'_>> =
+        items.iter().map(|item| item.so_far(app.generator.tokenizer(), None)).collect();
+    Ok(match answers.as_slice() {
+        [answer] if !is_list => respond(answer, Some(&name)),
+        answers => respond(&answers, Some(&name)),
+    })
+}
+
+/// The prompts, whether they came as a list, and as which parameter.
+fn prompts(fields: &mut Fields) -> Result<(Vec<Prompt>, bool, &'static str), Refusal> {
+    let text: Option<OneOrMany<String>> = fields.take("text")?;
+    let ids: Option<OneOrMany<Vec<u32>>> = fields.take("input_ids")?;
+    fields.refuse(&["input_embeds", "image_data", "video_data", "audio_data", "lora_path"])?;
+    let (prompts, is_list, param) = match (text, ids) {
+        (Some(OneOrMany::One(text)), None) => (vec![Prompt::Text(text)], false, "text"),
+        (Some(OneOrMany::Many(texts)), None) => {
+            (texts.into_iter().map(Prompt::Text).collect(), true, "text")
+        }
+        (None, Some(OneOrMany::One(ids))) => (vec![Prompt::Ids(ids)], false, "input_ids"),
+        (None, Some(OneOrMany::Many(lists))) => {
+            (lists.into_iter().map(Prompt::Ids).collect(), true, "input_ids")
+        }
+        (Some(_), Some(_)) => {
+            return Err(Refusal::param("input_ids", "give `text` or `input_ids`, not both"));
+        }
+        (None, None) => return Err(Refusal::param("text", "give `text` or `input_ids`")),
+    };
+    if prompts.is_empty() {
+        return Err(Refusal::param(param, "must have at least one prompt"));
+    }
+    Ok((prompts, is_list, param))
+}
+
+/// One ask for each prompt, and what is to be reported of it.
+async fn asks(
+    app: &App,
+    mut fields: Fields,
+    prompts: Vec<Prompt>,
+    param: &'static str,
+) -> Result<(Vec<Ask>, Vec<Plan>), Refusal> {
+    let count = prompts.len();
+    let objects: Option<OneOrMany<Map<String, Value>>> = fields.take("sampling_params")?;
+    let objects = objects.unwrap_or(OneOrMany::One(Map::new())).spread(count, "sampling_params")?;
+    let names: Option<OneOrMany<String>> = fields.take("rid")?;
+    let names: Vec<String> = match names {
+        Some(OneOrMany::Many(names)) => OneOrMany::Many(names).spread(count, "rid")?,
+        Some(OneOrMany::One(name)) => vec![name; count],
+        None => (0..count).map(|_| app.identifiers.next("")).collect(),
+    };
+    let wanted = fields.take("return_logprob")?.unwrap_or(OneOrMany::One(false));
+    let wanted = wanted.spread(count, "return_logprob")?;
+    let start = fields.take("logprob_start_len")?.unwrap_or(OneOrMany::One(-1_i64));
+    let start = start.spread(count, "logprob_start_len")?;
+    let top = fields.take("top_logprobs_num")?.unwrap_or(OneOrMany::One(0_usize));
+    let top = top.spread(count, "top_logprobs_num")?;
+    let with_text = fields.flag("return_text_in_logprobs")?;
+    let speculation = fields.speculation()?;
+
+    let tokens = app.tokens(prompts, param).await?;
+    let mut asks = Vec::with_capacity(count);
+    let mut plans = Vec::with_capacity(count);
+    let settings = objects.into_iter().zip(wanted).zip(start).zip(top);
+    for ((name, prompt), (((object, wanted), start), top)) in
+        names.into_iter().zip(tokens).zip(settings)
+    {
+        let mut wish = Wish::take(object)?;
+        if let Some(usual) = app.settings.default_max_tokens {
+            wish.params.max_tokens.get_or_insert(usual);
+        }
+        let from = usize::try_from(start).ok().filter(|_| wanted);
+        wish.params.logprobs = Some(wanted);
+        wish.params.top_logprobs = Some(if wanted { top } else { 0 });
+        wish.params.prompt_logprobs = Some(from.is_some());
+        let mut params =
+            app.generator.check(wish.params).map_err(|error| Refusal::of(error, param))?;
+        params.skip_special_tokens = wish.skip_special_tokens;
+        params.speculation = speculation;
+        let report = Report {
+            id: name.clone(),
+            prompt_tokens: prompt.len(),
+            logprobs: wanted,
+            prompt_logprobs_from: from,
+            top_logprobs: wanted && top > 0,
+            with_text,
+        };
+        plans.push(Plan { report, keep_stop: wish.keep_stop, n: params.n as usize });
+        asks.push(Ask { name, prompt, params });
+    }
+    Ok((asks, plans))
+}
+
+/// How an answer ended.
+struct Finish<'a> {
+    asked: Instant,
+    reason: &'a FinishReason,
+    stop: Option<&'a str>,
+    usage: &'a Usage,
+}
+
+impl Finish<'_> {
+    fn put(&self, item: &mut Item, plan: &Plan) {
+        if let (true, Some(stop)) = (plan.keep_stop, self.stop) {
+            item.add(stop, Vec::new());
+        }
+        let reason = match (self.reason, self.stop) {
+            (FinishReason::Stop(_), Some(text)) => {
+                json!({ "type": "stop", "matched": text })
+            }
+            (FinishReason::Stop(StopCause::Token(id)), None) => {
+                json!({ "type": "stop", "matched": id })
+            }
+            (FinishReason::Stop(StopCause::Listener), None) => {
+                json!({ "type": "stop" })
+            }
+            (FinishReason::Length, _) => {
+                json!({ "type": "length", "length": self.usage.completion_tokens })
+            }
+            (FinishReason::Abort(why), _) => json!({ "type": "abort", "message": why }),
+        };
+        item.finish(reason, self.usage, self.asked.elapsed());
+    }
+}
+
+/// Answers as they grow: every event holds the whole text so far.
+struct Updates {
+    app: Shared,
+    asked: Instant,
+    plans: Vec<Plan>,
+    items: Vec<Item>,
+    is_list: bool,
+}
+
+impl Wording for Updates {
+    fn write(&mut self, index: usize, news: News, holds: &Holds, out: &mut EventWriter) {
+        let item = &mut self.items[index];
+        match news {
+            News::Prompt(tokens) => return item.prompt(&tokens),
+            News::Delta(delta) => item.add(&delta.text, delta.tokens),
+            News::End(end) => {
+                item.add(&end.text, Vec::<Token>::new());
+                let stop = end.stop.as_deref();
+                let finish =
+                    Finish { asked: self.asked, reason: &end.reason, stop, usage: &end.usage };
+                finish.put(item, &self.plans[holds.prompt_of(index)]);
+            }
+        }
+        let tokenizer: Option<&Tokenizer> = self.app.generator.tokenizer();
+        out.event(&item.so_far(tokenizer, self.is_list.then_some(index)));
+    }
+
+    fn close(&mut self, _: &mut EventWriter) {}
+}

@@ -1,0 +1,38 @@
+//! Whether the server is well: a glance, and a real token.
+
+use std::time::Duration;
+
+use aquila_text::SamplingParams;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+
+use crate::ask::{Ask, Shared};
+use crate::refusal::Refusal;
+
+/// How long one token may take before the server counts as ill.
+const ONE_TOKEN: Duration = Duration::from_secs(20);
+
+pub(crate) async fn health(State(app): State<Shared>) -> Response {
+    if app.is_draining() { Refusal::shutting_down().into_response() } else { ().into_response() }
+}
+
+/// Generates one token from one token, which any model can.
+pub(crate) async fn health_generate(State(app): State<Shared>) -> Result<Response, Refusal> {
+    if app.is_draining() {
+        return Err(Refusal::shutting_down());
+    }
+    let one = SamplingParams {
+        max_tokens: Some(1),
+        min_tokens: Some(0),
+        n: Some(1),
+        temperature: Some(0.0),
+        stop: Some(Vec::new()),
+        ..SamplingParams::default()
+    };
+    let params = app.generator.check(one).map_err(|error| Refusal::of(error, "health"))?;
+    let name = app.identifiers.next("health-");
+    let asking = app.ask_for_all(vec![Ask { name, prompt: vec![0], params }], "health");
+    let answered = tokio::time::timeout(ONE_TOKEN, asking).await;
+    answered.map_err(|_| Refusal::busy("no token came in time"))??;
+    Ok(().into_response())
+}

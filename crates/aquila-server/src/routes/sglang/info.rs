@@ -1,0 +1,83 @@
+//! What the server says about itself, its model and its load.
+
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+
+use crate::ask::Shared;
+use crate::routes::json as respond;
+
+/// Settings and state. SGLang's router drops all of it if one number is not an unsigned integer.
+pub(crate) async fn server(State(app): State<Shared>) -> Response {
+    let config = app.generator.engine().config();
+    let engine = app.generator.engine().stats().snapshot();
+    let spec = app.generator.engine().stats().speculation();
+    let model = &app.settings.model;
+    let info = json!({
+        "model_path": model.path,
+        "tokenizer_path": model.path,
+        "served_model_name": model.served_name,
+        "version": env!("CARGO_PKG_VERSION"),
+        "tp_size": 1,
+        "dp_size": 1,
+        "load_balance_method": "round_robin",
+        "disaggregation_mode": "null",
+        "speculative_algorithm": app.generator.engine().algorithm(),
+        "speculative_num_steps": config.shape.steps(),
+        "speculative_eagle_topk": config.shape.topk(),
+        "speculative_num_draft_tokens": config.shape.nodes(),
+        "context_length": config.context_length,
+        "page_size": config.page_size,
+        "chunked_prefill_size": config.chunked_prefill_size,
+        "max_prefill_tokens": config.chunked_prefill_size,
+        "max_running_requests": config.max_running_requests,
+        "max_queued_requests": config.max_queued_requests,
+        "max_total_tokens": config.pages() * config.page_size,
+        "disable_radix_cache": !config.prefix_cache,
+        "random_seed": config.random_seed,
+        "internal_states": [{
+            "last_gen_throughput": app.metrics.throughput(),
+            "num_running_reqs": engine.running,
+            "num_waiting_reqs": engine.waiting,
+            "num_used_tokens": engine.used_slots,
+            "num_cached_tokens": engine.cached_tokens,
+            "avg_spec_accept_length": spec.accept_length(),
+        }],
+    });
+    respond(&info, None)
+}
+
+pub(crate) async fn model(State(app): State<Shared>) -> Response {
+    let model = &app.settings.model;
+    let info = json!({
+        "model_path": model.path,
+        "tokenizer_path": model.path,
+        "served_model_name": model.served_name,
+        "is_generation": true,
+        "model_type": model.model_type,
+        "architectures": model.architectures,
+        "preferred_sampling_params": null,
+        "vocab_size": app.generator.engine().vocabulary(),
+        "max_model_len": app.generator.engine().config().context_length,
+    });
+    respond(&info, None)
+}
+
+pub(crate) async fn load(State(app): State<Shared>) -> Response {
+    let engine = app.generator.engine().stats().snapshot();
+    let load = json!([{
+        "dp_rank": 0,
+        "num_reqs": engine.running + engine.waiting,
+        "num_waiting_reqs": engine.waiting,
+        "num_tokens": engine.used_slots,
+    }]);
+    respond(&load, None)
+}
+
+pub(crate) async fn metrics(State(app): State<Shared>) -> Response {
+    let engine = app.generator.engine().stats().snapshot();
+    let spec = app.generator.engine().stats().speculation();
+    let page = app.metrics.page(&app.settings.model.served_name, &engine, &spec);
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response()
+}

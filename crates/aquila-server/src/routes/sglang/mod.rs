@@ -1,0 +1,8 @@
+//! SGLang's own API, and what its router asks of a worker.
+
+pub(super) mod control;
+pub(super) mod generate;
+pub(super) mod health;
+pub(super) mod info;
+mod item;
+pub(super) mod tokens;

@@ -1,0 +1,66 @@
+//! `/tokenize` and `/detokenize`.
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use serde_json::json;
+
+use crate::ask::Shared;
+use crate::body;
+use crate::fields::{Fields, OneOrMany};
+use crate::refusal::Refusal;
+use crate::routes::json as respond;
+use crate::state::off_thread;
+
+pub(crate) async fn tokenize(
+    State(app): State<Shared>,
+    request: Request,
+) -> Result<Response, Refusal> {
+    let body = body::read(request, &app.settings.limits).await?;
+    let mut fields = Fields::parse(&body)?;
+    app.check_model(fields.take::<String>("model")?.as_deref())?;
+    let prompt: OneOrMany<String> = fields.require("prompt")?;
+    let add_special: bool = fields.take("add_special_tokens")?.unwrap_or(true);
+    let tokenizer = app.tokenizer("prompt")?.clone();
+    let longest = app.generator.engine().config().context_length;
+    let answer = off_thread(body.len(), move || {
+        let encode = |text: &String| {
+            tokenizer.encode(text, add_special).map_err(|error| Refusal::param("prompt", error))
+        };
+        Ok(match prompt {
+            OneOrMany::One(text) => {
+                let tokens = encode(&text)?;
+                json!({ "count": tokens.len(), "tokens": tokens, "max_model_len": longest })
+            }
+            OneOrMany::Many(texts) => {
+                let lists = texts.iter().map(encode).collect::<Result<Vec<_>, _>>()?;
+                let counts: Vec<usize> = lists.iter().map(Vec::len).collect();
+                json!({ "count": counts, "tokens": lists, "max_model_len": longest })
+            }
+        })
+    });
+    Ok(respond(&answer.await?, None))
+}
+
+pub(crate) async fn detokenize(
+    State(app): State<Shared>,
+    request: Request,
+) -> Result<Response, Refusal> {
+    let body = body::read(request, &app.settings.limits).await?;
+    let mut fields = Fields::parse(&body)?;
+    app.check_model(fields.take::<String>("model")?.as_deref())?;
+    let tokens: OneOrMany<Vec<u32>> = fields.require("tokens")?;
+    let skip_special: bool = fields.take("skip_special_tokens")?.unwrap_or(true);
+    let tokenizer = app.tokenizer("tokens")?.clone();
+    let answer = off_thread(body.len(), move || {
+        let decode = |ids: &Vec<u32>| {
+            tokenizer.decode(ids, skip_special).map_err(|error| Refusal::param("tokens", error))
+        };
+        Ok(match tokens {
+            OneOrMany::One(ids) => json!({ "text": decode(&ids)? }),
+            OneOrMany::Many(lists) => {
+                json!({ "text": lists.iter().map(decode).collect::<Result<Vec<_>, _>>()? })
+            }
+        })
+    });
+    Ok(respond(&answer.await?, None))
+}

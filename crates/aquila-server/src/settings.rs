@@ -1,0 +1,75 @@
+//! What a server is told at start.
+
+use std::time::Duration;
+
+/// What clients may use up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of a request's body.
+    pub body_bytes: usize,
+    /// Tokens of a prompt; the context bounds it in any case.
+    pub prompt_tokens: Option<usize>,
+    /// From a request's arrival to its last token.
+    pub request_time: Option<Duration>,
+    /// For all headers of a request, and for a connection between two requests.
+    pub header_time: Duration,
+    /// For the body of a request.
+    pub body_time: Duration,
+    /// For a client that takes none of what is sent to it.
+    pub stall_time: Duration,
+    /// Pieces of one answer that wait for its client; one more gives the answer up.
+    pub unread_pieces: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            body_bytes: 8 << 20,
+            prompt_tokens: None,
+            request_time: Some(Duration::from_secs(3600)),
+            header_time: Duration::from_secs(75),
+            body_time: Duration::from_secs(60),
+            stall_time: Duration::from_secs(30),
+            unread_pieces: 1024,
+        }
+    }
+}
+
+/// What the server says about its model.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ModelCard {
+    /// The name that clients use.
+    pub served_name: String,
+    /// What the model was loaded from: a folder, a hub id, the name of a shipped model.
+    pub path: String,
+    /// The `model_type` of its config.
+    pub model_type: String,
+    /// The `architectures` of its config.
+    pub architectures: Vec<String>,
+}
+
+impl ModelCard {
+    /// Whether a request for `name` is for this model: by its served name, its path, or one of
+    /// the names that stand for "whatever is there" (SGLang's default, and what its router writes
+    /// where a client names none).
+    pub fn answers_to(&self, name: &str) -> bool {
+        name == self.served_name || name == self.path || matches!(name, "" | "default" | "unknown")
+    }
+}
+
+/// A server's settings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// The address to listen on.
+    pub host: String,
+    /// The port to listen on; 0 takes any.
+    pub port: u16,
+    /// What clients must show, if anything.
+    pub api_key: Option<String>,
+    /// The model.
+    pub model: ModelCard,
+    /// Tokens of an answer where a request does not say; each API has its own default else.
+    pub default_max_tokens: Option<usize>,
+    /// What clients may use up.
+    pub limits: Limits,
+}

@@ -1,0 +1,133 @@
+//! Answers as server-sent events.
+//!
+//! A stream is `data: JSON` events and `data: [DONE]`; one that fails ends with an event that
+//! holds the error, since its status is long sent.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use bytes::Bytes;
+use http_body::Frame;
+use serde::Serialize;
+
+use crate::answer::{Event, News};
+use crate::ask::{Holds, Pieces};
+use crate::refusal::Refusal;
+
+/// Events that are put together when several wait.
+const AT_ONCE: usize = 64;
+
+/// Writes events.
+#[derive(Debug, Default)]
+pub(crate) struct EventWriter(Vec<u8>);
+
+impl EventWriter {
+    /// Writes one event.
+    pub fn event(&mut self, value: &impl Serialize) {
+        self.0.extend_from_slice(b"data: ");
+        serde_json::to_writer(&mut self.0, value).expect("answers are always JSON");
+        self.0.extend_from_slice(b"\n\n");
+    }
+
+    fn raw(&mut self, data: &[u8]) {
+        self.0.extend_from_slice(b"data: ");
+        self.0.extend_from_slice(data);
+        self.0.extend_from_slice(b"\n\n");
+    }
+}
+
+/// How one API writes what became of answers.
+pub(crate) trait Wording: Send + Unpin + 'static {
+    /// Writes what became of the answer `index`; most pieces are one event, some are none.
+    fn write(&mut self, index: usize, news: News, holds: &Holds, out: &mut EventWriter);
+
+    /// Writes what comes after all answers have ended.
+    fn close(&mut self, out: &mut EventWriter);
+}
+
+/// A response that streams `pieces` in this wording, with the request's name in its headers.
+pub(crate) fn respond(pieces: Pieces, wording: impl Wording, name: &str) -> Response {
+    let left = pieces.holds.answers();
+    let body = EventBody { pieces: Some(pieces), wording, left, waiting: Vec::new() };
+    let mut response = Response::new(Body::new(body));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    if let Ok(name) = name.parse() {
+        headers.insert("x-request-id", name);
+    }
+    response
+}
+
+struct EventBody<W> {
+    /// None once the stream is complete.
+    pieces: Option<Pieces>,
+    wording: W,
+    /// Answers that have not ended.
+    left: usize,
+    waiting: Vec<Event>,
+}
+
+impl<W: Wording> EventBody<W> {
+    /// Writes what has come; false if the stream ends with it.
+    fn write(&mut self, out: &mut EventWriter) -> bool {
+        let Some(pieces) = &mut self.pieces else { return false };
+        for Event { index, news } in self.waiting.drain(..) {
+            if let News::End(end) = &news {
+                if let Some(refusal) = pieces.holds.failure(index, &end.reason) {
+                    out.raw(&refusal.json());
+                    return false;
+                }
+                self.left -= 1;
+            }
+            self.wording.write(index, news, &pieces.holds, out);
+        }
+        if self.left > 0 {
+            return true;
+        }
+        pieces.holds.complete();
+        self.wording.close(out);
+        out.raw(b"[DONE]");
+        false
+    }
+}
+
+impl<W: Wording> http_body::Body for EventBody<W> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let this = self.get_mut();
+        loop {
+            let Some(pieces) = &mut this.pieces else { return Poll::Ready(None) };
+            let received = pieces.events.poll_recv_many(context, &mut this.waiting, AT_ONCE);
+            let Poll::Ready(count) = received else { return Poll::Pending };
+            let mut out = EventWriter::default();
+            let goes_on = if count == 0 {
+                // The answers were given up before their end came through.
+                out.raw(&Refusal::too_slow().json());
+                false
+            } else {
+                this.write(&mut out)
+            };
+            if !goes_on {
+                this.waiting.clear();
+                this.pieces = None;
+            }
+            if !out.0.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(out.0.into()))));
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.pieces.is_none()
+    }
+}

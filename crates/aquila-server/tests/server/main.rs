@@ -1,0 +1,9 @@
+//! The server as its clients see it: raw sockets against the shipped model.
+
+mod bad_input;
+mod draining;
+mod failures;
+mod load;
+mod openai;
+mod sglang;
+mod support;

@@ -80,6 +80,7 @@ impl Scene {
             paths.push(path);
         }
         plan
+        sources: Vec::new(),
     }
 
     /// `rows` rows shared out over all requests, each request's in a row; the last one of each is

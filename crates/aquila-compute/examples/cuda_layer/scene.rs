@@ -80,7 +80,6 @@ impl Scene {
             paths.push(path);
         }
         plan
-        sources: Vec::new(),
     }
 
     /// `rows` rows shared out over all requests, each request's in a row; the last one of each is
@@ -116,5 +115,6 @@ pub fn alone(plan: &ForwardPlan, row: usize) -> ForwardPlan {
         slots: plan.slots.clone(),
         tails: plan.tails.clone(),
         outputs: vec![0],
+        sources: Vec::new(),
     }
 }

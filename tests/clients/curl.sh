@@ -1,0 +1,65 @@
+#!/bin/sh
+# curl against a running server: how streams are framed, and how signals end it.
+#
+#     tests/clients/curl.sh target/release/aquila
+set -eu
+binary=$1
+folder=$(mktemp -d)
+trap 'kill "$server" 2>/dev/null || true; rm -rf "$folder"' EXIT
+
+start() {
+    "$binary" serve --port 0 2>"$folder/log" &
+    server=$!
+    tries=0
+    until url=$(sed -n 's/^ready: \(http[^ ]*\).*/\1/p' "$folder/log") && [ -n "$url" ]; do
+        tries=$((tries + 1))
+        [ $tries -lt 600 ] || { echo "the server did not start"; cat "$folder/log"; exit 1; }
+        sleep 0.1
+    done
+}
+
+fail() {
+    echo "FAILED: $1"
+    exit 1
+}
+
+start
+body='{"messages": [{"role": "user", "content": "Tom has 3 apples."}], "max_tokens": 8,
+       "stream": true, "stream_options": {"include_usage": true}}'
+curl -sSN -D "$folder/head" -o "$folder/stream" "$url/chat/completions" -d "$body"
+grep -qi '^content-type: text/event-stream' "$folder/head" || fail "the content type"
+# Every event is one line of data and an empty line; the last says that it is the last.
+awk 'NR % 2 == 1 && !/^data: / { exit 1 } NR % 2 == 0 && length { exit 1 }' "$folder/stream" ||
+    fail "the framing of events"
+[ "$(tail -n 2 "$folder/stream")" = "data: [DONE]" ] || fail "the end of the stream"
+[ "$(grep -c '"finish_reason":"' "$folder/stream")" = 1 ] || fail "one finish reason"
+echo "ok      events are framed"
+
+# The first event is there long before the last: nothing is held back until the end.
+curl -sSN "$url/completions" -o "$folder/long" -d \
+    '{"prompt": "fn main", "max_tokens": 1500, "ignore_eos": true, "stream": true}' &
+client=$!
+until [ -s "$folder/long" ]; do sleep 0.02; done
+grep -q DONE "$folder/long" && fail "the stream came at once"
+echo "ok      events come as they are made"
+
+# SIGTERM lets the stream finish.
+kill -TERM "$server"
+wait "$client" || fail "the stream was cut"
+[ "$(tail -n 2 "$folder/long")" = "data: [DONE]" ] || fail "the drained stream has no end"
+wait "$server" || fail "draining ended with $?"
+echo "ok      a signal drains"
+
+# A second signal does not wait.
+start
+curl -sN "$url/completions" -o "$folder/cut" -d \
+    '{"prompt": "fn main", "max_tokens": 2000, "ignore_eos": true, "stream": true, "n": 32}' &
+client=$!
+until [ -s "$folder/cut" ]; do sleep 0.02; done
+kill -TERM "$server"
+until grep -q SIGTERM "$folder/log"; do sleep 0.02; done
+kill -TERM "$server"
+wait "$server" && fail "the second signal drained"
+wait "$client" || true
+grep -q DONE "$folder/cut" && fail "the second signal waited"
+echo "ok      a second signal ends at once"

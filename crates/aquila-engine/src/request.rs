@@ -101,7 +101,7 @@ impl Request {
         }
         let answer = usize::from(self.limits.max_tokens > 0);
         let limit = config.longest_sequence();
-        let why = if limit == config.context_length { "the context length" } else { "the KV pool" };
+        let why = if limit == config.context_length { "--context-length" } else { "--max-total-tokens, the KV pool" };
         if self.prompt.len() + answer > limit {
             return Err(SubmitError::PromptTooLong {
                 tokens: self.prompt.len(),

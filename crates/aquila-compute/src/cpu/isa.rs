@@ -52,7 +52,7 @@ impl Isa {
             IsaChoice::Auto => Ok(available[0]),
             IsaChoice::Only(isa) if available.contains(&isa) => Ok(isa),
             IsaChoice::Only(isa) => Err(Error::Unavailable(format!(
-                "this machine has no {isa}; it has: {}",
+                "--cpu-isa {isa}: this machine has no such instructions; it has {}",
                 available.iter().map(Isa::to_string).collect::<Vec<_>>().join(", ")
             ))),
         }

@@ -153,7 +153,7 @@ fn a_text_prompt_may_be_too_long_or_empty_and_only_it_fails() {
     let ran = generate(&["--max-tokens", "1"], &requests);
     assert_eq!(ran.code, Some(3));
     let lines = ran.lines();
-    assert!(lines[0]["error"].as_str().unwrap().contains("the context length"), "{}", lines[0]);
+    assert!(lines[0]["error"].as_str().unwrap().contains("--context-length"), "{}", lines[0]);
     assert!(lines[1]["error"].as_str().unwrap().contains("empty"), "{}", lines[1]);
     assert_eq!(ids(&lines[2]).len(), 1);
     let ran = run(&["generate", "--prompt", ""]);

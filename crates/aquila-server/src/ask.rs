@@ -3,7 +3,6 @@
 //! The answers to all prompts of one request are numbered through: those to the first prompt, then
 //! those to the second.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use aquila_engine::FinishReason;
@@ -114,6 +113,7 @@ impl App {
         mut sink: impl FnMut(usize, crate::metrics::Stopwatch) -> Box<dyn AnswerSink>,
     ) -> Result<Holds, Refusal> {
         self.check_size(&asks, param)?;
+        asks.iter().try_for_each(|ask| self.check_ids(&ask.params))?;
         let asked = Instant::now();
         let deadline = self.settings.limits.request_time.map(|time| asked + time);
         let engine = self.generator.engine();
@@ -138,6 +138,20 @@ impl App {
         Ok(holds)
     }
 
+    /// Refuses token ids that the model does not have, by the parameter that they came in.
+    fn check_ids(&self, params: &CheckedParams) -> Result<(), Refusal> {
+        let vocabulary = self.generator.engine().vocabulary();
+        let stops = params.limits.stop_ids.iter().map(|&id| ("stop_token_ids", id));
+        let biased = params.sampling.logit_bias.iter().map(|&(id, _)| ("logit_bias", id));
+        match stops.chain(biased).find(|&(_, id)| id as usize >= vocabulary) {
+            Some((name, id)) => {
+                let why = format!("has token id {id}, but the vocabulary has {vocabulary} tokens");
+                Err(Refusal::param(name, why))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Refuses what could never be queued at once, and prompts beyond the server's own limit.
     fn check_size(&self, asks: &[Ask], param: &str) -> Result<(), Refusal> {
         let answers: usize = asks.iter().map(|ask| ask.params.n as usize).sum();
@@ -156,6 +170,3 @@ impl App {
         }
     }
 }
-
-/// The app as handlers share it.
-pub(crate) type Shared = Arc<App>;

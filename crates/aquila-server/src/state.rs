@@ -15,6 +15,9 @@ use crate::under_way::UnderWay;
 /// Bytes of text from which tokenizing leaves the threads that serve sockets.
 const LONG_TEXT: usize = 16 << 10;
 
+/// The app as handlers share it.
+pub(crate) type Shared = Arc<App>;
+
 /// What all handlers share.
 pub(crate) struct App {
     pub generator: Generator,
@@ -78,19 +81,6 @@ impl App {
             let tokens = prompts.into_iter().map(|prompt| generator.tokens(prompt));
             tokens.collect::<Result<_, _>>().map_err(|error| Refusal::of(error, param))
         };
-        off_thread(size, encode).await
-    }
-
-    /// The tokens of a text that already has what the tokenizer would put around it.
-    pub async fn tokens_as_they_are(
-        &self,
-        text: String,
-        param: &'static str,
-    ) -> Result<Vec<u32>, Refusal> {
-        let tokenizer = self.tokenizer(param)?.clone();
-        let size = text.len();
-        let encode =
-            move || tokenizer.encode(&text, false).map_err(|error| Refusal::param(param, error));
         off_thread(size, encode).await
     }
 }

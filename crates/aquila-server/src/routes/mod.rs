@@ -10,9 +10,9 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
-use crate::ask::Shared;
 use crate::body;
 use crate::refusal::Refusal;
+use crate::state::Shared;
 
 /// All routes.
 pub(crate) fn router(app: Shared) -> Router {

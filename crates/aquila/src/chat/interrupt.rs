@@ -10,16 +10,21 @@ use crate::error::{Error, Result};
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Listens from now on; Ctrl-C does not end the program any more.
+    /// Listens from now on; Ctrl-C does not end the program any more. This comes before the line
+    /// editor's first line: the editor puts back the handler that it finds.
     pub fn listen() -> Result<Self> {
         let failed = |error| Error::Other(format!("cannot listen for Ctrl-C: {error}"));
         let pressed = Arc::new(AtomicBool::new(false));
         let flag = pressed.clone();
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(failed)?;
+        let mut presses = {
+            let _entered = runtime.enter();
+            Presses::listen().map_err(failed)?
+        };
         let listening = std::thread::Builder::new().name("ctrl-c".into()).spawn(move || {
             runtime.block_on(async {
-                while tokio::signal::ctrl_c().await.is_ok() {
+                while presses.recv().await.is_some() {
                     flag.store(true, Ordering::Release);
                 }
             });
@@ -36,5 +41,26 @@ impl Interrupt {
     /// Whether Ctrl-C was pressed since.
     pub fn pressed(&self) -> bool {
         self.0.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(unix)]
+struct Presses(tokio::signal::unix::Signal);
+#[cfg(windows)]
+struct Presses(tokio::signal::windows::CtrlC);
+
+impl Presses {
+    #[cfg(unix)]
+    fn listen() -> std::io::Result<Self> {
+        tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt()).map(Self)
+    }
+
+    #[cfg(windows)]
+    fn listen() -> std::io::Result<Self> {
+        tokio::signal::windows::ctrl_c().map(Self)
+    }
+
+    async fn recv(&mut self) -> Option<()> {
+        self.0.recv().await
     }
 }

@@ -9,12 +9,12 @@ use serde_json::{Map, Value};
 use super::logprobs::ChatLogprobs;
 use super::{Common, FINGERPRINT, UsageReport, finish_reason, matched_stop};
 use crate::answer::{Answer, News};
-use crate::ask::{Ask, Holds, Shared};
+use crate::ask::{Ask, Holds};
 use crate::body;
 use crate::fields::Fields;
 use crate::refusal::Refusal;
 use crate::routes::json as respond;
-use crate::state::{App, unix_time};
+use crate::state::{App, Shared, off_thread, unix_time};
 use crate::stream::{self, EventWriter, Wording};
 
 /// A conversation, checked.
@@ -124,13 +124,18 @@ pub(crate) async fn chat(State(app): State<Shared>, request: Request) -> Result<
     params.skip_special_tokens = chat.common.skip_special_tokens;
     params.speculation = chat.common.speculation;
 
-    let template = app.tokenizer("messages")?.chat_template().ok_or_else(|| {
-        Refusal::param("messages", "the model has no chat template: use /v1/completions")
-    })?;
-    let text = template
-        .render(&chat.messages, chat.tools.as_ref(), true, &chat.template_arguments)
-        .map_err(|error| Refusal::param("messages", error))?;
-    let prompt = app.tokens_as_they_are(text, "messages").await?;
+    let tokenizer = app.tokenizer("messages")?.clone();
+    let prompt = off_thread(body.len(), move || {
+        let template = tokenizer.chat_template().ok_or_else(|| {
+            Refusal::param("messages", "the model has no chat template: use /v1/completions")
+        })?;
+        let text = template
+            .render(&chat.messages, chat.tools.as_ref(), true, &chat.template_arguments)
+            .map_err(|error| Refusal::param("messages", error))?;
+        // The template has written what the tokenizer would put around a text.
+        tokenizer.encode(&text, false).map_err(|error| Refusal::param("messages", error))
+    });
+    let prompt = prompt.await?;
 
     let id = chat.common.name.unwrap_or_else(|| app.identifiers.next("chatcmpl-"));
     let ask = Ask { name: id.clone(), prompt, params: params.clone() };

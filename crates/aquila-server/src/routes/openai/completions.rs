@@ -10,12 +10,12 @@ use serde_json::Value;
 use super::logprobs::{Columns, CompletionLogprobs};
 use super::{Common, FINGERPRINT, UsageReport, finish_reason, matched_stop};
 use crate::answer::{Answer, News};
-use crate::ask::{Ask, Holds, Shared};
+use crate::ask::{Ask, Holds};
 use crate::body;
 use crate::fields::Fields;
 use crate::refusal::Refusal;
 use crate::routes::json as respond;
-use crate::state::{App, unix_time};
+use crate::state::{App, Shared, unix_time};
 use crate::stream::{self, EventWriter, Wording};
 
 /// Tokens of an answer where nothing says how many, as in OpenAI's API.

@@ -4,10 +4,9 @@ use axum::extract::{Path, State};
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use crate::ask::Shared;
 use crate::refusal::Refusal;
 use crate::routes::json as respond;
-use crate::state::App;
+use crate::state::{App, Shared};
 
 fn card(app: &App) -> Value {
     json!({

@@ -3,10 +3,10 @@
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 
-use crate::ask::Shared;
 use crate::body;
 use crate::fields::Fields;
 use crate::refusal::Refusal;
+use crate::state::Shared;
 
 /// `{"rid": …}` or `{"abort_all": true}`; a request that has ended already needs no aborting.
 pub(crate) async fn abort(

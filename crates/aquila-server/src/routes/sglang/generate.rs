@@ -10,12 +10,12 @@ use serde_json::{Map, Value, json};
 
 use super::item::{Item, Report, SoFar};
 use crate::answer::News;
-use crate::ask::{Ask, Holds, Shared};
+use crate::ask::{Ask, Holds};
 use crate::body;
 use crate::fields::{Fields, OneOrMany};
 use crate::refusal::Refusal;
 use crate::routes::json as respond;
-use crate::state::App;
+use crate::state::{App, Shared};
 use crate::stream::{self, EventWriter, Wording};
 
 /// Sampling settings by SGLang's names, and by ours where they differ.

@@ -6,8 +6,9 @@ use aquila_text::SamplingParams;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 
-use crate::ask::{Ask, Shared};
+use crate::ask::Ask;
 use crate::refusal::Refusal;
+use crate::state::Shared;
 
 /// How long one token may take before the server counts as ill.
 const ONE_TOKEN: Duration = Duration::from_secs(20);

@@ -5,8 +5,8 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
-use crate::ask::Shared;
 use crate::routes::json as respond;
+use crate::state::Shared;
 
 /// Settings and state. SGLang's router drops all of it if one number is not an unsigned integer.
 pub(crate) async fn server(State(app): State<Shared>) -> Response {

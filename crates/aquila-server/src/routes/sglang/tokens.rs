@@ -4,12 +4,11 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use serde_json::json;
 
-use crate::ask::Shared;
 use crate::body;
 use crate::fields::{Fields, OneOrMany};
 use crate::refusal::Refusal;
 use crate::routes::json as respond;
-use crate::state::off_thread;
+use crate::state::{Shared, off_thread};
 
 pub(crate) async fn tokenize(
     State(app): State<Shared>,

@@ -60,34 +60,61 @@ fn grow<T: Default + Clone>(values: &mut Vec<T>, size: usize) {
     }
 }
 
+/// The 32 values of a group, zeros after the row's last.
+#[inline(always)]
+unsafe fn group_of<L: Int8Lanes>(x: *const f32, left: usize) -> (L::F, L::F) {
+    // SAFETY: the caller says that `left` values are readable.
+    unsafe {
+        if left >= INT8_GROUP {
+            (L::load(x), L::load(x.add(LANES)))
+        } else if left >= LANES {
+            (L::load(x), L::load_first(x.add(LANES), left - LANES))
+        } else {
+            (L::load_first(x, left), L::splat(0.0))
+        }
+    }
+}
+
 #[inline(always)]
 unsafe fn quantize<L: Int8Lanes>(p: &Product, q: &Quantized, first: usize, last: usize) {
-    // SAFETY: rows and groups are within what `prepare` made room for.
-    unsafe {
-        for row in first..last {
-            for group in 0..q.groups {
+    let (q, inputs, zero) = (*q, p.inputs, L::splat(0.0));
+    // Sixteen groups at a time, so that their scales are divided together.
+    let mut largest = [0.0f32; LANES];
+    let mut inverses = [0.0f32; LANES];
+    let mut scales = [0.0f32; LANES];
+    for row in first..last {
+        let mut group = 0;
+        while group < q.groups {
+            let together = (q.groups - group).min(LANES);
+            // SAFETY: rows and groups are within what `prepare` made room for.
+            unsafe {
                 let x = p.input.add(row * p.input_stride + group * INT8_GROUP);
-                let left = p.inputs - group * INT8_GROUP;
-                let (a, b) = if left >= INT8_GROUP {
-                    (L::load(x), L::load(x.add(LANES)))
-                } else if left >= LANES {
-                    (L::load(x), L::load_first(x.add(LANES), left - LANES))
-                } else {
-                    (L::load_first(x, left), L::splat(0.0))
-                };
-                let zero = L::splat(0.0);
-                let largest = L::fold_max(L::max(L::abs(a), L::max(L::abs(b), zero)));
+                let left = inputs - group * INT8_GROUP;
+                for g in 0..together {
+                    let skipped = g * INT8_GROUP;
+                    let (a, b) = group_of::<L>(x.add(skipped), left - skipped);
+                    let most = L::max(L::abs(a), L::max(L::abs(b), zero));
+                    largest[g] = L::fold_max(most);
+                }
+                let (most, tiny) = (L::load(largest.as_ptr()), L::splat(1e-30));
                 let (inverse, scale) =
-                    if largest < 1e-30 { (0.0, 0.0) } else { (127.0 / largest, largest / 127.0) };
-                let at = q.values.add(row * q.stride + group * INT8_GROUP * L::STEPS);
-                let sum = L::store_inputs(at, L::round(L::mul(a, L::splat(inverse))))
-                    + L::store_inputs(
-                        at.add(LANES * L::STEPS),
-                        L::round(L::mul(b, L::splat(inverse))),
-                    );
-                *q.scales.add(row * q.groups + group) = scale;
-                *q.corrections.add(row * q.groups + group) = -128 * sum;
+                    (L::div(L::splat(127.0), most), L::div(most, L::splat(127.0)));
+                L::store(inverses.as_mut_ptr(), L::zero_below(most, tiny, inverse));
+                L::store(scales.as_mut_ptr(), L::zero_below(most, tiny, scale));
+                let of_group = row * q.groups + group;
+                let to = q.values.add(row * q.stride + group * INT8_GROUP * L::STEPS);
+                for g in 0..together {
+                    let skipped = g * INT8_GROUP;
+                    let (a, b) = group_of::<L>(x.add(skipped), left - skipped);
+                    let inverse = L::splat(inverses[g]);
+                    let to = to.add(skipped * L::STEPS);
+                    let sum = L::store_inputs(to, L::round(L::mul(a, inverse)))
+                        + L::store_inputs(to.add(LANES * L::STEPS), L::round(L::mul(b, inverse)));
+                    *q.corrections.add(of_group + g) = -128 * sum;
+                    *q.scales.add(of_group + g) = scales[g];
+                }
             }
+            group += together;
         }
     }
 }

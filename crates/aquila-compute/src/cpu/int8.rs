@@ -119,7 +119,8 @@ unsafe fn quantize<L: Int8Lanes>(p: &Product, q: &Quantized, first: usize, last:
     }
 }
 
-/// Groups ahead of the one in use that are asked for, over all panels of a tile.
+/// Groups ahead of the one in use that are asked for, over all panels of a tile. They go to the
+/// second level: the first one has too few fills in flight to wait on memory with them.
 const AHEAD: usize = 16;
 
 /// Some rows by some panels.
@@ -157,7 +158,7 @@ unsafe fn tile<L: Int8Lanes, const R: usize, const P: usize>(t: &Tile<'_>) {
                 }
                 scales = w;
                 unroll!(n < P {
-                    L::prefetch(w.wrapping_add(n * p.panel_bytes + ahead));
+                    L::prefetch_later(w.wrapping_add(n * p.panel_bytes + ahead));
                 });
                 w = w.wrapping_add(LINE);
             } else {
@@ -178,7 +179,7 @@ unsafe fn tile<L: Int8Lanes, const R: usize, const P: usize>(t: &Tile<'_>) {
                     }
                 }
                 unroll!(n < P {
-                    L::prefetch(w.wrapping_add(n * p.panel_bytes + ahead));
+                    L::prefetch_later(w.wrapping_add(n * p.panel_bytes + ahead));
                 });
                 four_inputs::<L, R, P>(&mut dots, w, p.panel_bytes, &x, q.stride, 0);
                 if L::STEPS == 2 {

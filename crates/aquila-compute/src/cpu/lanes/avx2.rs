@@ -206,11 +206,6 @@ impl Lanes for Avx2 {
         unsafe { Two(high8(at), high8(at.add(8))) }
     }
     #[inline(always)]
-    fn prefetch(at: *const u8) {
-        // SAFETY: a prefetch of any address is harmless.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-    }
-    #[inline(always)]
     fn prefetch_later(at: *const u8) {
         // SAFETY: a prefetch of any address is harmless.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }

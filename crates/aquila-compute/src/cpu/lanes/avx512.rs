@@ -184,11 +184,6 @@ impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
-    fn prefetch(at: *const u8) {
-        // SAFETY: a prefetch of any address is harmless.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-    }
-    #[inline(always)]
     fn prefetch_later(at: *const u8) {
         // SAFETY: a prefetch of any address is harmless.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }

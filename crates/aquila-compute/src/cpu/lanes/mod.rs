@@ -90,13 +90,8 @@ pub(super) trait Lanes: Copy + 'static {
     /// 16 words must be readable.
     unsafe fn load_high(at: *const u32) -> Self::F;
 
-    /// Asks for the cache line at `at`, which may be any address.
-    #[inline(always)]
-    fn prefetch(at: *const u8) {
-        let _ = at;
-    }
-
-    /// Asks for the cache line at `at` for later: not in the nearest cache.
+    /// Asks for the cache line at `at`, which may be any address, for later: not in the nearest
+    /// cache.
     #[inline(always)]
     fn prefetch_later(at: *const u8) {
         let _ = at;

@@ -97,7 +97,18 @@ unsafe fn attend<L: Lanes, E: Element>(
                 let alike = rows_alike(a, row, last, start);
                 if block.find(a, row, kv_head, start) {
                     let (mut place, end) = ((row - first) * group, (row + alike - first) * group);
-                    let mut cold = row == first;
+                    // Rows of one request share the slots, so the first asks for the block that
+                    // follows; before a row of another request, the last asks for that row's.
+                    let next = row + alike;
+                    let mut cold = true;
+                    let request = |row: usize| a.plan.sights[row].start;
+                    if next < last && request(next) != request(row) {
+                        block.look_ahead(a, next, kv_head, start);
+                    } else if row == first || next == last && request(row) != request(first) {
+                        block.look_ahead(a, first, kv_head, start + BLOCK);
+                    } else {
+                        cold = false;
+                    }
                     while place < end {
                         let heads = (end - place).min(MOST_HEADS);
                         score::<L, E>(a, &mut block, heads, queries.add(place * width), cold);

@@ -9,7 +9,7 @@ pub(super) struct Block {
     pub count: usize,
     /// Elements before each position's head; repeated to a multiple of 16 positions.
     pub at: [usize; BLOCK],
-    /// The same for the block that comes next, as many as it has.
+    /// The same for the block that is asked for meanwhile, as many as it has.
     pub ahead: [usize; BLOCK],
     pub ahead_count: usize,
     pub scores: [[f32; BLOCK]; MOST_HEADS],
@@ -66,15 +66,9 @@ impl Block {
         let near = &a.plan.slots[sight.start as usize..][..sight.prefix as usize];
         let far = &a.plan.tails[sight.tail_start as usize..][..sight.tail as usize];
         let place = |slot: &u32| head + *slot as usize * a.kv.width;
-        self.ahead_count = 0;
         if start + self.count <= near.len() {
-            // The usual case, and the only one that is long enough to look ahead.
+            // The usual case.
             for (at, slot) in self.at.iter_mut().zip(&near[start..][..self.count]) {
-                *at = place(slot);
-            }
-            let next = near[start + self.count..].iter().take(BLOCK);
-            self.ahead_count = next.len();
-            for (at, slot) in self.ahead.iter_mut().zip(next) {
                 *at = place(slot);
             }
         } else {
@@ -86,5 +80,23 @@ impl Block {
         let last = self.at[self.count - 1];
         self.at[self.count..self.count.next_multiple_of(LANES)].fill(last);
         true
+    }
+
+    /// Finds the positions `start..` of `row`, to be asked for while this block is worked on.
+    pub(super) fn look_ahead(
+        &mut self,
+        a: &Attention<'_>,
+        row: usize,
+        kv_head: usize,
+        start: usize,
+    ) {
+        let sight = a.plan.sights[row];
+        let head = a.kv.layer + kv_head * a.kv.head_stride;
+        let near = &a.plan.slots[sight.start as usize..][..sight.prefix as usize];
+        let next = near.iter().skip(start).take(BLOCK);
+        self.ahead_count = next.len();
+        for (at, slot) in self.ahead.iter_mut().zip(next) {
+            *at = head + *slot as usize * a.kv.width;
+        }
     }
 }

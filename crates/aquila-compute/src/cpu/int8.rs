@@ -4,12 +4,12 @@
 //! is exact, so only the order of the groups matters, and that is the order of the inputs.
 
 use super::Isa;
-use super::lanes::{Int8Lanes, LANES, Lanes, kernel, unroll};
+use super::lanes::{Int8Lanes, LANES, kernel, unroll};
 use super::project::{CARRY, Product, Tiling, finish_sums, opaque};
-use super::weight::{GROUP_LINES, LINE};
+use super::weight::{GROUP_LINES, LINE, PAIR_BYTES};
 use crate::shape::INT8_GROUP;
 
-/// Quantized rows: for each row and group 32 bytes, a scale and -128 times the sum of the bytes.
+/// Quantized rows: for each row and group 32 values as the instruction set takes them, a scale and -128 times the sum of the values.
 #[derive(Default)]
 pub(super) struct QuantizedRows {
     groups: usize,
@@ -17,6 +17,9 @@ pub(super) struct QuantizedRows {
     scales: Vec<f32>,
     corrections: Vec<i32>,
 }
+
+/// The most bytes of a quantized value; see [`Int8Lanes::STEPS`].
+const MOST_STEPS: usize = 2;
 
 /// The same, as kernels see it.
 #[derive(Clone, Copy)]
@@ -37,7 +40,7 @@ impl QuantizedRows {
     pub(super) fn prepare(&mut self, rows: usize, inputs: usize) -> Quantized {
         self.groups = inputs.div_ceil(INT8_GROUP);
         // An odd number of lines, as in rows of f32.
-        let stride = ((self.groups * INT8_GROUP).div_ceil(LINE) | 1) * LINE;
+        let stride = ((self.groups * INT8_GROUP * MOST_STEPS).div_ceil(LINE) | 1) * LINE;
         grow(&mut self.values, rows * stride);
         grow(&mut self.scales, rows * self.groups);
         grow(&mut self.corrections, rows * self.groups);
@@ -57,36 +60,67 @@ fn grow<T: Default + Clone>(values: &mut Vec<T>, size: usize) {
     }
 }
 
+/// The 32 values of a group, zeros after the row's last.
 #[inline(always)]
-unsafe fn quantize<L: Lanes>(p: &Product, q: &Quantized, first: usize, last: usize) {
-    // SAFETY: rows and groups are within what `prepare` made room for.
+unsafe fn group_of<L: Int8Lanes>(x: *const f32, left: usize) -> (L::F, L::F) {
+    // SAFETY: the caller says that `left` values are readable.
     unsafe {
-        for row in first..last {
-            for group in 0..q.groups {
-                let x = p.input.add(row * p.input_stride + group * INT8_GROUP);
-                let left = p.inputs - group * INT8_GROUP;
-                let (a, b) = if left >= INT8_GROUP {
-                    (L::load(x), L::load(x.add(LANES)))
-                } else if left >= LANES {
-                    (L::load(x), L::load_first(x.add(LANES), left - LANES))
-                } else {
-                    (L::load_first(x, left), L::splat(0.0))
-                };
-                let zero = L::splat(0.0);
-                let largest = L::fold_max(L::max(L::abs(a), L::max(L::abs(b), zero)));
-                let (inverse, scale) =
-                    if largest < 1e-30 { (0.0, 0.0) } else { (127.0 / largest, largest / 127.0) };
-                let at = q.values.add(row * q.stride + group * INT8_GROUP);
-                let sum = L::store_i8(at, L::round(L::mul(a, L::splat(inverse))))
-                    + L::store_i8(at.add(LANES), L::round(L::mul(b, L::splat(inverse))));
-                *q.scales.add(row * q.groups + group) = scale;
-                *q.corrections.add(row * q.groups + group) = -128 * sum;
-            }
+        if left >= INT8_GROUP {
+            (L::load(x), L::load(x.add(LANES)))
+        } else if left >= LANES {
+            (L::load(x), L::load_first(x.add(LANES), left - LANES))
+        } else {
+            (L::load_first(x, left), L::splat(0.0))
         }
     }
 }
 
-/// Groups ahead of the one in use that are asked for, over all panels of a tile.
+#[inline(always)]
+unsafe fn quantize<L: Int8Lanes>(p: &Product, q: &Quantized, first: usize, last: usize) {
+    let (q, inputs, zero) = (*q, p.inputs, L::splat(0.0));
+    // Sixteen groups at a time, so that their scales are divided together.
+    let mut largest = [0.0f32; LANES];
+    let mut inverses = [0.0f32; LANES];
+    let mut scales = [0.0f32; LANES];
+    for row in first..last {
+        let mut group = 0;
+        while group < q.groups {
+            let together = (q.groups - group).min(LANES);
+            // SAFETY: rows and groups are within what `prepare` made room for.
+            unsafe {
+                let x = p.input.add(row * p.input_stride + group * INT8_GROUP);
+                let left = inputs - group * INT8_GROUP;
+                for g in 0..together {
+                    let skipped = g * INT8_GROUP;
+                    let (a, b) = group_of::<L>(x.add(skipped), left - skipped);
+                    let most = L::max(L::abs(a), L::max(L::abs(b), zero));
+                    largest[g] = L::fold_max(most);
+                }
+                let (most, tiny) = (L::load(largest.as_ptr()), L::splat(1e-30));
+                let (inverse, scale) =
+                    (L::div(L::splat(127.0), most), L::div(most, L::splat(127.0)));
+                L::store(inverses.as_mut_ptr(), L::zero_below(most, tiny, inverse));
+                L::store(scales.as_mut_ptr(), L::zero_below(most, tiny, scale));
+                let of_group = row * q.groups + group;
+                let to = q.values.add(row * q.stride + group * INT8_GROUP * L::STEPS);
+                for g in 0..together {
+                    let skipped = g * INT8_GROUP;
+                    let (a, b) = group_of::<L>(x.add(skipped), left - skipped);
+                    let inverse = L::splat(inverses[g]);
+                    let to = to.add(skipped * L::STEPS);
+                    let sum = L::store_inputs(to, L::round(L::mul(a, inverse)))
+                        + L::store_inputs(to.add(LANES * L::STEPS), L::round(L::mul(b, inverse)));
+                    *q.corrections.add(of_group + g) = -128 * sum;
+                    *q.scales.add(of_group + g) = scales[g];
+                }
+            }
+            group += together;
+        }
+    }
+}
+
+/// Groups ahead of the one in use that are asked for, over all panels of a tile. They go to the
+/// second level: the first one has too few fills in flight to wait on memory with them.
 const AHEAD: usize = 16;
 
 /// Some rows by some panels.
@@ -106,15 +140,30 @@ unsafe fn tile<L: Int8Lanes, const R: usize, const P: usize>(t: &Tile<'_>) {
     unsafe {
         let (p, q) = (t.product, t.rows);
         let mut w = p.weights.add(t.panel * p.panel_bytes);
-        let scales = w.add(q.groups * GROUP_LINES * LINE);
+        let mut scales = w;
         // One pointer for three rows: the other two are a scaled index away.
         let mut x = [q.values.add(t.row * q.stride).cast_const(); POINTERS];
         for (g, x) in x.iter_mut().enumerate() {
             *x = x.wrapping_add(3 * g * q.stride);
         }
-        let far = (AHEAD / P).max(1);
+        let far = (AHEAD / P / 2).max(1);
+        let mut ahead = 0;
         for group in 0..q.groups {
             let row_of_groups = t.row * q.groups + group;
+            if group % 2 == 0 {
+                // Within the panel, or at the beginning of the one that comes next.
+                ahead = far * PAIR_BYTES;
+                if group + 2 * far >= q.groups {
+                    ahead += (P - 1) * p.panel_bytes;
+                }
+                scales = w;
+                unroll!(n < P {
+                    L::prefetch_later(w.wrapping_add(n * p.panel_bytes + ahead));
+                });
+                w = w.wrapping_add(LINE);
+            } else {
+                scales = scales.wrapping_add(2 * LANES);
+            }
             let mut dots = [[L::start(0); P]; R];
             unroll!(r < R {
                 let start = L::start(*q.corrections.add(row_of_groups + r * q.groups));
@@ -122,13 +171,6 @@ unsafe fn tile<L: Int8Lanes, const R: usize, const P: usize>(t: &Tile<'_>) {
                     dots[r][n] = start;
                 });
             });
-            // Within the panel, or at the beginning of the one that comes next.
-            let ahead = if group + far < q.groups {
-                far * GROUP_LINES * LINE
-            } else {
-                (P * p.panel_bytes).wrapping_add(far * GROUP_LINES * LINE)
-                    - q.groups * GROUP_LINES * LINE
-            };
             for _ in 0..GROUP_LINES {
                 w = opaque(w);
                 for (g, x) in x.iter_mut().enumerate() {
@@ -136,35 +178,20 @@ unsafe fn tile<L: Int8Lanes, const R: usize, const P: usize>(t: &Tile<'_>) {
                         *x = opaque(*x);
                     }
                 }
-                if L::MANY_REGISTERS {
-                    let mut of_panels = [L::weights(w); P];
-                    unroll!(n < P {
-                        L::prefetch(w.wrapping_add(n * p.panel_bytes + ahead));
-                        of_panels[n] = L::weights(w.add(n * p.panel_bytes));
-                    });
-                    unroll!(r < R {
-                        let x = L::four(x[r / 3].add(r % 3 * q.stride));
-                        unroll!(n < P {
-                            dots[r][n] = L::dot4(dots[r][n], of_panels[n], x);
-                        });
-                    });
-                } else {
-                    unroll!(n < P {
-                        L::prefetch(w.wrapping_add(n * p.panel_bytes + ahead));
-                        let w = L::weights(w.add(n * p.panel_bytes));
-                        unroll!(r < R {
-                            let x = L::four(x[r / 3].add(r % 3 * q.stride));
-                            dots[r][n] = L::dot4(dots[r][n], w, x);
-                        });
-                    });
+                unroll!(n < P {
+                    L::prefetch_later(w.wrapping_add(n * p.panel_bytes + ahead));
+                });
+                four_inputs::<L, R, P>(&mut dots, w, p.panel_bytes, &x, q.stride, 0);
+                if L::STEPS == 2 {
+                    four_inputs::<L, R, P>(&mut dots, w, p.panel_bytes, &x, q.stride, 1);
                 }
                 w = w.wrapping_add(LINE);
                 for x in &mut x {
-                    *x = x.wrapping_add(4);
+                    *x = x.wrapping_add(4 * L::STEPS);
                 }
             }
             unroll!(n < P {
-                let scale = L::load_bf16(scales.add(n * p.panel_bytes + group * 2 * LANES).cast());
+                let scale = L::load_bf16(scales.add(n * p.panel_bytes).cast());
                 unroll!(r < R {
                     let of_row = L::splat(*q.scales.add(row_of_groups + r * q.groups));
                     let sum = t.sums.add((r * P + n) * LANES);
@@ -173,6 +200,42 @@ unsafe fn tile<L: Int8Lanes, const R: usize, const P: usize>(t: &Tile<'_>) {
                 });
             });
         }
+    }
+}
+
+/// One step of four inputs of every row, times their weights.
+#[inline(always)]
+unsafe fn four_inputs<L: Int8Lanes, const R: usize, const P: usize>(
+    dots: &mut [[L::I; P]; R],
+    line: *const u8,
+    panel_bytes: usize,
+    x: &[*const i8; POINTERS],
+    stride: usize,
+    step: usize,
+) {
+    // SAFETY: the caller says that the line and the inputs exist.
+    unsafe {
+        if !L::MANY_REGISTERS {
+            // Loads inputs once per panel, since sums leave room for one panel's weights.
+            unroll!(n < P {
+                let w = L::weights(line.add(n * panel_bytes), step);
+                unroll!(r < R {
+                    let x = L::inputs(x[r / 3].add(r % 3 * stride), step);
+                    dots[r][n] = L::dot(dots[r][n], w, x);
+                });
+            });
+            return;
+        }
+        let mut w = [L::weights(line, step); P];
+        unroll!(n < P {
+            w[n] = L::weights(line.add(n * panel_bytes), step);
+        });
+        unroll!(r < R {
+            let x = L::inputs(x[r / 3].add(r % 3 * stride), step);
+            unroll!(n < P {
+                dots[r][n] = L::dot(dots[r][n], w[n], x);
+            });
+        });
     }
 }
 
@@ -218,20 +281,28 @@ tiles!(
 #[cfg(target_arch = "x86_64")]
 tiles!(
     avx2, crate::cpu::lanes::Avx2, ["avx2,fma"],
-    [2, 1, 1, 1],
-    1 x 2, 1 x 1, 2 x 1, 3 x 1, 4 x 1
+    [2, 1, 1, 1, 1],
+    1 x 2, 1 x 1, 2 x 1, 3 x 1, 4 x 1, 5 x 1
 );
 tiles!(portable, crate::cpu::lanes::Portable, [], [1, 1, 1, 1], 1 x 1, 2 x 1, 3 x 1, 4 x 1);
 
-/// Panels for each row count of a tile, and the tiles, of the instruction set; AVX-512 without
-/// VNNI takes those of AVX2.
-#[allow(clippy::type_complexity)]
-fn tiles_of(isa: Isa) -> (&'static [usize], fn(usize, usize) -> TileFn) {
+/// The instruction set whose integer products are used: AVX-512 without VNNI takes those of AVX2.
+fn integer_isa(isa: Isa) -> Isa {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => (vnni::PANELS, vnni::of),
+        Isa::Avx512 if !is_x86_feature_detected!("avx512vnni") => Isa::Avx2,
+        _ => isa,
+    }
+}
+
+/// Panels for each row count of a tile, and the tiles, of the instruction set.
+#[allow(clippy::type_complexity)]
+fn tiles_of(isa: Isa) -> (&'static [usize], fn(usize, usize) -> TileFn) {
+    match integer_isa(isa) {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx2 => (avx2::PANELS, avx2::of),
+        Isa::Avx512 => (vnni::PANELS, vnni::of),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => (avx2::PANELS, avx2::of),
         _ => (portable::PANELS, portable::of),
     }
 }
@@ -271,11 +342,22 @@ pub(super) unsafe fn project_int8(isa: Isa, p: &Product, q: &Quantized, first: u
     CARRY.set(carry);
 }
 
+/// Quantizes rows `first..last` of the product's input.
+///
+/// # Safety
+/// The product's input must be valid, `q` prepared for it, and no other task may write these
+/// rows.
+pub(super) unsafe fn quantize_rows(
+    isa: Isa,
+    p: &Product,
+    q: &Quantized,
+    first: usize,
+    last: usize,
+) {
+    // SAFETY: the caller vouches for the rows.
+    unsafe { quantize_for(integer_isa(isa), p, q, first, last) }
+}
+
 kernel! {
-    /// Quantizes rows `first..last` of the product's input.
-    ///
-    /// # Safety
-    /// The product's input must be valid, `q` prepared for it, and no other task may write these
-    /// rows.
-    pub(super) fn quantize_rows(p: &Product, q: &Quantized, first: usize, last: usize) = quantize
+    fn quantize_for(p: &Product, q: &Quantized, first: usize, last: usize) = quantize
 }

@@ -32,7 +32,10 @@ pub(super) struct Product {
 unsafe impl Sync for Product {}
 
 /// Lines ahead of those in use that are asked for when weights are read once, over all panels.
+/// They go to the second level: the first one has too few fills in flight to wait on memory.
 const AHEAD: usize = 64;
+/// The same for a tile of one panel, whose lines go by one at a time.
+const AHEAD_OF_ONE: usize = 128;
 /// Lines of one block of inputs when weights are read by several tiles.
 const BLOCK_LINES: usize = 128;
 
@@ -116,7 +119,7 @@ unsafe fn tile<L: Lanes, S: Stored, const R: usize, const P: usize>(t: &Tile<'_>
                 }
             }
             unroll!(n < P {
-                L::prefetch(w.wrapping_add(ahead[n]));
+                L::prefetch_later(w.wrapping_add(ahead[n]));
             });
             step::<L, S, R, P>(&mut sums, w, p.panel_bytes, &x, p.input_stride, 0);
             if S::INPUTS == 2 {
@@ -354,7 +357,7 @@ unsafe fn product<S: Stored>(isa: Isa, p: &Product, first: usize, last: usize) {
         carry[..size].fill(0.0);
         // A single tile runs some lines ahead of itself, and in its last block ahead into the
         // panels that come next. Several tiles share the asking for the block that comes next.
-        let ahead = AHEAD / panels;
+        let ahead = if panels == 1 { AHEAD_OF_ONE } else { AHEAD / panels };
         let mut line = 0;
         loop {
             let left = lines - line;

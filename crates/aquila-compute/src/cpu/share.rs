@@ -30,7 +30,7 @@ impl CpuBackend {
         let rows = product.rows;
         let mut scratch = self.quantized.lock().unwrap_or_else(PoisonError::into_inner);
         let quantized = scratch.prepare(rows, weight.inputs());
-        let chunk = rows.div_ceil(self.threads()).max(8);
+        let chunk = rows.div_ceil(self.threads()).max(4);
         self.pool.run(rows.div_ceil(chunk), &|index| {
             let (first, last) = (index * chunk, ((index + 1) * chunk).min(rows));
             // SAFETY: the product was checked, room was made, and chunks of rows are disjoint.

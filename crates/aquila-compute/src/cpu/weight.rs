@@ -5,8 +5,9 @@
 //! panel, one 64-byte line holds
 //! - bf16: two inputs k and k + 1 of all 16 outputs, as words with k in the low half;
 //! - f32: one input of all 16 outputs;
-//! - int8: four inputs of all 16 outputs, each byte the value plus 128. Eight lines are a group;
-//!   after all groups come their scales, 16 bfloat16 each.
+//! - int8: four inputs of all 16 outputs, each byte the value plus 128. Eight lines are a group.
+//!   Before every two groups comes a line with their scales, 16 bfloat16 each, so that a panel is
+//!   read as one stream.
 
 use half::bf16;
 
@@ -20,6 +21,8 @@ use crate::{Error, HostTensor, Result, WeightFormat, reference};
 pub(super) const LINE: usize = 64;
 /// Lines of one int8 group.
 pub(super) const GROUP_LINES: usize = INT8_GROUP / 4;
+/// Bytes of two int8 groups and their scales.
+pub(super) const PAIR_BYTES: usize = (2 * GROUP_LINES + 1) * LINE;
 
 /// A packed projection.
 pub struct CpuWeight {
@@ -36,7 +39,7 @@ fn panel_bytes(inputs: usize, format: WeightFormat) -> usize {
         WeightFormat::F32 => inputs * LINE,
         WeightFormat::Int8 => {
             let groups = inputs.div_ceil(INT8_GROUP);
-            (groups * (GROUP_LINES * LINE + 2 * LANES)).next_multiple_of(LINE)
+            (groups * GROUP_LINES + groups.div_ceil(2)) * LINE
         }
     }
 }
@@ -144,18 +147,16 @@ fn pack_f32(rows: &[f32], inputs: usize, bytes: &mut [u8]) {
 }
 
 fn pack_int8(rows: &[f32], inputs: usize, bytes: &mut [u8]) {
-    let groups = inputs.div_ceil(INT8_GROUP);
-    let (values, scales) = bytes.split_at_mut(groups * GROUP_LINES * LINE);
-    values.fill(128);
+    bytes.fill(128);
     for (lane, row) in rows.chunks_exact(inputs.max(1)).enumerate() {
         for (group, weights) in row.chunks(INT8_GROUP).enumerate() {
             let (quantized, scale) = reference::quantize_weights(weights);
             for (k, q) in quantized.into_iter().enumerate() {
-                let line = group * GROUP_LINES + k / 4;
-                values[line * LINE + lane * 4 + k % 4] = q.cast_unsigned().wrapping_add(128);
+                let line = group * GROUP_LINES + group / 2 + 1 + k / 4;
+                bytes[line * LINE + lane * 4 + k % 4] = q.cast_unsigned().wrapping_add(128);
             }
-            let at = (group * LANES + lane) * 2;
-            scales[at..at + 2].copy_from_slice(&bf16::from_f32(scale).to_bits().to_ne_bytes());
+            let at = group / 2 * PAIR_BYTES + (group % 2 * LANES + lane) * 2;
+            bytes[at..at + 2].copy_from_slice(&bf16::from_f32(scale).to_bits().to_ne_bytes());
         }
     }
 }

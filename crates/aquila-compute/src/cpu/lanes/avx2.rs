@@ -206,28 +206,6 @@ impl Lanes for Avx2 {
         unsafe { Two(high8(at), high8(at.add(8))) }
     }
     #[inline(always)]
-    unsafe fn store_i8(at: *mut i8, a: Self::F) -> i32 {
-        // SAFETY: vouched for by the caller.
-        unsafe {
-            // Low bytes alone, so that what is no number stores zero, as a cast would.
-            let low = _mm256_set1_epi32(0xff);
-            let words = _mm256_packus_epi32(
-                _mm256_and_si256(_mm256_cvttps_epi32(a.0), low),
-                _mm256_and_si256(_mm256_cvttps_epi32(a.1), low),
-            );
-            let words = _mm256_permute4x64_epi64::<0xd8>(words);
-            let bytes = _mm256_permute4x64_epi64::<0x08>(_mm256_packus_epi16(words, words));
-            let bytes = _mm256_castsi256_si128(bytes);
-            _mm_storeu_si128(at.cast(), bytes);
-            sum_i8(bytes)
-        }
-    }
-    #[inline(always)]
-    fn prefetch(at: *const u8) {
-        // SAFETY: a prefetch of any address is harmless.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-    }
-    #[inline(always)]
     fn prefetch_later(at: *const u8) {
         // SAFETY: a prefetch of any address is harmless.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
@@ -275,15 +253,15 @@ unsafe fn high8(at: *const u32) -> __m256 {
 
 impl Int8Lanes for Avx2 {
     type I = TwoI;
-    /// Signed weights, then their magnitudes.
-    type W = (TwoI, TwoI);
+    /// Two of the four weights of each lane, widened: the first and the third, then the others.
+    type W = TwoI;
     type X = __m256i;
+    const STEPS: usize = 2;
 
     #[inline(always)]
-    fn start(_minus_128_sum: i32) -> Self::I {
-        // The weights are made signed again, so there is nothing to take off.
+    fn start(minus_128_sum: i32) -> Self::I {
         // SAFETY: instructions enabled by the kernel.
-        unsafe { TwoI(_mm256_setzero_si256(), _mm256_setzero_si256()) }
+        unsafe { TwoI(_mm256_set1_epi32(minus_128_sum), _mm256_set1_epi32(minus_128_sum)) }
     }
     #[inline(always)]
     fn to_f32(a: Self::I) -> Self::F {
@@ -291,32 +269,53 @@ impl Int8Lanes for Avx2 {
         unsafe { Two(_mm256_cvtepi32_ps(a.0), _mm256_cvtepi32_ps(a.1)) }
     }
     #[inline(always)]
-    unsafe fn weights(at: *const u8) -> Self::W {
+    unsafe fn weights(at: *const u8, step: usize) -> Self::W {
         // SAFETY: vouched for by the caller.
         unsafe {
-            let sign = _mm256_set1_epi8(-128);
-            let a = _mm256_xor_si256(_mm256_loadu_si256(at.cast()), sign);
-            let b = _mm256_xor_si256(_mm256_loadu_si256(at.add(32).cast()), sign);
-            (TwoI(a, b), TwoI(_mm256_abs_epi8(a), _mm256_abs_epi8(b)))
+            let (a, b) = (_mm256_loadu_si256(at.cast()), _mm256_loadu_si256(at.add(32).cast()));
+            if step == 0 {
+                let low = _mm256_set1_epi16(0xff);
+                TwoI(_mm256_and_si256(a, low), _mm256_and_si256(b, low))
+            } else {
+                TwoI(_mm256_srli_epi16::<8>(a), _mm256_srli_epi16::<8>(b))
+            }
         }
     }
     #[inline(always)]
-    unsafe fn four(x: *const i8) -> Self::X {
+    unsafe fn inputs(x: *const i8, step: usize) -> Self::X {
         // SAFETY: vouched for by the caller.
-        unsafe { _mm256_set1_epi32(x.cast::<i32>().read_unaligned()) }
+        unsafe { _mm256_set1_epi32(x.cast::<i32>().add(step).read_unaligned()) }
     }
     #[inline(always)]
-    fn dot4(sum: Self::I, w: Self::W, x: Self::X) -> Self::I {
-        // Pairs of products stay within 2 * 127 * 127, so nothing saturates.
+    fn dot(sum: Self::I, w: Self::W, x: Self::X) -> Self::I {
+        // Words rather than bytes: products of bytes would need the weights' signs moved to the
+        // activations, for every row, on the units that multiply.
         // SAFETY: instructions enabled by the kernel.
         unsafe {
-            let ones = _mm256_set1_epi16(1);
-            let a = _mm256_maddubs_epi16(w.1.0, _mm256_sign_epi8(x, w.0.0));
-            let b = _mm256_maddubs_epi16(w.1.1, _mm256_sign_epi8(x, w.0.1));
             TwoI(
-                _mm256_add_epi32(sum.0, _mm256_madd_epi16(a, ones)),
-                _mm256_add_epi32(sum.1, _mm256_madd_epi16(b, ones)),
+                _mm256_add_epi32(sum.0, _mm256_madd_epi16(w.0, x)),
+                _mm256_add_epi32(sum.1, _mm256_madd_epi16(w.1, x)),
             )
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_inputs(at: *mut i8, a: Self::F) -> i32 {
+        // SAFETY: vouched for by the caller.
+        unsafe {
+            // Low bytes alone, so that what is no number stores zero, as a cast would.
+            let low = _mm256_set1_epi32(0xff);
+            let words = _mm256_packus_epi32(
+                _mm256_and_si256(_mm256_cvttps_epi32(a.0), low),
+                _mm256_and_si256(_mm256_cvttps_epi32(a.1), low),
+            );
+            let words = _mm256_permute4x64_epi64::<0xd8>(words);
+            let bytes = _mm256_permute4x64_epi64::<0x08>(_mm256_packus_epi16(words, words));
+            let bytes = _mm256_castsi256_si128(bytes);
+            // Of every four the first and the third, then the others, as the weights come.
+            let order = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+            let words = _mm256_cvtepi8_epi16(_mm_shuffle_epi8(bytes, order));
+            _mm256_storeu_si256(at.cast(), words);
+            sum_i8(bytes)
         }
     }
 }

@@ -184,20 +184,6 @@ impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn store_i8(at: *mut i8, a: Self::F) -> i32 {
-        // SAFETY: vouched for by the caller.
-        unsafe {
-            let bytes = _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(a));
-            _mm_storeu_si128(at.cast(), bytes);
-            super::avx2::sum_i8(bytes)
-        }
-    }
-    #[inline(always)]
-    fn prefetch(at: *const u8) {
-        // SAFETY: a prefetch of any address is harmless.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-    }
-    #[inline(always)]
     fn prefetch_later(at: *const u8) {
         // SAFETY: a prefetch of any address is harmless.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
@@ -208,6 +194,7 @@ impl Int8Lanes for Avx512 {
     type I = __m512i;
     type W = __m512i;
     type X = __m512i;
+    const STEPS: usize = 1;
 
     #[inline(always)]
     fn start(minus_128_sum: i32) -> Self::I {
@@ -220,18 +207,27 @@ impl Int8Lanes for Avx512 {
         unsafe { _mm512_cvtepi32_ps(a) }
     }
     #[inline(always)]
-    unsafe fn weights(at: *const u8) -> Self::W {
+    unsafe fn weights(at: *const u8, _step: usize) -> Self::W {
         // SAFETY: vouched for by the caller.
         unsafe { _mm512_loadu_si512(at.cast()) }
     }
     #[inline(always)]
-    unsafe fn four(x: *const i8) -> Self::X {
+    unsafe fn inputs(x: *const i8, _step: usize) -> Self::X {
         // SAFETY: vouched for by the caller.
         unsafe { _mm512_set1_epi32(x.cast::<i32>().read_unaligned()) }
     }
     #[inline(always)]
-    fn dot4(sum: Self::I, w: Self::W, x: Self::X) -> Self::I {
+    fn dot(sum: Self::I, w: Self::W, x: Self::X) -> Self::I {
         // SAFETY: instructions enabled.
         unsafe { _mm512_dpbusd_epi32(sum, w, x) }
+    }
+    #[inline(always)]
+    unsafe fn store_inputs(at: *mut i8, a: Self::F) -> i32 {
+        // SAFETY: vouched for by the caller.
+        unsafe {
+            let bytes = _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(a));
+            _mm_storeu_si128(at.cast(), bytes);
+            super::avx2::sum_i8(bytes)
+        }
     }
 }

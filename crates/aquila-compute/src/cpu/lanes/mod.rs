@@ -89,20 +89,9 @@ pub(super) trait Lanes: Copy + 'static {
     /// # Safety
     /// 16 words must be readable.
     unsafe fn load_high(at: *const u32) -> Self::F;
-    /// Stores integers between -128 and 127 as bytes, what is no number as zero, and answers
-    /// their sum.
-    ///
-    /// # Safety
-    /// 16 bytes must be writable.
-    unsafe fn store_i8(at: *mut i8, a: Self::F) -> i32;
 
-    /// Asks for the cache line at `at`, which may be any address.
-    #[inline(always)]
-    fn prefetch(at: *const u8) {
-        let _ = at;
-    }
-
-    /// Asks for the cache line at `at` for later: not in the nearest cache.
+    /// Asks for the cache line at `at`, which may be any address, for later: not in the nearest
+    /// cache.
     #[inline(always)]
     fn prefetch_later(at: *const u8) {
         let _ = at;
@@ -135,26 +124,34 @@ pub(super) trait Lanes: Copy + 'static {
 pub(super) trait Int8Lanes: Lanes {
     /// Sixteen i32.
     type I: Copy;
-    /// Four weights in each lane, as [`Int8Lanes::dot4`] takes them.
+    /// Weights of each lane, as [`Int8Lanes::dot`] takes them.
     type W: Copy;
-    /// Four activations, as [`Int8Lanes::dot4`] takes them.
+    /// Activations, as [`Int8Lanes::dot`] takes them.
     type X: Copy;
+    /// Steps that four inputs take; also the bytes of a quantized activation.
+    const STEPS: usize;
 
     /// Where the sum of a group begins, given -128 times the sum of its activations.
     fn start(minus_128_sum: i32) -> Self::I;
     fn to_f32(a: Self::I) -> Self::F;
-    /// 64 weights, each stored as its value plus 128.
+    /// The weights of one step, out of 64 that are stored as their values plus 128.
     ///
     /// # Safety
     /// 64 bytes must be readable.
-    unsafe fn weights(at: *const u8) -> Self::W;
-    /// Four activations, the same for each lane.
+    unsafe fn weights(at: *const u8, step: usize) -> Self::W;
+    /// The activations of one step, out of four, the same for each lane.
     ///
     /// # Safety
-    /// Four bytes must be readable.
-    unsafe fn four(x: *const i8) -> Self::X;
-    /// Adds to each lane the products of its four weights with the four activations.
-    fn dot4(sum: Self::I, w: Self::W, x: Self::X) -> Self::I;
+    /// Four activations must be readable.
+    unsafe fn inputs(x: *const i8, step: usize) -> Self::X;
+    /// Adds to each lane the products of its weights with the activations.
+    fn dot(sum: Self::I, w: Self::W, x: Self::X) -> Self::I;
+    /// Stores integers between -128 and 127 as activations, what is no number as zero, and
+    /// answers their sum.
+    ///
+    /// # Safety
+    /// 16 activations must be writable.
+    unsafe fn store_inputs(at: *mut i8, a: Self::F) -> i32;
 }
 
 /// Compiles a generic kernel for every instruction set, behind one function that picks by

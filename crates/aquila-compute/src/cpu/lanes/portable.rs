@@ -116,22 +116,13 @@ impl Lanes for Portable {
         // SAFETY: the caller says that 16 words are readable.
         std::array::from_fn(|i| f32::from_bits(unsafe { at.add(i).read_unaligned() } & 0xffff_0000))
     }
-    #[inline(always)]
-    unsafe fn store_i8(at: *mut i8, a: Self::F) -> i32 {
-        let mut sum = 0;
-        for (i, x) in a.into_iter().enumerate() {
-            sum += i32::from(x as i8);
-            // SAFETY: the caller says that 16 bytes are writable.
-            unsafe { at.add(i).write(x as i8) }
-        }
-        sum
-    }
 }
 
 impl Int8Lanes for Portable {
     type I = [i32; LANES];
     type W = [u8; 64];
     type X = [i8; 4];
+    const STEPS: usize = 1;
 
     #[inline(always)]
     fn start(minus_128_sum: i32) -> Self::I {
@@ -142,19 +133,29 @@ impl Int8Lanes for Portable {
         a.map(|x| x as f32)
     }
     #[inline(always)]
-    unsafe fn weights(at: *const u8) -> Self::W {
+    unsafe fn weights(at: *const u8, _step: usize) -> Self::W {
         // SAFETY: the caller says that 64 bytes are readable.
         unsafe { at.cast::<[u8; 64]>().read() }
     }
     #[inline(always)]
-    unsafe fn four(x: *const i8) -> Self::X {
+    unsafe fn inputs(x: *const i8, _step: usize) -> Self::X {
         // SAFETY: the caller says that four bytes are readable.
         unsafe { x.cast::<[i8; 4]>().read() }
     }
     #[inline(always)]
-    fn dot4(sum: Self::I, w: Self::W, x: Self::X) -> Self::I {
+    fn dot(sum: Self::I, w: Self::W, x: Self::X) -> Self::I {
         std::array::from_fn(|i| {
             (0..4).fold(sum[i], |sum, j| sum + i32::from(w[4 * i + j]) * i32::from(x[j]))
         })
+    }
+    #[inline(always)]
+    unsafe fn store_inputs(at: *mut i8, a: Self::F) -> i32 {
+        let mut sum = 0;
+        for (i, x) in a.into_iter().enumerate() {
+            sum += i32::from(x as i8);
+            // SAFETY: the caller says that 16 bytes are writable.
+            unsafe { at.add(i).write(x as i8) }
+        }
+        sum
     }
 }

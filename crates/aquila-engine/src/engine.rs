@@ -25,6 +25,7 @@ use crate::request::{Request, RequestId};
 use crate::round::{Part, Room, RoundPlan, Work};
 use crate::runner::Runner;
 use crate::stats::Stats;
+use crate::times::{Times, timed};
 
 /// Slots kept back for each request that decodes before another one is admitted, so that a
 /// newcomer is not retracted at once.
@@ -40,6 +41,8 @@ pub struct Engine<B: Backend> {
     round: RoundPlan,
     next_id: u64,
     stats: Arc<Stats>,
+    /// Of the round that runs.
+    times: Times,
 }
 
 impl<B: Backend> Engine<B> {
@@ -69,6 +72,7 @@ impl<B: Backend> Engine<B> {
             round: RoundPlan::default(),
             next_id: 0,
             stats,
+            times: Times::default(),
         })
     }
 
@@ -175,6 +179,8 @@ impl<B: Backend> Engine<B> {
 
     /// One round; false if there was nothing to do.
     pub fn step(&mut self) -> bool {
+        let began = Instant::now();
+        self.times = Times { rounds: 1, ..Times::default() };
         self.give_up_expired();
         self.make_room();
         self.admit();
@@ -194,6 +200,10 @@ impl<B: Backend> Engine<B> {
         self.stats.rounds.fetch_add(1, Relaxed);
         self.round = round;
         self.count();
+        if self.round.only_decodes() {
+            self.times.whole = began.elapsed();
+            self.stats.add_times(&self.times);
+        }
         true
     }
 
@@ -204,7 +214,9 @@ impl<B: Backend> Engine<B> {
             outputs: self.config.max_outputs(),
         };
         round.fill(&self.running, trees, room);
-        let choices = self.runner.run(&round.forward, &round.asks(&self.running))?;
+        let asks = round.asks(&self.running);
+        let choices = timed(&mut self.times.verify, || self.runner.run(&round.forward, &asks))?;
+
         self.hand_out(round, choices)
     }
 
@@ -250,7 +262,8 @@ impl<B: Backend> Engine<B> {
                 })
             })
             .collect();
-        let mut trees = self.runner.draft(&requests)?.into_iter();
+        let trees = timed(&mut self.times.draft, || self.runner.draft(&requests))?;
+        let mut trees = trees.into_iter();
         Ok(self.running.iter().map(|r| if drafts(r) { trees.next() } else { None }).collect())
     }
 
@@ -337,6 +350,7 @@ impl<B: Backend> Engine<B> {
         let mut choices = choices.into_iter();
         let mut kept = Kept::default();
         let mut ended = Vec::new();
+        let began = Instant::now();
         for part in &round.parts {
             let part_choices: Vec<Choice> = choices.by_ref().take(part.outputs()).collect();
             let reason = match &part.work {
@@ -347,7 +361,8 @@ impl<B: Backend> Engine<B> {
             };
             ended.push(reason);
         }
-        self.runner.commit(&kept)?;
+        self.times.accept += began.elapsed();
+        timed(&mut self.times.commit, || self.runner.commit(&kept))?;
         self.extend(round, &ended)?;
         for (part, reason) in round.parts.iter().zip(ended).rev() {
             if let Some(reason) = reason {
@@ -483,7 +498,7 @@ impl<B: Backend> Engine<B> {
                 }
             })
             .collect();
-        let seeds = self.runner.extend(&requests)?;
+        let seeds = timed(&mut self.times.extend, || self.runner.extend(&requests))?;
         for ((part, (rows, ..)), seed) in parts.iter().zip(plans).zip(seeds) {
             let request = &mut self.running[part.index];
             self.cache.commit(&mut request.sequence, DRAFT, rows.len());

@@ -20,6 +20,7 @@ mod request;
 mod round;
 mod runner;
 mod stats;
+mod times;
 
 pub use budget::{Budget, BudgetLine, Needs, available_memory};
 pub use config::EngineConfig;
@@ -30,3 +31,4 @@ pub use listener::{FinishReason, Listener, Outcome, StopCause, Token, Usage, Ver
 pub use request::{Limits, Request, RequestId, Speculation};
 pub use runner::Runner;
 pub use stats::{Snapshot, Stats};
+pub use times::Times;

@@ -149,6 +149,11 @@ impl RoundPlan {
         }
     }
 
+    /// Whether every request of the round decodes.
+    pub fn only_decodes(&self) -> bool {
+        self.parts.iter().all(|part| matches!(part.work, Work::Verify { .. }))
+    }
+
     /// What is asked about the logits, in the order of the plan's outputs.
     pub fn asks<'a>(&'a self, running: &'a [Running]) -> Vec<Ask<'a>> {
         let mut asks: Vec<Ask<'a>> = Vec::with_capacity(self.forward.outputs.len());

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use aquila_spec::SpecStats;
 
+use crate::times::Times;
+
 /// Counters of a running engine.
 #[derive(Debug, Default)]
 pub struct Stats {
@@ -20,6 +22,7 @@ pub struct Stats {
     pub(crate) finished: AtomicU64,
     pub(crate) failed_rounds: AtomicU64,
     speculation: Mutex<SpecStats>,
+    times: Mutex<Times>,
 }
 
 /// The counters at one moment.
@@ -58,6 +61,17 @@ impl Stats {
     pub(crate) fn add_speculation(&self, spec: &SpecStats) {
         if let Ok(mut sum) = self.speculation.lock() {
             sum.add(spec);
+        }
+    }
+
+    /// Where the time of decoding went so far.
+    pub fn times(&self) -> Times {
+        self.times.lock().map(|sum| *sum).unwrap_or_default()
+    }
+
+    pub(crate) fn add_times(&self, times: &Times) {
+        if let Ok(mut sum) = self.times.lock() {
+            sum.add(times);
         }
     }
 

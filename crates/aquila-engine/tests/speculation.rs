@@ -3,111 +3,18 @@
 mod support;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
 
-use aquila_compute::cpu::CpuBackend;
-use aquila_engine::{Engine, EngineConfig, FinishReason, Request, Speculation};
+use aquila_engine::{EngineConfig, Request, Speculation};
 use aquila_spec::{Shape, SpecStats};
 use serde_json::Value;
+use support::answers::*;
 use support::shipped::{Algorithm, config, engine};
-use support::{Notes, run};
-use tokenizers::Tokenizer;
-
-#[derive(Debug, Clone, Default, PartialEq)]
-struct Heard {
-    ids: Vec<u32>,
-    logprobs: Vec<Option<u32>>,
-    reason: Option<FinishReason>,
-    spec: SpecStats,
-}
-
-/// The prompts of the acceptance tables, by kind, tokenized.
-fn prompts() -> Vec<(String, Vec<u32>)> {
-    let folder = match aquila_model::resolve("tiny").unwrap() {
-        aquila_model::Location::Folder(folder) => folder,
-        other => panic!("{other:?}"),
-    };
-    let tokenizer = Tokenizer::from_file(folder.join("tokenizer.json")).unwrap();
-    let path = support::fixture("acceptance-prompts.jsonl");
-    let text = std::fs::read_to_string(path).unwrap();
-    text.lines()
-        .map(|line| {
-            let line: Value = serde_json::from_str(line).unwrap();
-            let ids = tokenizer.encode(line["prompt"].as_str().unwrap(), true).unwrap();
-            (line["kind"].as_str().unwrap().to_owned(), ids.get_ids().to_vec())
-        })
-        .collect()
-}
-
-/// How a request is changed before it is submitted.
-type Change = fn(&mut Request, usize);
-
-fn greedy(_: &mut Request, _: usize) {}
-
-fn warm(request: &mut Request, index: usize) {
-    request.sampling.temperature = 0.7;
-    request.sampling.top_p = 0.9;
-    request.sampling.seed = index as u64;
-    request.seeded = true;
-}
-
-fn hot(request: &mut Request, index: usize) {
-    warm(request, index + 1000);
-    request.sampling.temperature = 1.0;
-    request.sampling.top_p = 0.95;
-}
-
-fn penalized(request: &mut Request, _: usize) {
-    request.sampling.repetition_penalty = 1.2;
-    request.sampling.presence_penalty = 0.5;
-    request.sampling.frequency_penalty = 0.4;
-}
-
-/// Runs all prompts at once, as far as the engine lets them.
-fn answers(
-    engine: &mut Engine<CpuBackend>,
-    prompts: &[Vec<u32>],
-    tokens: usize,
-    change: Change,
-) -> Vec<Heard> {
-    let submit = |(index, prompt): (usize, &Vec<u32>)| {
-        let heard = Arc::new(Mutex::new(support::Heard::default()));
-        let notes = Notes { heard: heard.clone(), stop_after: None };
-        let mut request = Request::new(prompt.clone(), tokens, Box::new(notes));
-        request.limits.stop_ids = vec![0, 2];
-        request.logprobs = Some(0);
-        change(&mut request, index);
-        engine.submit(request).unwrap();
-        heard
-    };
-    let all: Vec<_> = prompts.iter().enumerate().map(submit).collect();
-    run(engine);
-    let heard = |heard: &Arc<Mutex<support::Heard>>| {
-        let heard = heard.lock().unwrap();
-        Heard {
-            ids: heard.ids(),
-            logprobs: heard.tokens.iter().map(|t| t.logprob.map(f32::to_bits)).collect(),
-            reason: Some(heard.reason().clone()),
-            spec: heard.spec.clone(),
-        }
-    };
-    all.iter().map(heard).collect()
-}
-
-/// What users see of an answer: everything but what speculation did.
-fn texts(heard: &[Heard]) -> Vec<Heard> {
-    heard.iter().map(|h| Heard { spec: SpecStats::default(), ..h.clone() }).collect()
-}
-
-fn shape(steps: usize, topk: usize, nodes: usize) -> Shape {
-    Shape::new(steps, topk, nodes).unwrap()
-}
 
 #[test]
 fn speculation_is_invisible_in_the_output() {
     let prompts: Vec<Vec<u32>> = prompts().into_iter().step_by(3).map(|(_, ids)| ids).collect();
     let modes: [Change; 4] = [greedy, warm, hot, penalized];
-    let plain: Vec<Vec<Heard>> = modes
+    let plain: Vec<Vec<Answer>> = modes
         .iter()
         .map(|&mode| {
             answers(&mut engine(Algorithm::None, config(Shape::PLAIN)), &prompts, 32, mode)
@@ -151,7 +58,7 @@ fn drafts_do_not_depend_on_company_pages_chunks_hits_or_retraction() {
             EngineConfig { max_running_requests: 1, chunked_prefill_size: 2048, ..config(shape) };
         let want = answers(&mut engine(algorithm, base.clone()), &prompts, 40, mode);
         let check =
-            |got: &[Heard], what: &str| assert_eq!(got, want, "{algorithm:?}, {shape}: {what}");
+            |got: &[Answer], what: &str| assert_eq!(got, want, "{algorithm:?}, {shape}: {what}");
         let variants = [
             ("batch 8", EngineConfig { max_running_requests: 8, ..base.clone() }),
             ("pages of 16", EngineConfig { page_size: 16, ..base.clone() }),

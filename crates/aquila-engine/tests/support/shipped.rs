@@ -40,15 +40,27 @@ fn decoder(backend: &CpuBackend, name: &str, positions: usize) -> Decoder<CpuBac
 }
 
 pub fn engine(algorithm: Algorithm, config: EngineConfig) -> Engine<CpuBackend> {
+    engine_with(algorithm, config, |drafter| drafter)
+}
+
+/// A draft of the CPU backend.
+pub type Draft = Box<dyn Drafter<CpuBackend>>;
+
+/// An engine whose draft is what `wrap` makes of it.
+pub fn engine_with(
+    algorithm: Algorithm,
+    config: EngineConfig,
+    wrap: impl FnOnce(Draft) -> Draft,
+) -> Engine<CpuBackend> {
     let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
     let positions = config.context_length;
     let target = decoder(&backend, "tiny", positions);
     let bounds = config.draft_bounds();
-    let standalone = |name: &str| -> Option<Box<dyn Drafter<CpuBackend>>> {
+    let standalone = |name: &str| -> Option<Draft> {
         let draft = decoder(&backend, name, positions);
         Some(Box::new(Standalone::new(&*backend, draft, bounds).unwrap()))
     };
-    let drafter: Option<Box<dyn Drafter<CpuBackend>>> = match algorithm {
+    let drafter: Option<Draft> = match algorithm {
         Algorithm::None => None,
         Algorithm::Standalone => standalone("draft"),
         Algorithm::Itself => standalone("tiny"),
@@ -67,5 +79,5 @@ pub fn engine(algorithm: Algorithm, config: EngineConfig) -> Engine<CpuBackend> 
             Some(Box::new(Eagle3::new(&*backend, head, bounds).unwrap()))
         }
     };
-    Engine::new(Runner::new(backend, target, drafter, &config).unwrap(), config).unwrap()
+    Engine::new(Runner::new(backend, target, drafter.map(wrap), &config).unwrap(), config).unwrap()
 }

@@ -184,12 +184,12 @@ impl Listener for Stopwatch {
 }
 
 /// Random prompts, the same in every run with the same seed.
-struct Prompts {
-    state: u64,
+pub(super) struct Prompts {
+    pub(super) state: u64,
 }
 
 impl Prompts {
-    fn next(&mut self, tokens: usize, vocabulary: usize) -> Vec<u32> {
+    pub(super) fn next(&mut self, tokens: usize, vocabulary: usize) -> Vec<u32> {
         (0..tokens)
             .map(|_| {
                 // The high bits of a linear congruence are random enough to read.

@@ -1,6 +1,7 @@
 //! `aquila bench`: how fast the engine is on this machine.
 
 mod decode;
+mod spec;
 
 use std::process::ExitCode;
 
@@ -19,6 +20,8 @@ pub struct Bench {
 enum What {
     /// Decode a batch of equal requests; one JSON object a repetition on standard output.
     Decode(decode::Decode),
+    /// Compare speculation with plain decoding, on the same prompts and in turns.
+    Spec(spec::Spec),
 }
 
 impl Bench {
@@ -26,6 +29,7 @@ impl Bench {
     pub fn run(&self) -> Result<ExitCode> {
         match &self.what {
             What::Decode(command) => command.run(),
+            What::Spec(command) => command.run(),
         }
     }
 }

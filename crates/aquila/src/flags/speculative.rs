@@ -106,6 +106,40 @@ impl SpeculativeFlags {
         Ok(Some(Speculative { algorithm, draft, shape, simulate: self.simulate()?, warning }))
     }
 
+    /// The flags with this algorithm and, unless none is given, these trees.
+    pub fn with(&self, algorithm: Algorithm, shape: Option<Shape>) -> Self {
+        let mut flags = Self { speculative_algorithm: Some(algorithm), ..self.clone() };
+        if let Some(shape) = shape {
+            flags.speculative_num_steps = Some(shape.steps());
+            flags.speculative_eagle_topk = Some(shape.topk());
+            flags.speculative_num_draft_tokens = Some(shape.nodes());
+        }
+        flags
+    }
+
+    /// The flags of an engine that does not draft.
+    pub fn plain() -> Self {
+        Self { speculative_algorithm: Some(Algorithm::None), ..Self::default() }
+    }
+
+    /// The algorithms to compare for `model`: the one that is asked for, or all whose draft is
+    /// known.
+    pub fn to_compare(&self, model: &str) -> Vec<Algorithm> {
+        match (self.speculative_algorithm, &self.speculative_draft_model_path) {
+            (Some(Algorithm::None), _) => Vec::new(),
+            (Some(algorithm), _) => vec![algorithm],
+            (None, None) if model == "tiny" => vec![Algorithm::Eagle3, Algorithm::Standalone],
+            (None, _) => vec![Algorithm::Eagle3],
+        }
+    }
+
+    /// Whether a flag says how large trees are.
+    pub fn gives_shape(&self) -> bool {
+        self.speculative_num_steps.is_some()
+            || self.speculative_eagle_topk.is_some()
+            || self.speculative_num_draft_tokens.is_some()
+    }
+
     /// The flag that asks for drafting although nothing drafts.
     fn refuse_without_algorithm(&self) -> Result<Option<Speculative>> {
         let given = [

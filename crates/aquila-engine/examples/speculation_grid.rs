@@ -1,0 +1,124 @@
+//! The whole grid over which speculation must be invisible: token ids and log-probabilities of
+//! every answer are those of the plain engine.
+//!
+//! `cargo run --release -p aquila-engine --example speculation_grid [FROM [EVERY]]` runs each
+//! EVERY-th combination from the FROM-th on; without numbers, all of them, which takes hours.
+
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::time::Instant;
+
+use aquila_engine::EngineConfig;
+use aquila_spec::Shape;
+use support::Numbers;
+use support::answers::*;
+use support::shipped::{Algorithm, config, engine};
+
+/// Beginnings of texts, beside those of the acceptance tables.
+const TEXTS: [&str; 25] = [
+    "The ship left the harbour at dawn, and",
+    "fn main() {\n    let mut total = 0;\n",
+    "Once upon a time there was a miller who had",
+    "| name | size |\n|------|------|\n| a | 1 |\n",
+    "1, 2, 3, 5, 8, 13,",
+    "Dear Sir,\n\nI have received your letter of",
+    "impl Iterator for Countdown {\n    type Item = u32;\n",
+    "To be, or not to be: that is",
+    "# Installation\n\nFirst, clone the repository and",
+    "{\"name\": \"aquila\", \"version\": ",
+    "What is the capital of France?",
+    "pub struct Stack<T> {\n    items: Vec<T>,\n}\n",
+    "It was raining when the train arrived, so we",
+    "SELECT name, age FROM people WHERE",
+    "a",
+    "\n\n\n",
+    "The quick brown fox jumps over the lazy dog. The quick brown fox",
+    "for (int i = 0; i < n; i++) {\n",
+    "She opened the letter slowly. \"Well,\" she said,",
+    "use std::collections::HashMap;\n\n/// Counts words.\n",
+    "Äpfel, Öl und Übermut:",
+    "    assert_eq!(add(2, 2), 4);\n    assert_eq!(add(",
+    "In the year 1815, after a long war,",
+    "match value {\n    Some(x) =>",
+    "The answer is",
+];
+
+fn main() {
+    let mut numbers =
+        std::env::args().skip(1).map(|n| n.parse().expect("FROM and EVERY are numbers"));
+    let from: usize = numbers.next().unwrap_or(0);
+    let every: usize = numbers.next().unwrap_or(1);
+
+    let mut prompts: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).collect();
+    let tokenizer = tokenizer();
+    prompts
+        .extend(TEXTS.iter().map(|text| tokenizer.encode(*text, true).unwrap().get_ids().to_vec()));
+    // Texts that nobody would write, from one token up.
+    let mut random = Numbers(5);
+    prompts.extend((1..=25).map(|tokens| random.prompt(2 * tokens - 1)));
+
+    let modes: [(&str, Change); 4] = [
+        ("greedy", greedy),
+        ("temperature 0.7", warm),
+        ("temperature 1.0", hot),
+        ("penalties", penalized),
+    ];
+    let plain =
+        |change| answers(&mut engine(Algorithm::None, config(Shape::PLAIN)), &prompts, 32, change);
+    let plain: Vec<Vec<Answer>> = modes.iter().map(|&(_, change)| plain(change)).collect();
+
+    let mut shapes: Vec<Shape> = [1, 3, 5, 8].into_iter().map(Shape::chain).collect();
+    for topk in [2, 4, 8, 16] {
+        let most = Shape::most_nodes(5, topk);
+        let nodes = [8, 16, 32, 64].into_iter().filter(|&nodes| nodes <= most);
+        shapes.extend(nodes.map(|nodes| shape(5, topk, nodes)));
+    }
+    let mut grid = Vec::new();
+    for algorithm in [Algorithm::Eagle3, Algorithm::Standalone] {
+        for &shape in &shapes {
+            for page_size in [1, 4, 16] {
+                for batch in [1, 3, 8] {
+                    grid.extend(
+                        (0..modes.len()).map(|mode| (algorithm, shape, page_size, batch, mode)),
+                    );
+                }
+            }
+        }
+    }
+    let all = grid.len();
+    let grid: Vec<_> = grid.into_iter().skip(from).step_by(every.max(1)).collect();
+    let began = Instant::now();
+    let (mut answered, mut mismatches) = (0, 0);
+    for (done, &(algorithm, shape, page_size, batch, mode)) in grid.iter().enumerate() {
+        let config = EngineConfig { page_size, max_running_requests: batch, ..config(shape) };
+        let (name, change) = modes[mode];
+        let got = answers(&mut engine(algorithm, config), &prompts, 32, change);
+        answered += got.len();
+        let wrong = texts(&got).iter().zip(texts(&plain[mode])).filter(|(a, b)| *a != b).count();
+        let idle = got.iter().filter(|a| a.ids.len() > 1 && a.spec.verify_ct == 0).count();
+        mismatches += wrong + idle;
+        if wrong + idle > 0 {
+            println!(
+                "MISMATCH {algorithm:?}, {shape}, pages of {page_size}, batch {batch}, {name}: {wrong} answers differ, {idle} were not drafted for"
+            );
+        }
+        if done % 10 == 9 {
+            let left =
+                began.elapsed().div_f64(done as f64 + 1.0).mul_f64((grid.len() - done - 1) as f64);
+            println!(
+                "{} of {} combinations, {mismatches} mismatches, {} s left",
+                done + 1,
+                grid.len(),
+                left.as_secs()
+            );
+        }
+    }
+    println!(
+        "{} of {all} combinations, {} prompts each, {answered} answers, {mismatches} mismatches, {} s",
+        grid.len(),
+        prompts.len(),
+        began.elapsed().as_secs()
+    );
+    std::process::exit(i32::from(mismatches > 0));
+}

@@ -1,0 +1,107 @@
+//! Prompts, ways to choose tokens, and the answers of engines to compare.
+
+use std::sync::{Arc, Mutex};
+
+use aquila_compute::cpu::CpuBackend;
+use aquila_engine::{Engine, FinishReason, Request};
+use aquila_spec::{Shape, SpecStats};
+use serde_json::Value;
+use tokenizers::Tokenizer;
+
+use super::{Notes, run};
+
+/// What a request got.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Answer {
+    pub ids: Vec<u32>,
+    pub logprobs: Vec<Option<u32>>,
+    pub reason: Option<FinishReason>,
+    pub spec: SpecStats,
+}
+
+/// The shipped model's.
+pub fn tokenizer() -> Tokenizer {
+    let folder = match aquila_model::resolve("tiny").unwrap() {
+        aquila_model::Location::Folder(folder) => folder,
+        other => panic!("{other:?}"),
+    };
+    Tokenizer::from_file(folder.join("tokenizer.json")).unwrap()
+}
+
+/// The prompts of the acceptance tables, by kind, tokenized.
+pub fn prompts() -> Vec<(String, Vec<u32>)> {
+    let tokenizer = tokenizer();
+    let path = super::fixture("acceptance-prompts.jsonl");
+    let text = std::fs::read_to_string(path).unwrap();
+    text.lines()
+        .map(|line| {
+            let line: Value = serde_json::from_str(line).unwrap();
+            let ids = tokenizer.encode(line["prompt"].as_str().unwrap(), true).unwrap();
+            (line["kind"].as_str().unwrap().to_owned(), ids.get_ids().to_vec())
+        })
+        .collect()
+}
+
+/// How a request is changed before it is submitted.
+pub type Change = fn(&mut Request, usize);
+
+pub fn greedy(_: &mut Request, _: usize) {}
+
+pub fn warm(request: &mut Request, index: usize) {
+    request.sampling.temperature = 0.7;
+    request.sampling.top_p = 0.9;
+    request.sampling.seed = index as u64;
+    request.seeded = true;
+}
+
+pub fn hot(request: &mut Request, index: usize) {
+    warm(request, index + 1000);
+    request.sampling.temperature = 1.0;
+    request.sampling.top_p = 0.95;
+}
+
+pub fn penalized(request: &mut Request, _: usize) {
+    request.sampling.repetition_penalty = 1.2;
+    request.sampling.presence_penalty = 0.5;
+    request.sampling.frequency_penalty = 0.4;
+}
+
+/// Runs all prompts at once, as far as the engine lets them.
+pub fn answers(
+    engine: &mut Engine<CpuBackend>,
+    prompts: &[Vec<u32>],
+    tokens: usize,
+    change: Change,
+) -> Vec<Answer> {
+    let submit = |(index, prompt): (usize, &Vec<u32>)| {
+        let heard = Arc::new(Mutex::new(super::Heard::default()));
+        let notes = Notes { heard: heard.clone(), stop_after: None };
+        let mut request = Request::new(prompt.clone(), tokens, Box::new(notes));
+        request.limits.stop_ids = vec![0, 2];
+        request.logprobs = Some(0);
+        change(&mut request, index);
+        engine.submit(request).unwrap();
+        heard
+    };
+    let all: Vec<_> = prompts.iter().enumerate().map(submit).collect();
+    run(engine);
+    let heard = |heard: &Arc<Mutex<super::Heard>>| {
+        let heard = heard.lock().unwrap();
+        Answer {
+            ids: heard.ids(),
+            logprobs: heard.tokens.iter().map(|t| t.logprob.map(f32::to_bits)).collect(),
+            reason: Some(heard.reason().clone()),
+            spec: heard.spec.clone(),
+        }
+    };
+    all.iter().map(heard).collect()
+}
+
+/// What users see of an answer: everything but what speculation did.
+pub fn texts(heard: &[Answer]) -> Vec<Answer> {
+    heard.iter().map(|h| Answer { spec: SpecStats::default(), ..h.clone() }).collect()
+}
+
+pub fn shape(steps: usize, topk: usize, nodes: usize) -> Shape {
+    Shape::new(steps, topk, nodes).unwrap()
+}

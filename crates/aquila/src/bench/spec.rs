@@ -1,0 +1,436 @@
+//! `aquila bench spec`: what speculation gives over plain decoding.
+//!
+//! Plain decoding and every algorithm with every tree take turns on the same prompts in one
+//! process, so that whatever else the machine does falls on all of them alike: a ratio compares
+//! passes that ran next to each other. Only decoding is timed, from the end of the round that read
+//! the last prompt of a batch on. Unless acceptance is simulated, every answer must be plain
+//! decoding's.
+
+use std::io::{Write, stdout};
+use std::process::ExitCode;
+use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
+
+use aquila_engine::{FinishReason, Times};
+use aquila_spec::{Shape, SpecStats};
+use aquila_text::{AnswerSink, CheckedParams, Delta, End, Generator, Prompt, SamplingParams};
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::decode::Prompts;
+use crate::error::{Error, Result};
+use crate::flags::{EngineFlags, ModelFlags, SamplingFlags, SpeculativeFlags};
+use crate::notice::notice;
+use crate::start::start;
+
+/// Prompts for models that write code.
+const CODE: &str = include_str!("code.jsonl");
+/// Prompts for models without a tokenizer: how many, and their tokens.
+const RANDOM_PROMPTS: (usize, usize) = (2, 64);
+
+/// Compare speculation with plain decoding, on the same prompts and in turns.
+#[derive(Args)]
+pub struct Spec {
+    /// Trees to compare, as steps/topk/nodes [default: 3/1/4,5/1/6,5/4/16, or what the
+    /// --speculative flags give]
+    #[arg(long, value_delimiter = ',', value_name = "S/K/N", value_parser = shape)]
+    shapes: Vec<Shape>,
+
+    /// A file of JSON lines with "prompt" and "kind" [default: a few beginnings of programs;
+    /// random tokens where the model has no tokenizer]
+    #[arg(long, value_name = "FILE")]
+    prompts: Option<String>,
+
+    /// Only prompts of this kind
+    #[arg(long, value_name = "KIND")]
+    kind: Option<String>,
+
+    /// Requests that decode together
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    batch: usize,
+
+    /// Passes over the prompts, after one that is not counted
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    repeat: usize,
+
+    /// Print JSON instead of a table
+    #[arg(long)]
+    json: bool,
+
+    /// Print figures and errors only
+    #[arg(long, short)]
+    quiet: bool,
+
+    #[command(flatten)]
+    model: ModelFlags,
+
+    #[command(flatten)]
+    sampling: SamplingFlags,
+
+    #[command(flatten)]
+    engine: EngineFlags,
+}
+
+impl Spec {
+    /// Runs the command.
+    pub fn run(&self) -> Result<ExitCode> {
+        for (flag, value) in [("batch", self.batch), ("repeat", self.repeat)] {
+            if value == 0 {
+                return Err(Error::Usage(format!("--{flag} must be at least 1 for a figure")));
+            }
+        }
+        let mut contenders = self.contenders()?;
+        let prompts = self.prompts(&contenders[0].generator)?;
+        for turn in 0..=self.repeat {
+            for index in 0..contenders.len() {
+                let pass = contenders[index].pass(&prompts, self.batch)?;
+                if turn > 0 {
+                    contenders[index].passes.push(pass);
+                } else {
+                    contenders[index].answers = pass.answers;
+                    let [plain, .., last] = &contenders[..=index] else { continue };
+                    if !last.pretends && last.answers != plain.answers {
+                        return Err(Error::Other(format!(
+                            "{} changed an answer, which speculation must never do",
+                            last.name
+                        )));
+                    }
+                }
+            }
+            if !self.quiet {
+                notice(format_args!("pass      {turn} of {}", self.repeat));
+            }
+        }
+        let figures: Vec<Figures> =
+            contenders.iter().map(|c| Figures::of(c, &contenders[0])).collect();
+        let text = if self.json {
+            let list: Vec<Value> = figures.iter().map(Figures::json).collect();
+            json!({
+                "model": self.model.name(),
+                "batch": self.batch,
+                "repeat": self.repeat,
+                "prompts": prompts.len(),
+                "contenders": list,
+            })
+            .to_string()
+        } else {
+            table(&figures)
+        };
+        writeln!(stdout(), "{text}").map_err(|e| Error::output("standard output", e))?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Plain decoding first, then every algorithm with every tree.
+    fn contenders(&self) -> Result<Vec<Contender>> {
+        let flags = &self.engine.speculative;
+        let model = self.model.name();
+        let shapes: Vec<Option<Shape>> = match (&self.shapes[..], flags.gives_shape()) {
+            ([], true) => vec![None],
+            ([], false) => ["3/1/4", "5/1/6", "5/4/16"].iter().map(|s| shape(s).ok()).collect(),
+            (shapes, false) => shapes.iter().copied().map(Some).collect(),
+            (_, true) => {
+                return Err(Error::Usage(
+                    "--shapes says how large trees are: leave out --speculative-num-steps, \
+                     --speculative-eagle-topk and --speculative-num-draft-tokens"
+                        .into(),
+                ));
+            }
+        };
+        let mut all = vec![self.contender("plain".into(), SpeculativeFlags::plain())?];
+        for algorithm in flags.to_compare(model) {
+            for &shape in &shapes {
+                let flags = flags.with(algorithm, shape);
+                let Some(resolved) = flags.resolve(model)? else { continue };
+                let name = format!("{algorithm:?} {}", short(resolved.shape)).to_uppercase();
+                all.push(self.contender(name, flags)?);
+            }
+        }
+        if all.len() == 1 {
+            return Err(Error::Usage(
+                "nothing to compare with plain decoding: give --speculative-algorithm".into(),
+            ));
+        }
+        Ok(all)
+    }
+
+    fn contender(&self, name: String, speculative: SpeculativeFlags) -> Result<Contender> {
+        let mut engine = self.engine.clone();
+        engine.max_running_requests = self.batch;
+        engine.speculative = speculative;
+        // The first engine tells how all of them are set up.
+        let quiet = self.quiet || name != "plain";
+        let generator = start(&self.model, &engine, SamplingParams::default(), quiet)?;
+        let mut params = self.sampling.params()?;
+        params.temperature = params.temperature.or(Some(0.0));
+        if generator.tokenizer().is_none() {
+            params.ignore_eos = params.ignore_eos.or(Some(true));
+        }
+        let params = generator.check(params)?;
+        let pretends = generator.engine().config().simulate.is_some();
+        let (passes, answers) = (Vec::new(), Vec::new());
+        Ok(Contender { name, generator, params, pretends, passes, answers })
+    }
+
+    fn prompts(&self, generator: &Generator) -> Result<Vec<Vec<u32>>> {
+        let text = match &self.prompts {
+            Some(path) => std::fs::read_to_string(path).map_err(|e| Error::file(path, e))?,
+            None if generator.tokenizer().is_none() => {
+                let mut random = Prompts { state: self.model.random_seed };
+                let (count, tokens) = RANDOM_PROMPTS;
+                let count = count.max(self.batch);
+                let vocabulary = generator.engine().vocabulary();
+                return Ok((0..count).map(|_| random.next(tokens, vocabulary)).collect());
+            }
+            None => CODE.to_owned(),
+        };
+        let mut prompts = Vec::new();
+        for (line, number) in text.lines().zip(1..) {
+            let wrong = |why: &str| Error::Other(format!("line {number} of the prompts: {why}"));
+            let line: Value = serde_json::from_str(line).map_err(|e| wrong(&e.to_string()))?;
+            if self.kind.as_ref().is_some_and(|kind| line["kind"].as_str() != Some(kind)) {
+                continue;
+            }
+            let prompt = line["prompt"].as_str().ok_or_else(|| wrong("it has no \"prompt\""))?;
+            prompts.push(generator.tokens(Prompt::Text(prompt.to_owned()))?);
+        }
+        if prompts.is_empty() {
+            return Err(Error::Other("there is no prompt to measure with".into()));
+        }
+        Ok(prompts)
+    }
+}
+
+/// A way of decoding, and what its passes gave.
+struct Contender {
+    name: String,
+    generator: Generator,
+    params: CheckedParams,
+    /// Whether acceptance is simulated, and answers mean nothing.
+    pretends: bool,
+    passes: Vec<Pass>,
+    /// The answers of the first pass.
+    answers: Vec<Vec<u32>>,
+}
+
+/// One pass over the prompts.
+struct Pass {
+    tokens: usize,
+    time: Duration,
+    times: Times,
+    spec: SpecStats,
+    answers: Vec<Vec<u32>>,
+}
+
+impl Pass {
+    fn speed(&self) -> f64 {
+        self.tokens as f64 / self.time.as_secs_f64()
+    }
+}
+
+impl Contender {
+    fn pass(&self, prompts: &[Vec<u32>], batch: usize) -> Result<Pass> {
+        let engine = self.generator.engine();
+        let before = engine.stats().times();
+        let mut pass = Pass {
+            tokens: 0,
+            time: Duration::ZERO,
+            times: Times::default(),
+            spec: SpecStats::default(),
+            answers: Vec::new(),
+        };
+        for prompts in prompts.chunks(batch) {
+            let (done, ended) = channel();
+            for (index, prompt) in prompts.iter().enumerate() {
+                self.generator.submit(prompt.clone(), &self.params, None, |_| {
+                    Box::new(Stopwatch { index, heard: Vec::new(), done: done.clone() })
+                })?;
+            }
+            drop(done);
+            let mut all: Vec<(usize, Heard, End)> = ended.iter().collect();
+            all.sort_by_key(|(index, ..)| *index);
+            for (_, _, end) in &all {
+                if let FinishReason::Abort(why) = &end.reason {
+                    return Err(Error::Other(format!("{}: {why}", self.name)));
+                }
+                pass.spec.add(&end.spec);
+            }
+            let read = all.iter().filter_map(|(_, heard, _)| Some(heard.first()?.0)).max();
+            let end = all.iter().filter_map(|(_, heard, _)| Some(heard.last()?.0)).max();
+            let (Some(read), Some(end)) = (read, end) else {
+                return Err(Error::Other("the engine ended before all answers had come".into()));
+            };
+            let heard = all.iter().flat_map(|(_, heard, _)| heard);
+            pass.tokens += heard.filter(|(at, _)| *at > read).count();
+            pass.time += end - read;
+            let ids = |heard: &Heard| heard.iter().map(|(_, id)| *id).collect();
+            pass.answers.extend(all.iter().map(|(_, heard, _)| ids(heard)));
+        }
+        // The next pass is to find no more than this one did; and once this is answered, the last
+        // round has been counted.
+        engine.flush_cache();
+        pass.times = engine.stats().times().since(&before);
+        if pass.tokens == 0 {
+            return Err(Error::Other(
+                "the answers have no tokens to time: raise --max-tokens".into(),
+            ));
+        }
+        Ok(pass)
+    }
+}
+
+/// When each token came.
+type Heard = Vec<(Instant, u32)>;
+
+/// Notes when the tokens of one answer came.
+struct Stopwatch {
+    index: usize,
+    heard: Heard,
+    done: Sender<(usize, Heard, End)>,
+}
+
+impl AnswerSink for Stopwatch {
+    fn delta(&mut self, delta: Delta) -> bool {
+        let now = Instant::now();
+        self.heard.extend(delta.tokens.iter().map(|token| (now, token.id)));
+        true
+    }
+
+    fn end(self: Box<Self>, end: End) {
+        // If the command gave up, there is nobody to tell.
+        let _ = self.done.send((self.index, self.heard, end));
+    }
+}
+
+/// What is told of a contender.
+struct Figures {
+    name: String,
+    speed: f64,
+    /// To plain decoding: the median, least and largest of passes that ran next to each other.
+    ratio: [f64; 3],
+    spec: SpecStats,
+    times: Times,
+}
+
+impl Figures {
+    fn of(contender: &Contender, plain: &Contender) -> Self {
+        let pairs = contender.passes.iter().zip(&plain.passes);
+        let ratios = sorted(pairs.map(|(ours, plain)| ours.speed() / plain.speed()));
+        let speeds = sorted(contender.passes.iter().map(Pass::speed));
+        let (mut spec, mut times) = (SpecStats::default(), Times::default());
+        for pass in &contender.passes {
+            spec.add(&pass.spec);
+            times.add(&pass.times);
+        }
+        Self {
+            name: contender.name.clone(),
+            speed: median(&speeds),
+            ratio: [median(&ratios), ratios[0], ratios[ratios.len() - 1]],
+            spec,
+            times,
+        }
+    }
+
+    /// Microseconds of a round, and the share of it, of every step.
+    fn steps(&self) -> [(&'static str, f64, f64); 6] {
+        let times = &self.times;
+        let rounds = times.rounds.max(1) as f64;
+        let step = |name, time: Duration| {
+            let share = time.as_secs_f64() / times.whole.as_secs_f64().max(f64::MIN_POSITIVE);
+            (name, time.as_secs_f64() * 1e6 / rounds, 100.0 * share)
+        };
+        [
+            step("draft", times.draft),
+            step("verify", times.verify),
+            step("accept", times.accept),
+            step("commit", times.commit),
+            step("extend", times.extend),
+            step("host", times.host()),
+        ]
+    }
+
+    fn round(&self) -> f64 {
+        self.times.whole.as_secs_f64() * 1e6 / self.times.rounds.max(1) as f64
+    }
+
+    fn json(&self) -> Value {
+        let steps = self.steps();
+        let of = |figure: fn(&(&'static str, f64, f64)) -> f64| -> Value {
+            steps.iter().map(|step| (step.0.to_owned(), json!(figure(step)))).collect()
+        };
+        json!({
+            "name": self.name,
+            "tokens_per_second": self.speed,
+            "ratio": self.ratio[0],
+            "ratio_min": self.ratio[1],
+            "ratio_max": self.ratio[2],
+            "accept_length": self.spec.accept_length(),
+            "accept_rate": self.spec.accept_rate(),
+            "rounds": self.times.rounds,
+            "round_microseconds": self.round(),
+            "microseconds": of(|step| step.1),
+            "percent": of(|step| step.2),
+        })
+    }
+}
+
+/// The figures for people: speeds, then where the time of a round goes.
+fn table(figures: &[Figures]) -> String {
+    let mut text = format!(
+        "{:<20} {:>9} {:>7} {:>13} {:>9} {:>10}\n",
+        "", "tokens/s", "ratio", "range", "accepted", "round µs"
+    );
+    for f in figures {
+        let [ratio, least, most] = f.ratio;
+        let accepted = match f.spec.verify_ct {
+            0 => "-".into(),
+            _ => format!("{:.3}", f.spec.accept_length()),
+        };
+        text += &format!(
+            "{:<20} {:>9.1} {ratio:>7.3} {:>13} {accepted:>9} {:>10.0}\n",
+            f.name,
+            f.speed,
+            format!("{least:.3}-{most:.3}"),
+            f.round(),
+        );
+    }
+    text += &format!("\n{:<20}", "µs of a round (%)");
+    for (name, ..) in figures[0].steps() {
+        text += &format!(" {name:>16}");
+    }
+    for f in figures {
+        text += &format!("\n{:<20}", f.name);
+        for (_, time, share) in f.steps() {
+            text += &format!(" {:>16}", format!("{time:.1} ({share:.1})"));
+        }
+    }
+    text
+}
+
+fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values
+}
+
+/// Of sorted values, of which there is at least one.
+fn median(values: &[f64]) -> f64 {
+    (values[(values.len() - 1) / 2] + values[values.len() / 2]) / 2.0
+}
+
+/// A tree as `--shapes` takes it.
+fn short(shape: Shape) -> String {
+    format!("{}/{}/{}", shape.steps(), shape.topk(), shape.nodes())
+}
+
+fn shape(text: &str) -> std::result::Result<Shape, String> {
+    let numbers: Vec<usize> = text
+        .split('/')
+        .map(|number| number.parse().map_err(|_| format!("{number:?} is no number")))
+        .collect::<std::result::Result<_, _>>()?;
+    match numbers[..] {
+        [steps, topk, nodes] if steps > 0 => {
+            Shape::new(steps, topk, nodes).map_err(|e| e.to_string())
+        }
+        _ => Err("a tree is steps/topk/nodes, such as 3/1/4".into()),
+    }
+}

@@ -101,7 +101,11 @@ impl Request {
         }
         let answer = usize::from(self.limits.max_tokens > 0);
         let limit = config.longest_sequence();
-        let why = if limit == config.context_length { "--context-length" } else { "--max-total-tokens, the KV pool" };
+        let why = if limit == config.context_length {
+            "--context-length"
+        } else {
+            "--max-total-tokens, the KV pool"
+        };
         if self.prompt.len() + answer > limit {
             return Err(SubmitError::PromptTooLong {
                 tokens: self.prompt.len(),

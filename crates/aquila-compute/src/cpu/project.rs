@@ -310,6 +310,10 @@ impl Tiling {
     pub(super) fn of(panels: &[usize], rows: usize) -> Self {
         let tiles = rows.div_ceil(panels.len());
         let largest = rows.div_ceil(tiles);
+        if largest == 3 && rows.is_multiple_of(2) && panels[1] > panels[2] {
+            // Three rows by one panel are too few sums to keep the units busy.
+            return Self { tiles: rows / 2, largest: 2, panels: panels[1] };
+        }
         Self { tiles, largest, panels: panels[largest - 1] }
     }
 

@@ -32,7 +32,7 @@ pub(super) struct Product {
 unsafe impl Sync for Product {}
 
 /// Lines ahead of those in use that are asked for when weights are read once, over all panels.
-/// They go to the second level: the first one has too few fills in flight to wait on memory.
+/// They go to the second-level cache, which measured faster than the first.
 const AHEAD: usize = 64;
 /// The same for a tile of one panel, whose lines go by one at a time.
 const AHEAD_OF_ONE: usize = 128;

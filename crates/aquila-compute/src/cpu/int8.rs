@@ -90,11 +90,11 @@ unsafe fn quantize<L: Int8Lanes>(p: &Product, q: &Quantized, first: usize, last:
             unsafe {
                 let x = p.input.add(row * p.input_stride + group * INT8_GROUP);
                 let left = inputs - group * INT8_GROUP;
-                for g in 0..together {
+                for (g, largest) in largest.iter_mut().enumerate().take(together) {
                     let skipped = g * INT8_GROUP;
                     let (a, b) = group_of::<L>(x.add(skipped), left - skipped);
                     let most = L::max(L::abs(a), L::max(L::abs(b), zero));
-                    largest[g] = L::fold_max(most);
+                    *largest = L::fold_max(most);
                 }
                 let (most, tiny) = (L::load(largest.as_ptr()), L::splat(1e-30));
                 let (inverse, scale) =
@@ -120,7 +120,7 @@ unsafe fn quantize<L: Int8Lanes>(p: &Product, q: &Quantized, first: usize, last:
 }
 
 /// Groups ahead of the one in use that are asked for, over all panels of a tile. They go to the
-/// second level: the first one has too few fills in flight to wait on memory with them.
+/// second-level cache, which measured faster than the first.
 const AHEAD: usize = 16;
 
 /// Some rows by some panels.

@@ -32,7 +32,7 @@ pub(super) struct Product {
 unsafe impl Sync for Product {}
 
 /// Lines ahead of those in use that are asked for when weights are read once, over all panels.
-/// They go to the second level: the first one has too few fills in flight to wait on memory.
+/// They go to the second-level cache, which measured faster than the first.
 const AHEAD: usize = 64;
 /// The same for a tile of one panel, whose lines go by one at a time.
 const AHEAD_OF_ONE: usize = 128;
@@ -310,6 +310,10 @@ impl Tiling {
     pub(super) fn of(panels: &[usize], rows: usize) -> Self {
         let tiles = rows.div_ceil(panels.len());
         let largest = rows.div_ceil(tiles);
+        if largest == 3 && rows.is_multiple_of(2) && panels[1] > panels[2] {
+            // Three rows by one panel are too few sums to keep the units busy.
+            return Self { tiles: rows / 2, largest: 2, panels: panels[1] };
+        }
         Self { tiles, largest, panels: panels[largest - 1] }
     }
 

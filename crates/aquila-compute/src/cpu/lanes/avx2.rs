@@ -289,7 +289,7 @@ impl Int8Lanes for Avx2 {
     #[inline(always)]
     fn dot(sum: Self::I, w: Self::W, x: Self::X) -> Self::I {
         // Words rather than bytes: products of bytes would need the weights' signs moved to the
-        // activations, for every row, on the units that multiply.
+        // activations for every row, which measured slower.
         // SAFETY: instructions enabled by the kernel.
         unsafe {
             TwoI(

@@ -2,6 +2,8 @@
 #![allow(dead_code)]
 
 pub mod answers;
+pub mod counting;
+pub mod recorded;
 pub mod shipped;
 
 use std::path::PathBuf;

@@ -1,0 +1,242 @@
+//! What a draft is given to run: which tokens, at which positions, seeing what.
+//!
+//! The output cannot show a mistake here, since the target corrects every draft.
+
+mod support;
+
+use std::sync::Arc;
+
+use aquila_compute::cpu::{CpuBackend, IsaChoice};
+use aquila_compute::{Backend, KvDtype, WeightFormat};
+use aquila_engine::{Engine, EngineConfig, FinishReason, Runner};
+use aquila_model::{Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, LoadFormat, resolve};
+use aquila_spec::{Drafter, Eagle3, Extending, Shape, Speculator, Standalone};
+use support::counting::Counting;
+use support::recorded::{Pass, Passes, Recorded};
+use support::shipped::{Algorithm, config, engine, engine_with};
+use support::{request, run};
+
+const SEVEN: [u32; 7] = [1, 300, 45, 501, 77, 9, 210];
+
+/// Runs one request alone; answers its prompt and answer, and what the draft ran.
+fn passes(algorithm: Algorithm, config: EngineConfig, prompt: &[u32]) -> (Vec<u32>, Vec<Pass>) {
+    let passes = Passes::default();
+    let noted = passes.clone();
+    let mut engine =
+        engine_with(algorithm, config, |draft| Box::new(Recorded { draft, passes: noted }));
+    let (request, heard) = request(prompt, 24);
+    engine.submit(request).unwrap();
+    run(&mut engine);
+    let text = [prompt, &heard.lock().unwrap().ids()].concat();
+    let passes = passes.lock().unwrap().clone();
+    (text, passes)
+}
+
+fn whole(shape: Shape) -> EngineConfig {
+    EngineConfig { chunked_prefill_size: 256, ..config(shape) }
+}
+
+#[test]
+fn with_seven_committed_rows_a_head_runs_the_bonus_at_6_and_its_first_node_at_7() {
+    let (text, passes) = passes(Algorithm::Eagle3, whole(Shape::chain(3)), &SEVEN);
+    let [extend, first, second, ..] = &passes[..] else { panic!("{passes:?}") };
+    assert_eq!(extend.plan.positions, [0, 1, 2, 3, 4, 5, 6]);
+    assert_eq!(extend.plan.tokens, text[1..8], "a head's row takes the token after its own");
+    assert_eq!(first.plan.positions, [7]);
+    assert_eq!(second.plan.positions, [8]);
+}
+
+#[test]
+fn with_seven_committed_rows_a_standalone_draft_runs_the_bonus_at_7_and_its_first_node_at_8() {
+    let (text, passes) = passes(Algorithm::Standalone, whole(Shape::chain(3)), &SEVEN);
+    let [extend, first, second, ..] = &passes[..] else { panic!("{passes:?}") };
+    assert_eq!(extend.plan.positions, [0, 1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!(extend.plan.tokens, text[..8], "it sees every token, the first included");
+    assert_eq!(first.plan.positions, [8]);
+    assert_eq!(second.plan.positions, [9]);
+}
+
+#[test]
+fn certain_rows_follow_the_text_and_nodes_follow_them_in_every_round() {
+    for (algorithm, lookahead) in [(Algorithm::Eagle3, 1), (Algorithm::Standalone, 0)] {
+        for shape in [Shape::chain(4), Shape::new(4, 3, 9).unwrap()] {
+            let (text, passes) = passes(algorithm, whole(shape), &SEVEN);
+            let what = format!("{algorithm:?}, {shape}");
+            let (mut rows, mut depth) = (0, 0);
+            for Pass { certain, plan, .. } in &passes {
+                if *certain {
+                    // Each certain row is run once, and none is left out.
+                    let range = rows..rows + plan.rows();
+                    let positions: Vec<u32> = range.clone().map(|row| row as u32).collect();
+                    assert_eq!(plan.positions, positions, "{what}");
+                    let end = range.end + lookahead;
+                    assert_eq!(plan.tokens, text[range.start + lookahead..end], "{what}");
+                    (rows, depth) = (range.end, 0);
+                } else {
+                    assert!(plan.rows() <= shape.topk(), "{what}");
+                    assert!(plan.positions.iter().all(|&at| at as usize == rows + depth), "{what}");
+                    depth += 1;
+                    assert!(depth < shape.steps(), "{what}");
+                }
+                // A row sees what is before it and itself, and writes where nobody reads.
+                for row in 0..plan.rows() {
+                    let seen: Vec<u32> = plan.seen(row).collect();
+                    assert_eq!(seen.len(), plan.positions[row] as usize + 1, "{what}");
+                    assert_eq!(seen.last(), Some(&plan.writes[row]), "{what}");
+                }
+            }
+            assert!(rows > SEVEN.len(), "{what}: the draft went on to the end");
+        }
+    }
+}
+
+#[test]
+fn the_tail_of_a_chunk_takes_the_next_token_of_the_prompt() {
+    let prompt: Vec<u32> = (0..11).map(|i| 40 + 31 * i).collect();
+    let chunked = EngineConfig { chunked_prefill_size: 4, ..config(Shape::chain(3)) };
+    let (text, passes) = passes(Algorithm::Eagle3, chunked, &prompt);
+    let chunks: Vec<&[u32]> = passes[..3].iter().map(|pass| &pass.plan.tokens[..]).collect();
+    assert_eq!(chunks, [&prompt[1..5], &prompt[5..9], &text[9..12]]);
+    assert!(passes[..2].iter().all(|pass| pass.plan.outputs.is_empty()), "no tree begins there");
+}
+
+#[test]
+fn a_prefix_from_the_cache_leaves_a_draft_no_gap() {
+    let prompt: Vec<u32> = (0..12).map(|i| 40 + 31 * i).collect();
+    for (algorithm, lookahead) in [(Algorithm::Eagle3, 1), (Algorithm::Standalone, 0)] {
+        let passes = Passes::default();
+        let noted = passes.clone();
+        let config = EngineConfig { page_size: 4, ..whole(Shape::chain(3)) };
+        let mut engine =
+            engine_with(algorithm, config, |draft| Box::new(Recorded { draft, passes: noted }));
+        for _ in 0..2 {
+            passes.lock().unwrap().clear();
+            let (request, _) = request(&prompt, 8);
+            engine.submit(request).unwrap();
+            run(&mut engine);
+        }
+        let passes = passes.lock().unwrap();
+        let plan = &passes[0].plan;
+        assert!(plan.rows() < prompt.len(), "{algorithm:?}: something was found");
+        // What it does not run is there already: the match is less by the lookahead.
+        let first = plan.positions[0] as usize;
+        assert_eq!(plan.tokens[0], prompt[first + lookahead], "{algorithm:?}");
+        assert_eq!(plan.seen(0).count(), first + 1, "{algorithm:?}");
+    }
+}
+
+#[test]
+fn only_a_head_is_given_hidden_states() {
+    for (algorithm, takes) in [(Algorithm::Eagle3, true), (Algorithm::Standalone, false)] {
+        let (_, passes) = passes(algorithm, whole(Shape::new(3, 2, 6).unwrap()), &SEVEN);
+        for pass in passes.iter().filter(|pass| pass.certain) {
+            assert_eq!(pass.hidden, takes, "{algorithm:?}");
+            assert_eq!(pass.plan.sources.is_empty(), !takes, "{algorithm:?}");
+        }
+    }
+}
+
+fn decoder<B: Backend>(backend: &B, name: &str, positions: usize) -> Decoder<B> {
+    let checkpoint = Checkpoint::open(&resolve(name).unwrap(), LoadFormat::Auto).unwrap();
+    Decoder::load(backend, &checkpoint, WeightFormat::Bf16, positions, &mut |_| ()).unwrap()
+}
+
+fn standalone<B: Backend>(backend: &B, config: &EngineConfig) -> Box<dyn Drafter<B>> {
+    let draft = decoder(backend, "draft", config.context_length);
+    Box::new(Standalone::new(backend, draft, config.draft_bounds()).unwrap())
+}
+
+fn eagle3<B: Backend>(
+    backend: &B,
+    target: &Decoder<B>,
+    config: &EngineConfig,
+) -> Box<dyn Drafter<B>> {
+    let location = resolve("tiny-eagle3").unwrap();
+    let head = HeadCheckpoint::open(&location, LoadFormat::Auto, target.spec()).unwrap();
+    let (format, positions) = (WeightFormat::Bf16, config.context_length);
+    let head = Eagle3Head::load(backend, &head, format, positions, target.embedding(), &mut |_| ());
+    Box::new(Eagle3::new(backend, head.unwrap(), config.draft_bounds()).unwrap())
+}
+
+#[test]
+fn a_draft_that_declares_no_hidden_state_costs_no_byte_and_no_copy_of_any() {
+    let config = whole(Shape::chain(3));
+    let backend = Arc::new(Counting::new(CpuBackend::new(IsaChoice::Auto, 1).unwrap()));
+    // The bytes of rows that a runner makes around its draft, and whether it captures.
+    let made = |choose: &dyn Fn(&Decoder<Counting>) -> Option<Box<dyn Drafter<Counting>>>| {
+        let target = decoder(&*backend, "tiny", config.context_length);
+        let draft = choose(&target);
+        let before = backend.made();
+        let runner = Runner::new(backend.clone(), target, draft, &config).unwrap();
+        (backend.made() - before, runner)
+    };
+    let (plain, _) = made(&|_| None);
+    let (alone, runner) = made(&|_| Some(standalone(&*backend, &config)));
+    assert_eq!(alone, plain, "no room for hidden states");
+    assert!(!runner.captures());
+    let (head, captures) = made(&|target| Some(eagle3(&*backend, target, &config)));
+    assert!(captures.captures() && head > plain, "the count would show them");
+
+    for (runner, copies) in [(runner, false), (captures, true)] {
+        let before = backend.copies();
+        let mut engine = Engine::new(runner, config.clone()).unwrap();
+        let (request, heard) = request(&SEVEN, 24);
+        engine.submit(request).unwrap();
+        run(&mut engine);
+        assert_eq!(heard.lock().unwrap().ids().len(), 24);
+        assert_eq!(backend.copies() > before, copies);
+    }
+}
+
+#[test]
+fn a_batch_of_nothing_is_drafted_and_extended_without_a_pass() {
+    let config = whole(Shape::chain(3));
+    let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
+    let passes = Passes::default();
+    let draft = Recorded { draft: standalone(&backend, &config), passes: passes.clone() };
+    let kv = backend.kv(draft.kv_shape(16, KvDtype::F32)).unwrap();
+    let mut speculator = Speculator::new(Box::new(draft), kv);
+    assert_eq!(speculator.draft(&backend, &[]).unwrap(), []);
+    assert_eq!(speculator.extend(&backend, &[], None).unwrap(), []);
+    let nothing = Extending { tokens: &[5, 6], rows: 0..0, slots: &[], sources: &[], seed: None };
+    assert_eq!(speculator.extend(&backend, &[nothing], None).unwrap(), [None]);
+    assert!(passes.lock().unwrap().is_empty());
+    assert!(!engine(Algorithm::Eagle3, config).step(), "an engine without requests has no round");
+}
+
+#[test]
+fn a_tree_takes_slots_by_its_nodes_whatever_the_page_size() {
+    // Branches that had pages of their own would take 8 pages for each round; the pool has 2.
+    let shape = Shape::new(5, 8, 64).unwrap();
+    for algorithm in [Algorithm::Eagle3, Algorithm::Standalone] {
+        let small = EngineConfig { page_size: 64, max_total_tokens: 128, ..whole(shape) };
+        let mut engine = engine(algorithm, small);
+        let (request, heard) = request(&SEVEN, 40);
+        engine.submit(request).unwrap();
+        engine.step();
+        let used = |engine: &Engine<CpuBackend>| engine.stats().snapshot().used_slots;
+        assert_eq!(used(&engine), 64, "{algorithm:?}: the prompt");
+        engine.step();
+        assert_eq!(used(&engine), 128, "{algorithm:?}: at least 7 rows and 64 nodes");
+        run(&mut engine);
+        let heard = heard.lock().unwrap();
+        assert_eq!(heard.reason(), &FinishReason::Length, "{algorithm:?}");
+        assert_eq!(heard.ids().len(), 40, "{algorithm:?}");
+        assert_eq!(engine.stats().snapshot().retractions, 0, "{algorithm:?}");
+    }
+}
+
+#[test]
+fn rounds_without_prompts_are_timed_step_by_step() {
+    let mut engine = engine(Algorithm::Eagle3, whole(Shape::new(3, 2, 6).unwrap()));
+    let (request, heard) = request(&SEVEN, 12);
+    engine.submit(request).unwrap();
+    engine.step();
+    assert_eq!(engine.stats().times().rounds, 0, "a round that reads a prompt is not counted");
+    run(&mut engine);
+    let times = engine.stats().times();
+    assert_eq!(times.rounds, heard.lock().unwrap().spec.verify_ct);
+    let steps = times.draft + times.verify + times.accept + times.commit + times.extend;
+    assert_eq!(steps + times.host(), times.whole);
+    assert!([times.draft, times.verify, times.extend].iter().all(|time| !time.is_zero()));
+}

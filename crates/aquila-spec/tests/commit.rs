@@ -1,0 +1,116 @@
+//! What a round keeps is compacted everywhere alike.
+
+use aquila_compute::cpu::{CpuBackend, IsaChoice};
+use aquila_compute::{Backend, ForwardPlan, HostTensor, PlanBounds, Sight};
+use aquila_model::Result;
+use aquila_spec::{Kept, NodeRows, PassRows, commit};
+use proptest::prelude::*;
+
+/// A made-up store with a row for each row of the pass, of which `commit` knows nothing.
+struct Experts(Vec<u32>);
+
+impl<B: Backend> NodeRows<B> for Experts {
+    fn keep(&mut self, _: &B, kept: &Kept) -> Result<()> {
+        for &(from, to) in &kept.rows {
+            self.0[to as usize] = self.0[from as usize];
+        }
+        Ok(())
+    }
+}
+
+/// A made-up store with a row for each slot.
+struct Marks(Vec<u32>);
+
+impl<B: Backend> NodeRows<B> for Marks {
+    fn keep(&mut self, _: &B, kept: &Kept) -> Result<()> {
+        for &(from, to) in &kept.slots {
+            self.0[to as usize] = self.0[from as usize];
+        }
+        Ok(())
+    }
+}
+
+/// Rows of the backend that hold their own number.
+fn numbered(backend: &CpuBackend, rows: usize) -> <CpuBackend as Backend>::Rows {
+    let values: Vec<f32> = (0..rows).map(|row| row as f32).collect();
+    let table = HostTensor::from_f32("numbers", vec![rows, 1], &values).unwrap();
+    let table = backend.table(&table).unwrap();
+    let mut plan = ForwardPlan::default();
+    for row in 0..rows as u32 {
+        plan.tokens.push(row);
+        plan.positions.push(0);
+        plan.writes.push(row);
+        plan.slots.push(row);
+        plan.sights.push(Sight { start: row, prefix: 1, ..Sight::default() });
+    }
+    let mut placed = backend.plan(PlanBounds { rows, outputs: rows, slots: rows }).unwrap();
+    backend.place(&plan, &mut placed).unwrap();
+    let mut out = backend.rows(rows, 1).unwrap();
+    backend.embed(&table, &placed, &mut out).unwrap();
+    out
+}
+
+/// Trees of one round: how many nodes each has, and the path that is kept of it.
+fn trees() -> impl Strategy<Value = Vec<(usize, Vec<usize>)>> {
+    let tree = (1usize..12).prop_flat_map(|nodes| {
+        let path = proptest::collection::vec(any::<bool>(), nodes - 1).prop_map(|keep| {
+            // Paths lead from the root to later and later nodes.
+            let below = keep.iter().enumerate().filter(|(_, keep)| **keep);
+            std::iter::once(0).chain(below.map(|(at, _)| at + 1)).collect()
+        });
+        (Just(nodes), path)
+    });
+    proptest::collection::vec(tree, 0..5)
+}
+
+proptest! {
+    #[test]
+    fn every_store_with_a_row_per_node_is_compacted_with_the_same_moves(trees in trees()) {
+        let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
+        let total: usize = trees.iter().map(|(nodes, _)| nodes).sum();
+        // Slots lie in no order and have gaps.
+        let slots: Vec<u32> = (0..total as u32).rev().map(|row| 3 * row + 1).collect();
+        let mut kept = Kept::default();
+        let mut first = 0;
+        for (nodes, path) in &trees {
+            kept.path(path, &slots[first..first + nodes], first);
+            first += nodes;
+        }
+        let mut experts = Experts((0..total as u32).collect());
+        let mut marks = Marks(vec![u32::MAX; 3 * total + 2]);
+        for (row, &slot) in slots.iter().enumerate() {
+            marks.0[slot as usize] = row as u32;
+        }
+        let mut hidden = numbered(&backend, total.max(1));
+        let mut rows = PassRows::<CpuBackend>(&mut hidden);
+        let mut stores: [&mut dyn NodeRows<CpuBackend>; 3] = [&mut experts, &mut marks, &mut rows];
+        commit(&backend, &kept, &mut stores).unwrap();
+
+        let hidden = backend.read(&hidden, total.max(1)).unwrap();
+        let mut first = 0;
+        for (nodes, path) in &trees {
+            for (place, node) in path.iter().enumerate() {
+                let want = (first + node) as u32;
+                prop_assert_eq!(experts.0[first + place], want);
+                prop_assert_eq!(marks.0[slots[first + place] as usize], want);
+                prop_assert_eq!(hidden[first + place], want as f32);
+            }
+            first += nodes;
+        }
+        // Exactly the nodes that are not in their places move: a stride of the setting's width or
+        // a count of all nodes would move others.
+        let moved: usize = trees
+            .iter()
+            .map(|(_, path)| path.iter().enumerate().filter(|(place, node)| place != *node).count())
+            .sum();
+        prop_assert_eq!(kept.rows.len(), moved);
+        prop_assert_eq!(kept.slots.len(), moved);
+    }
+}
+
+#[test]
+fn a_chain_is_kept_without_any_move() {
+    let mut kept = Kept::default();
+    kept.path(&[0, 1, 2, 3], &[9, 4, 7, 2], 5);
+    assert_eq!(kept, Kept::default());
+}

@@ -21,7 +21,7 @@ enum What {
     /// Decode a batch of equal requests; one JSON object a repetition on standard output.
     Decode(decode::Decode),
     /// Compare speculation with plain decoding, on the same prompts and in turns.
-    Spec(spec::Spec),
+    Spec(Box<spec::Spec>),
 }
 
 impl Bench {

@@ -98,21 +98,15 @@ fn main() {
         let wrong = texts(&got).iter().zip(texts(&plain[mode])).filter(|(a, b)| *a != b).count();
         let idle = got.iter().filter(|a| a.ids.len() > 1 && a.spec.verify_ct == 0).count();
         mismatches += wrong + idle;
-        if wrong + idle > 0 {
-            println!(
-                "MISMATCH {algorithm:?}, {shape}, pages of {page_size}, batch {batch}, {name}: {wrong} answers differ, {idle} were not drafted for"
-            );
-        }
-        if done % 10 == 9 {
-            let left =
-                began.elapsed().div_f64(done as f64 + 1.0).mul_f64((grid.len() - done - 1) as f64);
-            println!(
-                "{} of {} combinations, {mismatches} mismatches, {} s left",
-                done + 1,
-                grid.len(),
-                left.as_secs()
-            );
-        }
+        let each = began.elapsed().div_f64(done as f64 + 1.0);
+        let left = each.mul_f64((grid.len() - done - 1) as f64);
+        println!(
+            "{} of {}: {algorithm:?}, {shape}, pages of {page_size}, batch {batch}, {name}: \
+             {wrong} answers differ, {idle} were not drafted for; {} s left",
+            done + 1,
+            grid.len(),
+            left.as_secs()
+        );
     }
     println!(
         "{} of {all} combinations, {} prompts each, {answered} answers, {mismatches} mismatches, {} s",

@@ -163,7 +163,8 @@ fn a_draft_that_declares_no_hidden_state_costs_no_byte_and_no_copy_of_any() {
     let config = whole(Shape::chain(3));
     let backend = Arc::new(Counting::new(CpuBackend::new(IsaChoice::Auto, 1).unwrap()));
     // The bytes of rows that a runner makes around its draft, and whether it captures.
-    let made = |choose: &dyn Fn(&Decoder<Counting>) -> Option<Box<dyn Drafter<Counting>>>| {
+    type Counted = Option<Box<dyn Drafter<Counting>>>;
+    let made = |choose: &dyn Fn(&Decoder<Counting>) -> Counted| {
         let target = decoder(&*backend, "tiny", config.context_length);
         let draft = choose(&target);
         let before = backend.made();

@@ -19,9 +19,9 @@ pub struct Bench {
 #[derive(Subcommand)]
 enum What {
     /// Decode a batch of equal requests; one JSON object a repetition on standard output.
-    Decode(decode::Decode),
+    Decode(Box<decode::Decode>),
     /// Compare speculation with plain decoding, on the same prompts and in turns.
-    Spec(spec::Spec),
+    Spec(Box<spec::Spec>),
 }
 
 impl Bench {

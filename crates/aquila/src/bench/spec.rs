@@ -1,8 +1,8 @@
 //! `aquila bench spec`: what speculation gives over plain decoding.
 //!
-//! Plain decoding and every algorithm with every tree take turns on the same prompts in one
-//! process, so that whatever else the machine does falls on all of them alike: a ratio compares
-//! passes that ran next to each other. Only decoding is timed, from the end of the round that read
+//! Plain decoding and every algorithm with every tree take turns in one process, one batch of
+//! prompts each, so that whatever else the machine does falls on all of them alike; a ratio
+//! compares passes that ran at the same time. Only decoding is timed, from the end of the round that read
 //! the last prompt of a batch on. Unless acceptance is simulated, every answer must be plain
 //! decoding's.
 
@@ -82,20 +82,22 @@ impl Spec {
         let mut contenders = self.contenders()?;
         let prompts = self.prompts(&contenders[0].generator)?;
         for turn in 0..=self.repeat {
-            for index in 0..contenders.len() {
-                let pass = contenders[index].pass(&prompts, self.batch)?;
-                if turn > 0 {
-                    contenders[index].passes.push(pass);
-                } else {
-                    contenders[index].answers = pass.answers;
-                    let [plain, .., last] = &contenders[..=index] else { continue };
-                    if !last.pretends && last.answers != plain.answers {
-                        return Err(Error::Other(format!(
-                            "{} changed an answer, which speculation must never do",
-                            last.name
-                        )));
-                    }
+            let mut passes: Vec<Pass> = contenders.iter().map(|_| Pass::default()).collect();
+            for prompts in prompts.chunks(self.batch) {
+                for (contender, pass) in contenders.iter().zip(&mut passes) {
+                    contender.answer(prompts, pass)?;
                 }
+            }
+            for (contender, pass) in contenders.iter().zip(&passes) {
+                if !contender.pretends && pass.answers != passes[0].answers {
+                    return Err(Error::Other(format!(
+                        "{} changed an answer, which speculation must never do",
+                        contender.name
+                    )));
+                }
+            }
+            if turn > 0 {
+                contenders.iter_mut().zip(passes).for_each(|(c, pass)| c.passes.push(pass));
             }
             if !self.quiet {
                 notice(format_args!("pass      {turn} of {}", self.repeat));
@@ -167,8 +169,7 @@ impl Spec {
         }
         let params = generator.check(params)?;
         let pretends = generator.engine().config().simulate.is_some();
-        let (passes, answers) = (Vec::new(), Vec::new());
-        Ok(Contender { name, generator, params, pretends, passes, answers })
+        Ok(Contender { name, generator, params, pretends, passes: Vec::new() })
     }
 
     fn prompts(&self, generator: &Generator) -> Result<Vec<Vec<u32>>> {
@@ -208,11 +209,10 @@ struct Contender {
     /// Whether acceptance is simulated, and answers mean nothing.
     pretends: bool,
     passes: Vec<Pass>,
-    /// The answers of the first pass.
-    answers: Vec<Vec<u32>>,
 }
 
 /// One pass over the prompts.
+#[derive(Default)]
 struct Pass {
     tokens: usize,
     time: Duration,
@@ -223,58 +223,45 @@ struct Pass {
 
 impl Pass {
     fn speed(&self) -> f64 {
-        self.tokens as f64 / self.time.as_secs_f64()
+        self.tokens as f64 / self.time.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 }
 
 impl Contender {
-    fn pass(&self, prompts: &[Vec<u32>], batch: usize) -> Result<Pass> {
+    /// Answers one batch and adds what it took to `pass`.
+    fn answer(&self, prompts: &[Vec<u32>], pass: &mut Pass) -> Result<()> {
         let engine = self.generator.engine();
         let before = engine.stats().times();
-        let mut pass = Pass {
-            tokens: 0,
-            time: Duration::ZERO,
-            times: Times::default(),
-            spec: SpecStats::default(),
-            answers: Vec::new(),
-        };
-        for prompts in prompts.chunks(batch) {
-            let (done, ended) = channel();
-            for (index, prompt) in prompts.iter().enumerate() {
-                self.generator.submit(prompt.clone(), &self.params, None, |_| {
-                    Box::new(Stopwatch { index, heard: Vec::new(), done: done.clone() })
-                })?;
-            }
-            drop(done);
-            let mut all: Vec<(usize, Heard, End)> = ended.iter().collect();
-            all.sort_by_key(|(index, ..)| *index);
-            for (_, _, end) in &all {
-                if let FinishReason::Abort(why) = &end.reason {
-                    return Err(Error::Other(format!("{}: {why}", self.name)));
-                }
-                pass.spec.add(&end.spec);
-            }
-            let read = all.iter().filter_map(|(_, heard, _)| Some(heard.first()?.0)).max();
-            let end = all.iter().filter_map(|(_, heard, _)| Some(heard.last()?.0)).max();
-            let (Some(read), Some(end)) = (read, end) else {
-                return Err(Error::Other("the engine ended before all answers had come".into()));
-            };
-            let heard = all.iter().flat_map(|(_, heard, _)| heard);
-            pass.tokens += heard.filter(|(at, _)| *at > read).count();
-            pass.time += end - read;
-            let ids = |heard: &Heard| heard.iter().map(|(_, id)| *id).collect();
-            pass.answers.extend(all.iter().map(|(_, heard, _)| ids(heard)));
+        let (done, ended) = channel();
+        for (index, prompt) in prompts.iter().enumerate() {
+            self.generator.submit(prompt.clone(), &self.params, None, |_| {
+                Box::new(Stopwatch { index, heard: Vec::new(), done: done.clone() })
+            })?;
         }
+        drop(done);
+        let mut all: Vec<(usize, Heard, End)> = ended.iter().collect();
+        all.sort_by_key(|(index, ..)| *index);
+        for (_, _, end) in &all {
+            if let FinishReason::Abort(why) = &end.reason {
+                return Err(Error::Other(format!("{}: {why}", self.name)));
+            }
+            pass.spec.add(&end.usage.spec);
+        }
+        let read = all.iter().filter_map(|(_, heard, _)| Some(heard.first()?.0)).max();
+        let end = all.iter().filter_map(|(_, heard, _)| Some(heard.last()?.0)).max();
+        let (Some(read), Some(end)) = (read, end) else {
+            return Err(Error::Other("there are no tokens to time: raise --max-tokens".into()));
+        };
+        let heard = all.iter().flat_map(|(_, heard, _)| heard);
+        pass.tokens += heard.filter(|(at, _)| *at > read).count();
+        pass.time += end - read;
+        let ids = |heard: &Heard| heard.iter().map(|(_, id)| *id).collect();
+        pass.answers.extend(all.iter().map(|(_, heard, _)| ids(heard)));
         // The next pass is to find no more than this one did; and once this is answered, the last
         // round has been counted.
         engine.flush_cache();
-        pass.times = engine.stats().times().since(&before);
-        if pass.tokens == 0 {
-            return Err(Error::Other(
-                "the answers have no tokens to time: raise --max-tokens".into(),
-            ));
-        }
-        Ok(pass)
+        pass.times.add(&engine.stats().times().since(&before));
+        Ok(())
     }
 }
 
@@ -305,7 +292,7 @@ impl AnswerSink for Stopwatch {
 struct Figures {
     name: String,
     speed: f64,
-    /// To plain decoding: the median, least and largest of passes that ran next to each other.
+    /// To plain decoding: the median, least and largest of passes that ran at the same time.
     ratio: [f64; 3],
     spec: SpecStats,
     times: Times,

@@ -15,7 +15,9 @@ use std::process::ExitCode;
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::cuda::CudaBackend;
-use aquila_compute::{Backend, Error, ForwardPlan, HeadShape, KvDtype, Result, WeightFormat};
+use aquila_compute::{
+    Backend, Error, ForwardPlan, HeadShape, HostTensor, KvDtype, PlanBounds, Result, WeightFormat,
+};
 
 use crate::layer::{Layer, Shape, Tensors, layer};
 use crate::scene::{CONTEXTS, Scene, alone};
@@ -169,6 +171,26 @@ impl Pair<'_> {
         Ok(())
     }
 
+    /// Rows that change places, on both backends.
+    fn rows(&mut self, findings: &mut Findings) -> Result<()> {
+        let values: Vec<f32> = (0..7 * 37).map(|i| i as f32 * 0.37 - 11.0).collect();
+        let table = HostTensor::from_f32("table", vec![7, 37], &values)?;
+        let plan = ForwardPlan {
+            tokens: (0..6).map(|i| 6 - i).collect(),
+            positions: vec![0; 6],
+            writes: (0..6).collect(),
+            sights: vec![aquila_compute::Sight { prefix: 1, ..Default::default() }; 6],
+            slots: vec![0],
+            sources: vec![3, 3, 0, 5, 1, 2],
+            ..ForwardPlan::default()
+        };
+        let equal =
+            same_bits(&shuffled(self.cuda, &table, &plan)?, &shuffled(self.cpu, &table, &plan)?);
+        let value = if equal { "equal" } else { "different" };
+        findings.add(&self.shape, "rows gathered, joined and moved, bits", equal, value.into());
+        Ok(())
+    }
+
     /// Slots moved in chains, then seen from where they went.
     fn moves(&mut self, findings: &mut Findings) -> Result<()> {
         let list = self.scene.lists[2].clone();
@@ -184,6 +206,23 @@ impl Pair<'_> {
         let plan = self.scene.tree(2, 4);
         self.eager(&[("after moves".into(), plan)], findings)
     }
+}
+
+/// Rows gathered, put side by side and moved: what speculation does between passes.
+fn shuffled<B: Backend>(backend: &B, table: &HostTensor, plan: &ForwardPlan) -> Result<Vec<f32>> {
+    let (count, width) = (plan.rows(), table.matrix()?.1);
+    let bounds = PlanBounds { rows: count, outputs: count, slots: plan.slots.len() };
+    let mut placed = backend.plan(bounds)?;
+    backend.place(plan, &mut placed)?;
+    let mut rows = backend.rows(count, width)?;
+    backend.embed(&backend.table(table)?, &placed, &mut rows)?;
+    let mut gathered = backend.rows(count, width)?;
+    backend.gather_sources(&rows, &placed, &mut gathered)?;
+    let mut joined = backend.rows(count, 2 * width)?;
+    backend.copy_columns(&rows, count, width, &mut joined)?;
+    backend.copy_columns(&gathered, count, 0, &mut joined)?;
+    backend.move_rows(&mut joined, &[(5, 1), (1, 0), (4, 2)])?;
+    backend.read(&joined, count)
 }
 
 /// What a capture must refuse, and that it leaves a stream that works.
@@ -228,6 +267,7 @@ fn check(cpu: &CpuBackend, cuda: &CudaBackend, t: &Tensors, all: bool) -> Result
     pair.rows_alone(&mut findings)?;
     pair.replays(all, &mut findings)?;
     pair.moves(&mut findings)?;
+    pair.rows(&mut findings)?;
     refusals(&mut pair, &mut findings)?;
     Ok(findings)
 }

@@ -70,7 +70,7 @@ fn cases() -> Vec<Case> {
         chat(json!({ "max_tokens": -1 }), "max_tokens", "expected a whole number"),
         chat(json!({ "max_tokens": 0 }), "max_completion_tokens", "at least 1"),
         chat(json!({ "max_completion_tokens": "9" }), "max_completion_tokens", "whole number"),
-        chat(json!({ "stop": 5 }), "stop", "expected strings"),
+        chat(json!({ "stop": 5 }), "stop", "expected a string"),
         chat(json!({ "stop": [""] }), "stop", "empty"),
         chat(json!({ "stream": "yes" }), "stream", "boolean"),
         chat(json!({ "seed": "x" }), "seed", "whole number"),

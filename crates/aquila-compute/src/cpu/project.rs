@@ -286,8 +286,8 @@ tiles!(
 #[cfg(target_arch = "x86_64")]
 tiles!(
     avx2, crate::cpu::lanes::Avx2, ["avx2,fma"],
-    [4, 2, 1, 1, 1],
-    1 x 4, 2 x 2, 1 x 1, 2 x 1, 3 x 1, 4 x 1, 5 x 1
+    [4, 1, 1, 1, 1],
+    1 x 4, 1 x 1, 2 x 1, 3 x 1, 4 x 1, 5 x 1
 );
 tiles!(
     portable, crate::cpu::lanes::Portable, [],
@@ -310,10 +310,6 @@ impl Tiling {
     pub(super) fn of(panels: &[usize], rows: usize) -> Self {
         let tiles = rows.div_ceil(panels.len());
         let largest = rows.div_ceil(tiles);
-        if largest == 3 && rows.is_multiple_of(2) && panels[1] > panels[2] {
-            // Three rows by one panel are too few sums to keep the units busy.
-            return Self { tiles: rows / 2, largest: 2, panels: panels[1] };
-        }
         Self { tiles, largest, panels: panels[largest - 1] }
     }
 

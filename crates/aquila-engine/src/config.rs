@@ -95,9 +95,14 @@ impl EngineConfig {
         self.max_total_tokens / self.page_size
     }
 
+    /// Slots of the pool.
+    pub fn slots(&self) -> usize {
+        self.pages() * self.page_size
+    }
+
     /// Tokens that the longest possible sequence may have: its last tree must fit beside it.
     pub fn longest_sequence(&self) -> usize {
-        let pool = self.pages() * self.page_size;
+        let pool = self.slots();
         let tree =
             self.shape.nodes().saturating_sub(2).max(self.shape.draft_rows().saturating_sub(1));
         self.context_length.min(pool.saturating_sub(tree))

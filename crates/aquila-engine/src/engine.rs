@@ -14,11 +14,14 @@ use std::time::Instant;
 use aquila_compute::Backend;
 use aquila_compute::choose::Choice;
 use aquila_kv::{CacheConfig, GroupConfig, KvCache};
-use aquila_spec::{Drafting, Extending, Kept, Shape, Tree, accept};
+use aquila_spec::{
+    DraftGroup, Drafting, Extending, GroupRows, Kept, MOST_DRAFT_GROUPS, Shape, TargetRows, Tree,
+    accept,
+};
 
 use crate::config::EngineConfig;
 use crate::error::{Error, Failure, Result, SubmitError};
-use crate::life::{DRAFT, Phase, Running, Seat, TARGET, Waiting};
+use crate::life::{DraftRoom, Phase, Running, Seat, TARGET, Waiting};
 use crate::listener::{FinishReason, Outcome, StopCause, Token, Verdict};
 use crate::queue::Queue;
 use crate::request::{Request, RequestId};
@@ -55,7 +58,13 @@ impl<B: Backend> Engine<B> {
             lookahead,
         };
         let mut groups = vec![group("target", 0)];
-        groups.extend(runner.lookahead().map(|lookahead| group("draft", lookahead)));
+        if let Some(declaration) = runner.declaration() {
+            if declaration.groups.len() > MOST_DRAFT_GROUPS {
+                return Err(Error::DraftGroups(declaration.name, declaration.groups.len()));
+            }
+            let draft = declaration.groups.iter().enumerate();
+            groups.extend(draft.map(|(at, d)| group(&format!("draft {at}"), d.lookahead)));
+        }
         let cache = KvCache::new(CacheConfig {
             page_size: config.page_size,
             prefix_cache: config.prefix_cache,
@@ -93,7 +102,7 @@ impl<B: Backend> Engine<B> {
 
     /// The name of the algorithm that drafts, if one does.
     pub fn algorithm(&self) -> Option<&'static str> {
-        self.runner.algorithm()
+        self.runner.declaration().map(|declaration| declaration.name)
     }
 
     /// Takes a request, or says why not.
@@ -113,14 +122,21 @@ impl<B: Backend> Engine<B> {
         if !request.seeded {
             request.sampling.seed = derived_seed(self.config.random_seed, id);
         }
-        let seat = Box::new(Seat::new(id, request, self.config.longest_sequence(), self.shape()));
+        let seat =
+            Box::new(Seat::new(id, request, self.config.longest_sequence(), self.draft_room()));
         self.waiting.put(Waiting { seat });
         self.count();
     }
 
-    /// The largest tree: plain where nothing drafts.
-    fn shape(&self) -> Shape {
-        if self.runner.lookahead().is_some() { self.config.shape } else { Shape::PLAIN }
+    fn draft_room(&self) -> DraftRoom {
+        match self.runner.declaration() {
+            Some(declaration) => DraftRoom {
+                shape: self.config.shape,
+                groups: declaration.groups.len(),
+                lookahead: declaration.lookahead(),
+            },
+            None => DraftRoom { shape: Shape::PLAIN, groups: 0, lookahead: 0 },
+        }
     }
 
     /// Gives a request up; false if there is none of that name.
@@ -233,31 +249,34 @@ impl<B: Backend> Engine<B> {
     /// The trees of the requests that decode, in the order of all that run.
     fn draft(&mut self) -> Result<Vec<Option<Tree>>> {
         let drafts = |r: &Running| r.phase == Phase::Decoding && r.seed.is_some();
-        let slots: Vec<Vec<u32>> = self
+        let declared = self.runner.declaration().map_or(&[][..], |d| &d.groups);
+        let groups: Vec<Vec<GroupRows>> = self
             .running
             .iter()
-            .map(|request| {
-                let mut slots = Vec::new();
-                if drafts(request) {
-                    let rows = request.sequence.committed(DRAFT);
-                    let end = rows + request.seat.next_shape().draft_rows();
-                    request.sequence.extend_slots(DRAFT, 0..end, &mut slots);
-                }
-                slots
+            .filter(|request| drafts(request))
+            .map(|Running { seat, sequence, .. }| {
+                let rows = |(&group, draft): (_, &DraftGroup)| {
+                    let certain = sequence.committed(group);
+                    let end = certain + draft.tree.of(seat.next_shape());
+                    let mut slots = Vec::new();
+                    sequence.extend_slots(group, 0..end, &mut slots);
+                    GroupRows { rows: 0..certain, slots }
+                };
+                seat.draft_groups().iter().zip(declared).map(rows).collect()
             })
             .collect();
         let requests: Vec<Drafting<'_>> = self
             .running
             .iter()
-            .zip(&slots)
-            .filter(|(request, _)| drafts(request))
-            .filter_map(|(Running { seat, sequence, seed, .. }, slots)| {
+            .filter(|request| drafts(request))
+            .zip(&groups)
+            .filter_map(|(Running { seat, seed, .. }, groups)| {
                 Some(Drafting {
+                    request: seat.id.0,
+                    tokens: &seat.tokens,
                     shape: seat.next_shape(),
-                    bonus: *seat.tokens.last()?,
                     seed: seed.as_ref()?,
-                    rows: sequence.committed(DRAFT),
-                    slots,
+                    groups,
                     asking: seat.asking(),
                 })
             })
@@ -289,7 +308,9 @@ impl<B: Backend> Engine<B> {
             let fits = request.phase != Phase::Decoding || {
                 // A draft's tree is gone before its rows of the accepted tokens are made.
                 let shape = request.seat.next_shape();
-                let rows = [shape.nodes(), shape.draft_rows().max(shape.steps() + 1)];
+                let declared = self.runner.declaration().map_or(&[][..], |d| &d.groups);
+                let draft = declared.iter().map(|d| d.tree.of(shape).max(shape.steps() + 1));
+                let rows = std::iter::once(shape.nodes()).chain(draft);
                 let mut groups = request.seat.groups().iter().zip(rows);
                 groups.all(|(&g, rows)| self.cache.reserve(&mut request.sequence, g, rows).is_ok())
             };
@@ -311,6 +332,7 @@ impl<B: Backend> Engine<B> {
         }
         tracing::debug!(%id, "retracted");
         self.stats.retractions.fetch_add(1, Relaxed);
+        self.runner.leave(id.0, &youngest.seat.tokens);
         let waiting = youngest.retract(&mut self.cache);
         self.waiting.put(waiting);
     }
@@ -446,9 +468,7 @@ impl<B: Backend> Engine<B> {
     fn extend(&mut self, round: &RoundPlan, ended: &[Option<FinishReason>]) -> Result<()> {
         let goes_on = |(part, reason): (_, &Option<_>)| reason.is_none().then_some(part);
         let parts: Vec<&Part> = round.parts.iter().zip(ended).filter_map(goes_on).collect();
-        if let Some(lookahead) = self.runner.lookahead() {
-            self.extend_draft(&parts, lookahead)?;
-        }
+        self.extend_draft(&parts)?;
         for part in parts {
             let Running { seat, sequence, phase, .. } = &mut self.running[part.index];
             let read = matches!(part.work, Work::Prefill { .. }) && *phase == Phase::Decoding;
@@ -459,56 +479,61 @@ impl<B: Backend> Engine<B> {
         Ok(())
     }
 
-    fn extend_draft(&mut self, parts: &[&Part], lookahead: usize) -> Result<()> {
-        let captures = self.runner.captures();
+    fn extend_draft(&mut self, parts: &[&Part]) -> Result<()> {
+        let Some(declaration) = self.runner.declaration() else { return Ok(()) };
         let parts: Vec<&Part> =
             parts.iter().copied().filter(|p| self.running[p.index].seat.drafts()).collect();
-        // For each: the rows to run, the slots of all up to them, and the target's rows.
-        type Rows = (Range<usize>, Vec<u32>, Vec<u32>);
-        let plans: Vec<Rows> = parts
+        let groups: Vec<Vec<GroupRows>> = parts
             .iter()
             .map(|part| {
                 let Running { seat, sequence, phase, .. } = &self.running[part.index];
-                let done = sequence.committed(DRAFT);
-                let end = match phase {
-                    Phase::Decoding => seat.tokens.len() - lookahead,
-                    Phase::Prefilling { .. } => sequence.committed(TARGET),
+                let rows = |(&group, draft): (_, &DraftGroup)| {
+                    let certain = seat.tokens.len().saturating_sub(draft.lookahead);
+                    let end = match phase {
+                        Phase::Decoding => certain,
+                        Phase::Prefilling { .. } => certain.min(sequence.committed(TARGET)),
+                    };
+                    let mut slots = Vec::new();
+                    sequence.extend_slots(group, 0..end, &mut slots);
+                    GroupRows { rows: sequence.committed(group)..end, slots }
                 };
-                let mut slots = Vec::new();
-                sequence.extend_slots(DRAFT, 0..end, &mut slots);
-                // The target's row of token `first_token` is the first of this part.
-                let source = |row: usize| (part.first_row + row - part.first_token) as u32;
-                let sources = if captures { (done..end).map(source).collect() } else { Vec::new() };
-                (done..end, slots, sources)
+                seat.draft_groups().iter().zip(&declaration.groups).map(rows).collect()
             })
             .collect();
         let requests: Vec<Extending<'_>> = parts
             .iter()
-            .zip(&plans)
-            .map(|(part, (rows, slots, sources))| {
-                let Running { seat, phase, .. } = &self.running[part.index];
+            .zip(&groups)
+            .map(|(part, groups)| {
+                let Running { seat, phase, seed, extended, .. } = &self.running[part.index];
                 let shape = seat.next_shape();
                 let begins = *phase == Phase::Decoding && shape.steps() > 0;
                 Extending {
+                    request: seat.id.0,
                     tokens: &seat.tokens,
-                    rows: rows.clone(),
-                    slots,
-                    sources,
+                    since: *extended,
+                    groups,
+                    target: TargetRows { row: part.first_row, token: part.first_token },
+                    previous: seed.as_ref(),
                     seed: begins.then(|| (seat.asking(), shape.topk())),
                 }
             })
             .collect();
         let seeds = timed(&mut self.times.extend, || self.runner.extend(&requests))?;
-        for ((part, (rows, ..)), seed) in parts.iter().zip(plans).zip(seeds) {
-            let request = &mut self.running[part.index];
-            self.cache.commit(&mut request.sequence, DRAFT, rows.len());
-            request.seed = seed;
+        for ((part, groups), seed) in parts.iter().zip(groups).zip(seeds) {
+            let Running { seat, sequence, seed: next, extended, .. } =
+                &mut self.running[part.index];
+            for (&group, rows) in seat.draft_groups().iter().zip(groups) {
+                self.cache.commit(sequence, group, rows.rows.len());
+            }
+            *extended = seat.tokens.len();
+            *next = seed;
         }
         Ok(())
     }
 
     fn finish(&mut self, seat: Box<Seat>, reason: FinishReason) {
         self.stats.finished.fetch_add(1, Relaxed);
+        self.runner.leave(seat.id.0, &seat.tokens);
         let Seat { id, usage, request, .. } = *seat;
         self.stats.add_speculation(&usage.spec);
         let outcome = Outcome { reason, usage };

@@ -1,5 +1,7 @@
 //! What an engine refuses, and why.
 
+use aquila_spec::MOST_DRAFT_GROUPS;
+
 use crate::request::RequestId;
 
 /// Why an engine did not start, or stopped.
@@ -11,6 +13,12 @@ pub enum Error {
     /// Memory that does not suffice; the text names the flag to change.
     #[error("{0}")]
     Memory(String),
+    /// A tree that no request may get.
+    #[error("{0} drafted a tree that is larger than its shape or has unknown tokens")]
+    Draft(&'static str),
+    /// More KV groups than a request can have.
+    #[error("{0} declares {1} KV groups; an algorithm may have {MOST_DRAFT_GROUPS}")]
+    DraftGroups(&'static str, usize),
     /// An error of the model or of the backend below it.
     #[error(transparent)]
     Model(#[from] aquila_model::Error),

@@ -8,15 +8,34 @@ use std::time::Instant;
 
 use aquila_compute::choose::History;
 use aquila_kv::{Group, KvCache, Sequence};
-use aquila_spec::{Asking, Seed, Shape};
+use aquila_spec::{Asking, MOST_DRAFT_GROUPS, Seed, Shape};
 
 use crate::listener::{Token, Usage};
 use crate::request::{Request, RequestId, Speculation};
 
 /// The KV group of the target model.
 pub(crate) const TARGET: Group = Group::new(0);
-/// The KV group of the draft, where there is one.
-pub(crate) const DRAFT: Group = Group::new(1);
+/// The target's group, then those of the draft.
+const GROUPS: [Group; 1 + MOST_DRAFT_GROUPS] = {
+    let mut groups = [TARGET; 1 + MOST_DRAFT_GROUPS];
+    let mut index = 1;
+    while index < groups.len() {
+        groups[index] = Group::new(index);
+        index += 1;
+    }
+    groups
+};
+
+/// What is drafted for a request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DraftRoom {
+    /// The largest tree; plain if nothing drafts.
+    pub shape: Shape,
+    /// How many KV groups the draft has.
+    pub groups: usize,
+    /// The farthest that its rows look ahead.
+    pub lookahead: usize,
+}
 
 /// What stays with a request wherever it is.
 pub(crate) struct Seat {
@@ -33,16 +52,16 @@ pub(crate) struct Seat {
     pub usage: Usage,
     /// Whether it was admitted before.
     pub seen: bool,
-    /// The largest tree that may be drafted for it; plain if none may.
-    pub shape: Shape,
+    /// What may be drafted for it: a plain shape if nothing.
+    pub room: DraftRoom,
 }
 
 impl Seat {
-    pub fn new(id: RequestId, request: Request, longest: usize, shape: Shape) -> Self {
-        let shape = match request.speculation {
-            Speculation::Free => shape,
+    pub fn new(id: RequestId, request: Request, longest: usize, mut room: DraftRoom) -> Self {
+        room.shape = match request.speculation {
+            Speculation::Free => room.shape,
             Speculation::Off => Shape::PLAIN,
-            Speculation::Steps(steps) => shape.capped(steps),
+            Speculation::Steps(steps) => room.shape.capped(steps),
         };
         let history = if request.sampling.has_penalties() {
             History::of_prompt(&request.prompt)
@@ -61,7 +80,7 @@ impl Seat {
             prompt_tokens: Vec::new(),
             usage,
             seen: false,
-            shape,
+            room,
         }
     }
 
@@ -89,17 +108,22 @@ impl Seat {
 
     /// Whether tokens are drafted for it.
     pub fn drafts(&self) -> bool {
-        self.shape != Shape::PLAIN
+        self.room.shape != Shape::PLAIN
     }
 
     /// The groups in which it has rows.
     pub fn groups(&self) -> &'static [Group] {
-        if self.drafts() { &[TARGET, DRAFT] } else { &[TARGET] }
+        &GROUPS[..1 + self.draft_groups().len()]
+    }
+
+    /// The groups in which a draft has rows for it.
+    pub fn draft_groups(&self) -> &'static [Group] {
+        if self.drafts() { &GROUPS[1..=self.room.groups] } else { &[] }
     }
 
     /// The tree of its next round: no deeper than the answer can still become.
     pub fn next_shape(&self) -> Shape {
-        self.shape.capped(self.remaining().saturating_sub(1))
+        self.room.shape.capped(self.remaining().saturating_sub(1))
     }
 
     /// Adds a token of the answer.
@@ -123,13 +147,14 @@ impl Seat {
     }
 
     /// How many tokens may come from the prefix cache. A fresh request computes its last row,
-    /// whose logits choose the first token, and a request that drafts the row before its bonus,
-    /// on which its next tree stands; log-probabilities of the prompt need every row.
+    /// whose logits choose the first token, and a request that drafts the last row of each of its
+    /// groups, on which its next tree stands; log-probabilities of the prompt need every row.
     pub fn match_limit(&self) -> usize {
+        let anew = if self.drafts() { self.room.lookahead.max(1) } else { 0 };
         match (self.is_fresh(), self.request.prompt_logprobs) {
             (true, Some(_)) => 0,
-            (true, None) => self.tokens.len() - 1,
-            (false, _) => self.prefill_goal() - usize::from(self.drafts()),
+            (true, None) => self.tokens.len().saturating_sub(anew.max(1)),
+            (false, _) => self.prefill_goal().saturating_sub(anew),
         }
     }
 
@@ -159,6 +184,8 @@ pub(crate) struct Running {
     pub phase: Phase,
     /// Where its next tree begins.
     pub seed: Option<Seed>,
+    /// How many tokens the draft knew when it last took some in.
+    pub extended: usize,
 }
 
 impl Waiting {
@@ -186,7 +213,7 @@ impl Waiting {
             self.seat.usage.cached_tokens = matched;
         }
         let phase = if matched == goal { Phase::Decoding } else { Phase::Prefilling { goal } };
-        Ok(Running { seat: self.seat, sequence, phase, seed: None })
+        Ok(Running { seat: self.seat, sequence, phase, seed: None, extended: 0 })
     }
 }
 

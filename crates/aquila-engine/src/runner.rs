@@ -6,11 +6,12 @@ use aquila_compute::choose::{Ask, Choice};
 use aquila_compute::{Backend, ForwardPlan};
 use aquila_model::{Capture, Decoder, Scratch};
 use aquila_spec::{
-    Drafter, Drafting, Extending, Kept, KvRows, NodeRows, PassRows, Seed, Speculator, Tree, commit,
+    Algorithm, Declaration, Drafting, Extending, HiddenStates, Kept, KvRows, NodeRows, PassRows,
+    Seed, Tree, commit,
 };
 
 use crate::config::EngineConfig;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Runs the steps of a round on the backend.
 pub struct Runner<B: Backend> {
@@ -20,33 +21,27 @@ pub struct Runner<B: Backend> {
     scratch: Scratch<B>,
     /// The target's hidden rows of the last pass, where the draft declares that it takes them.
     capture: Option<Capture<B>>,
-    speculator: Option<Speculator<B>>,
+    algorithm: Option<Box<dyn Algorithm<B>>>,
 }
 
 impl<B: Backend> Runner<B> {
-    /// Makes room for what `config` allows; `drafter` drafts, if there is one.
+    /// Makes room for what `config` allows; `algorithm` drafts, if there is one.
     pub fn new(
         backend: Arc<B>,
         decoder: Decoder<B>,
-        drafter: Option<Box<dyn Drafter<B>>>,
+        algorithm: Option<Box<dyn Algorithm<B>>>,
         config: &EngineConfig,
     ) -> Result<Self> {
-        let slots = config.pages() * config.page_size;
-        let kv = backend.kv(decoder.kv_shape(slots, config.kv_dtype))?;
+        let kv = backend.kv(decoder.kv_shape(config.slots(), config.kv_dtype))?;
         let scratch = decoder.scratch(&backend, config.bounds())?;
-        let layers = drafter.as_ref().map_or(&[][..], |d| &d.declaration().hidden_layers);
-        let capture = match layers {
-            [] => None,
-            layers => Some(decoder.capture(&backend, layers, config.max_rows())?),
-        };
-        let speculator = match drafter {
-            Some(drafter) => {
-                let kv = backend.kv(drafter.kv_shape(slots, config.kv_dtype))?;
-                Some(Speculator::new(drafter, kv))
+        let hidden = algorithm.as_ref().map(|a| &a.declaration().hidden);
+        let capture = match hidden.unwrap_or(&HiddenStates::None) {
+            HiddenStates::None => None,
+            HiddenStates::Layers(layers) => {
+                Some(decoder.capture(&backend, layers, config.max_rows())?)
             }
-            None => None,
         };
-        Ok(Self { backend, decoder, kv, scratch, capture, speculator })
+        Ok(Self { backend, decoder, kv, scratch, capture, algorithm })
     }
 
     /// The size of the vocabulary.
@@ -54,29 +49,28 @@ impl<B: Backend> Runner<B> {
         self.decoder.spec().vocab_size
     }
 
-    /// How many tokens beyond its position a row of the draft depends on; none without a draft.
-    pub fn lookahead(&self) -> Option<usize> {
-        self.speculator.as_ref().map(|s| s.drafter().declaration().lookahead)
+    /// What the draft needs, if there is one.
+    pub fn declaration(&self) -> Option<&Declaration> {
+        self.algorithm.as_ref().map(|algorithm| algorithm.declaration())
     }
 
-    /// The name of the algorithm that drafts, if one does.
-    pub fn algorithm(&self) -> Option<&'static str> {
-        self.speculator.as_ref().map(|s| s.drafter().declaration().name)
-    }
-
-    /// Whether the draft takes the target's hidden rows.
+    /// Whether hidden rows of the target are kept for the draft.
     pub fn captures(&self) -> bool {
         self.capture.is_some()
     }
 
     /// Drafts a tree for each request.
     pub fn draft(&mut self, requests: &[Drafting<'_>]) -> Result<Vec<Tree>> {
-        match &mut self.speculator {
-            Some(speculator) if !requests.is_empty() => {
-                Ok(speculator.draft(&self.backend, requests)?)
-            }
-            _ => Ok(Vec::new()),
+        let Some(algorithm) = self.algorithm.as_mut().filter(|_| !requests.is_empty()) else {
+            return Ok(Vec::new());
+        };
+        let trees = algorithm.draft(&self.backend, requests)?;
+        let vocabulary = self.decoder.spec().vocab_size;
+        let all = trees.len() == requests.len();
+        if !all || !trees.iter().zip(requests).all(|(tree, r)| r.admits(tree, vocabulary)) {
+            return Err(Error::Draft(algorithm.declaration().name));
         }
+        Ok(trees)
     }
 
     /// One pass of the target, and a choice for each of its outputs.
@@ -98,14 +92,21 @@ impl<B: Backend> Runner<B> {
         Ok(commit(&*self.backend, kept, &mut stores)?)
     }
 
-    /// Runs rows of the draft that have become certain.
+    /// Lets the draft take in what has become certain.
     pub fn extend(&mut self, requests: &[Extending<'_>]) -> Result<Vec<Option<Seed>>> {
-        match &mut self.speculator {
-            Some(speculator) if !requests.is_empty() => {
+        match &mut self.algorithm {
+            Some(algorithm) if !requests.is_empty() => {
                 let hidden = self.capture.as_ref().map(Capture::rows);
-                Ok(speculator.extend(&self.backend, requests, hidden)?)
+                Ok(algorithm.extend(&self.backend, requests, hidden)?)
             }
             _ => Ok(requests.iter().map(|_| None).collect()),
+        }
+    }
+
+    /// Tells the draft that a request holds nothing any more.
+    pub fn leave(&mut self, request: u64, tokens: &[u32]) {
+        if let Some(algorithm) = &mut self.algorithm {
+            algorithm.leave(request, tokens);
         }
     }
 }

@@ -10,7 +10,10 @@ use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{Backend, KvDtype, WeightFormat};
 use aquila_engine::{Engine, EngineConfig, FinishReason, Runner};
 use aquila_model::{Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, LoadFormat, resolve};
-use aquila_spec::{Drafter, Eagle3, Extending, Shape, Speculator, Standalone};
+use aquila_spec::{
+    Algorithm as _, Drafter, Eagle3, Extending, GroupRows, Shape, Speculator, Standalone,
+    TargetRows,
+};
 use support::counting::Counting;
 use support::recorded::{Pass, Passes, Recorded};
 use support::shipped::{Algorithm, config, engine, engine_with};
@@ -166,7 +169,10 @@ fn a_draft_that_declares_no_hidden_state_costs_no_byte_and_no_copy_of_any() {
     type Counted = Option<Box<dyn Drafter<Counting>>>;
     let made = |choose: &dyn Fn(&Decoder<Counting>) -> Counted| {
         let target = decoder(&*backend, "tiny", config.context_length);
-        let draft = choose(&target);
+        let draft = choose(&target).map(|drafter| -> Box<dyn aquila_spec::Algorithm<_>> {
+            let (slots, dtype) = (config.slots(), config.kv_dtype);
+            Box::new(Speculator::new(&*backend, drafter, slots, dtype).unwrap())
+        });
         let before = backend.made();
         let runner = Runner::new(backend.clone(), target, draft, &config).unwrap();
         (backend.made() - before, runner)
@@ -195,11 +201,18 @@ fn a_batch_of_nothing_is_drafted_and_extended_without_a_pass() {
     let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
     let passes = Passes::default();
     let draft = Recorded { draft: standalone(&backend, &config), passes: passes.clone() };
-    let kv = backend.kv(draft.kv_shape(16, KvDtype::F32)).unwrap();
-    let mut speculator = Speculator::new(Box::new(draft), kv);
+    let mut speculator = Speculator::new(&backend, Box::new(draft), 16, KvDtype::F32).unwrap();
     assert_eq!(speculator.draft(&backend, &[]).unwrap(), []);
     assert_eq!(speculator.extend(&backend, &[], None).unwrap(), []);
-    let nothing = Extending { tokens: &[5, 6], rows: 0..0, slots: &[], sources: &[], seed: None };
+    let nothing = Extending {
+        request: 1,
+        tokens: &[5, 6],
+        since: 2,
+        groups: &[GroupRows::default()],
+        target: TargetRows::default(),
+        previous: None,
+        seed: None,
+    };
     assert_eq!(speculator.extend(&backend, &[nothing], None).unwrap(), [None]);
     assert!(passes.lock().unwrap().is_empty());
     assert!(!engine(Algorithm::Eagle3, config).step(), "an engine without requests has no round");

@@ -1,55 +1,214 @@
-//! What a draft algorithm is: what it declares that it needs, and how it runs its rows.
+//! What a draft algorithm is: what it declares that it needs, how it drafts, what it keeps.
 
-use aquila_compute::{Backend, DraftIds, ForwardPlan, KvDtype, KvShape};
+use std::ops::Range;
+
+use aquila_compute::Backend;
+use aquila_compute::choose::{Ask, Candidate, History, Sampling};
 use aquila_model::Result;
+
+use crate::{Shape, Tree};
 
 /// What an algorithm needs. Where it declares none, no buffer exists and no copy happens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Declaration {
     /// The algorithm's name, as `--speculative-algorithm` takes it.
     pub name: &'static str,
-    /// The target's layers whose outputs its rows take; empty for none.
-    pub hidden_layers: Vec<usize>,
-    /// How many tokens beyond its position a row depends on: its row p consumes token
-    /// p + lookahead.
-    pub lookahead: usize,
+    /// The hidden states of the target that it takes.
+    pub hidden: HiddenStates,
+    /// The groups in which it keeps keys and values of its own, in order.
+    pub groups: Vec<DraftGroup>,
 }
 
-/// A draft that runs on the backend, with keys and values of its own.
+impl Declaration {
+    /// How many tokens beyond its position the farthest-seeing row depends on.
+    pub fn lookahead(&self) -> usize {
+        self.groups.iter().map(|group| group.lookahead).max().unwrap_or(0)
+    }
+}
+
+/// Hidden states of the target's rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HiddenStates {
+    /// None: no capture, no buffer, no copy.
+    None,
+    /// The residual stream behind each of these layers, side by side.
+    Layers(Vec<usize>),
+}
+
+/// Keys and values that a draft keeps for its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DraftGroup {
+    /// How many tokens beyond its position a row depends on: its row p consumes token
+    /// p + lookahead, so with n tokens certain it has n - lookahead certain rows.
+    pub lookahead: usize,
+    /// Rows that a tree takes here while it is drafted.
+    pub tree: TreeRows,
+}
+
+/// How many rows of a group a tree takes while it is drafted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TreeRows {
+    /// One for each node that goes on, at every level.
+    EveryLevel,
+    /// Those of one level: as many for each node that goes on there as it is deep.
+    Level(usize),
+}
+
+impl TreeRows {
+    /// The rows of a tree of this shape.
+    pub fn of(self, shape: Shape) -> usize {
+        match self {
+            TreeRows::EveryLevel => shape.draft_rows(),
+            TreeRows::Level(depth) if depth < shape.steps() => shape.topk() * depth,
+            TreeRows::Level(_) => 0,
+        }
+    }
+}
+
+/// The most groups that an algorithm may declare.
+pub const MOST_DRAFT_GROUPS: usize = 15;
+
+/// A way to draft. It owns what it keeps: weights, keys and values, tries.
 ///
-/// Rows whose tokens are certain are run by `extend`; rows of the tree being drafted by `expand`,
-/// whose keys and values nobody sees after the round.
-pub trait Drafter<B: Backend>: Send {
+/// The engine calls `extend` after every pass of the target and `draft` before the next one, with
+/// every request that decodes. What is drafted changes how many rounds an answer takes, never the
+/// answer, so a draft may be as wrong as it likes; a tree larger than its shape fails its round.
+pub trait Algorithm<B: Backend>: Send {
     /// What it needs.
     fn declaration(&self) -> &Declaration;
 
-    /// The store of its keys and values for `slots` rows.
-    fn kv_shape(&self, slots: usize, dtype: KvDtype) -> KvShape;
+    /// A tree for each request, rooted in its last token.
+    fn draft(&mut self, backend: &B, requests: &[Drafting<'_>]) -> Result<Vec<Tree>>;
 
-    /// Which tokens it knows, if not all of the target's.
-    fn ids(&self) -> Option<DraftIds<'_>>;
-
-    /// Runs certain rows. `hidden` has the target's rows, where declared; `plan.sources` says
-    /// which each row takes. Logits are left for `plan.outputs`, whose rows are the seeds of the
-    /// next tree.
+    /// Takes in what has become certain; answers a seed for each request that asks for one.
+    /// `hidden` has the rows of the target's last pass, where declared.
     fn extend(
         &mut self,
         backend: &B,
-        plan: &ForwardPlan,
+        requests: &[Extending<'_>],
         hidden: Option<&B::Rows>,
-        kv: &mut B::Kv,
-    ) -> Result<()>;
+    ) -> Result<Vec<Option<Seed>>>;
 
-    /// Runs one level of trees. `plan.sources` says which seed each row goes on from (`first`), or
-    /// which row of the level before.
-    fn expand(
-        &mut self,
-        backend: &B,
-        plan: &ForwardPlan,
-        first: bool,
-        kv: &mut B::Kv,
-    ) -> Result<()>;
+    /// The request of this number has ended or was retracted, with these tokens.
+    fn leave(&mut self, _request: u64, _tokens: &[u32]) {}
+}
 
-    /// The logits of the last pass.
-    fn logits(&self) -> &B::Rows;
+/// What a request asks of every token, wherever it is drafted.
+#[derive(Debug, Clone, Copy)]
+pub struct Asking<'a> {
+    /// The request's settings.
+    pub sampling: &'a Sampling,
+    /// The tokens that count for penalties, the bonus included.
+    pub history: &'a History,
+    /// Which of the request's answers this is.
+    pub choice: u32,
+    /// Tokens of prompt and answer, the bonus included: the index of the next token.
+    pub tokens: usize,
+    /// Tokens that may not be chosen at depths below `banned_depths`.
+    pub banned: &'a [u32],
+    /// See `banned`.
+    pub banned_depths: usize,
+}
+
+impl<'a> Asking<'a> {
+    /// The ask about row `row`, after `path` below the bonus.
+    pub fn after(&self, path: &'a [u32], row: usize) -> Ask<'a> {
+        Ask {
+            row,
+            sampling: self.sampling,
+            history: self.history,
+            path,
+            position: (self.tokens + path.len()) as u32,
+            choice: self.choice,
+            banned: if path.len() < self.banned_depths { self.banned } else { &[] },
+            top_logprobs: None,
+            given: None,
+        }
+    }
+}
+
+/// Where the next tree of a request begins: what follows the bonus.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Seed {
+    /// The seed's row, in the extend that left it.
+    pub row: u32,
+    /// What was offered after the bonus, best first.
+    pub offered: Vec<Candidate>,
+}
+
+/// Rows of one group and where they are.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct GroupRows {
+    /// When drafting, all rows that are certain; when extending, those to run.
+    pub rows: Range<usize>,
+    /// The slots of the rows from the first on up to those, then room for a tree's.
+    pub slots: Vec<u32>,
+}
+
+/// A request whose tree is to be drafted.
+pub struct Drafting<'a> {
+    /// Its number.
+    pub request: u64,
+    /// Prompt and answer; the last one is the bonus.
+    pub tokens: &'a [u32],
+    /// How large the tree may be.
+    pub shape: Shape,
+    /// Where it begins.
+    pub seed: &'a Seed,
+    /// Its rows in each declared group.
+    pub groups: &'a [GroupRows],
+    /// What is asked.
+    pub asking: Asking<'a>,
+}
+
+impl Drafting<'_> {
+    /// The root of the tree: the last token.
+    pub fn bonus(&self) -> u32 {
+        *self.tokens.last().expect("a request that decodes has tokens")
+    }
+
+    /// Whether a tree is one that this request may get: rooted in its bonus, no larger than its
+    /// shape, of tokens that there are.
+    pub fn admits(&self, tree: &Tree, vocabulary: usize) -> bool {
+        let nodes = tree.nodes();
+        nodes.len() <= self.shape.nodes()
+            && nodes.first().is_some_and(|root| root.token == self.bonus())
+            && nodes
+                .iter()
+                .all(|node| node.depth <= self.shape.steps() && (node.token as usize) < vocabulary)
+    }
+}
+
+/// A request some of whose tokens have become certain.
+pub struct Extending<'a> {
+    /// Its number.
+    pub request: u64,
+    /// Prompt and answer.
+    pub tokens: &'a [u32],
+    /// How many of them were there at its last extend; 0 at the first.
+    pub since: usize,
+    /// The rows to run in each declared group.
+    pub groups: &'a [GroupRows],
+    /// Where the target's rows are.
+    pub target: TargetRows,
+    /// What its last extend left, if that asked for a seed.
+    pub previous: Option<&'a Seed>,
+    /// What is asked after the last row, if a tree is to begin there: how many candidates.
+    pub seed: Option<(Asking<'a>, usize)>,
+}
+
+/// Where the target's rows of a request are among the rows of its last pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TargetRows {
+    /// A row of the pass.
+    pub row: usize,
+    /// The token whose row that is.
+    pub token: usize,
+}
+
+impl TargetRows {
+    /// The row of the pass that holds the target's row of this token.
+    pub fn of(&self, token: usize) -> u32 {
+        (self.row + token - self.token) as u32
+    }
 }

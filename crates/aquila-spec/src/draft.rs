@@ -1,4 +1,4 @@
-//! The draft of a round, for all requests at once.
+//! The algorithm of every draft that is one recurrent model: all requests at once, level by level.
 //!
 //! Let L be the target's committed rows and the bonus token L. A draft of lookahead a has the
 //! rows 0 to L - a when it begins: its row p consumed token p + a, the last one the bonus. A node
@@ -7,83 +7,50 @@
 
 use std::collections::HashMap;
 
-use aquila_compute::choose::{Ask, Candidate, History, Sampling};
-use aquila_compute::{Backend, ForwardPlan, Sight};
+use aquila_compute::choose::Ask;
+use aquila_compute::{Backend, DraftIds, ForwardPlan, KvDtype, KvShape, Sight};
 use aquila_model::Result;
 
-use crate::{Drafter, Growth, Shape, Tree};
+use crate::algorithm::{Algorithm, Declaration, Drafting, Extending, GroupRows, Seed};
+use crate::{Growth, Tree};
 
-/// What a request asks of every token, wherever it is drafted.
-#[derive(Debug, Clone, Copy)]
-pub struct Asking<'a> {
-    /// The request's settings.
-    pub sampling: &'a Sampling,
-    /// The tokens that count for penalties, the bonus included.
-    pub history: &'a History,
-    /// Which of the request's answers this is.
-    pub choice: u32,
-    /// Tokens of prompt and answer, the bonus included: the index of the next token.
-    pub tokens: usize,
-    /// Tokens that may not be chosen at depths below `banned_depths`.
-    pub banned: &'a [u32],
-    /// See `banned`.
-    pub banned_depths: usize,
-}
+/// A model that drafts recurrently, with keys and values of its own in one group.
+///
+/// Rows whose tokens are certain are run by `extend`; rows of the tree being drafted by `expand`,
+/// whose keys and values nobody sees after the round.
+pub trait Drafter<B: Backend>: Send {
+    /// What it needs: one group.
+    fn declaration(&self) -> &Declaration;
 
-impl<'a> Asking<'a> {
-    /// The ask about row `row`, after `path` below the bonus.
-    pub fn after(&self, path: &'a [u32], row: usize) -> Ask<'a> {
-        Ask {
-            row,
-            sampling: self.sampling,
-            history: self.history,
-            path,
-            position: (self.tokens + path.len()) as u32,
-            choice: self.choice,
-            banned: if path.len() < self.banned_depths { self.banned } else { &[] },
-            top_logprobs: None,
-            given: None,
-        }
-    }
-}
+    /// The store of its keys and values for `slots` rows.
+    fn kv_shape(&self, slots: usize, dtype: KvDtype) -> KvShape;
 
-/// Where the next tree of a request begins: what follows the bonus.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Seed {
-    /// The seed's row, in the pass that left it.
-    pub row: u32,
-    /// What was offered after the bonus, best first.
-    pub offered: Vec<Candidate>,
-}
+    /// Which tokens it knows, if not all of the target's.
+    fn ids(&self) -> Option<DraftIds<'_>>;
 
-/// A request whose tree is to be drafted.
-pub struct Drafting<'a> {
-    /// How large the tree may be.
-    pub shape: Shape,
-    /// The bonus token.
-    pub bonus: u32,
-    /// Where it begins.
-    pub seed: &'a Seed,
-    /// Rows of the draft that are certain.
-    pub rows: usize,
-    /// The slots of those rows, then room for the tree's.
-    pub slots: &'a [u32],
-    /// What is asked.
-    pub asking: Asking<'a>,
-}
+    /// Runs certain rows. `hidden` has the target's rows, where declared; `plan.sources` says
+    /// which each row takes. Logits are left for `plan.outputs`, whose rows are the seeds of the
+    /// next tree.
+    fn extend(
+        &mut self,
+        backend: &B,
+        plan: &ForwardPlan,
+        hidden: Option<&B::Rows>,
+        kv: &mut B::Kv,
+    ) -> Result<()>;
 
-/// A request some of whose rows have become certain.
-pub struct Extending<'a> {
-    /// Its tokens.
-    pub tokens: &'a [u32],
-    /// The draft's rows to run.
-    pub rows: std::ops::Range<usize>,
-    /// The slots of all its rows up to those.
-    pub slots: &'a [u32],
-    /// For each of the rows, the target's row that it takes; empty where none is declared.
-    pub sources: &'a [u32],
-    /// What is asked after the last row, if a tree is to begin there: how many candidates.
-    pub seed: Option<(Asking<'a>, usize)>,
+    /// Runs one level of trees. `plan.sources` says which seed each row goes on from (`first`), or
+    /// which row of the level before.
+    fn expand(
+        &mut self,
+        backend: &B,
+        plan: &ForwardPlan,
+        first: bool,
+        kv: &mut B::Kv,
+    ) -> Result<()>;
+
+    /// The logits of the last pass.
+    fn logits(&self) -> &B::Rows;
 }
 
 /// A drafter with its keys and values.
@@ -94,18 +61,76 @@ pub struct Speculator<B: Backend> {
 }
 
 impl<B: Backend> Speculator<B> {
-    /// Over `drafter`, with keys and values of its own.
-    pub fn new(drafter: Box<dyn Drafter<B>>, kv: B::Kv) -> Self {
-        Self { drafter, kv, plan: ForwardPlan::default() }
+    /// Over `drafter`, with room for the keys and values of `slots` rows.
+    pub fn new(
+        backend: &B,
+        drafter: Box<dyn Drafter<B>>,
+        slots: usize,
+        dtype: KvDtype,
+    ) -> Result<Self> {
+        let kv = backend.kv(drafter.kv_shape(slots, dtype))?;
+        Ok(Self { drafter, kv, plan: ForwardPlan::default() })
     }
 
-    /// The drafter.
-    pub fn drafter(&self) -> &dyn Drafter<B> {
-        &*self.drafter
+    /// Plans a row for every node of every beam; answers the request and the path of each row.
+    fn plan_level(
+        &mut self,
+        requests: &[Drafting<'_>],
+        trees: &mut [Sapling],
+        first: bool,
+    ) -> Vec<(usize, Vec<u32>)> {
+        let plan = &mut self.plan;
+        plan.clear();
+        let mut paths = Vec::new();
+        for (index, (request, tree)) in requests.iter().zip(trees).enumerate() {
+            if !tree.growth.goes_on() {
+                continue;
+            }
+            let start = plan.slots.len();
+            let GroupRows { rows: certain, slots } = &request.groups[0];
+            plan.slots.extend_from_slice(&slots[..certain.end]);
+            let mut rows = HashMap::new();
+            for &node in tree.growth.beam() {
+                let depth = tree.growth.depth();
+                let own = slots[certain.end + tree.slots.len()];
+                tree.slots.insert(node, own);
+                let tail_start = plan.tails.len();
+                let mut at = Some(node);
+                while let Some(ancestor) = at {
+                    plan.tails.push(tree.slots[&ancestor]);
+                    at = tree.growth.parent(ancestor);
+                }
+                plan.tails[tail_start..].reverse();
+                let source = match tree.growth.parent(node) {
+                    Some(parent) if !first => tree.rows[&parent],
+                    _ => request.seed.row,
+                };
+                rows.insert(node, plan.rows() as u32);
+                plan.outputs.push(plan.rows() as u32);
+                plan.tokens.push(tree.growth.token(node));
+                plan.positions.push((certain.end + depth - 1) as u32);
+                plan.writes.push(own);
+                plan.sources.push(source);
+                plan.sights.push(Sight {
+                    start: start as u32,
+                    prefix: certain.end as u32,
+                    tail_start: tail_start as u32,
+                    tail: depth as u32,
+                });
+                paths.push((index, tree.growth.path_tokens(node)));
+            }
+            tree.rows = rows;
+        }
+        paths
+    }
+}
+
+impl<B: Backend> Algorithm<B> for Speculator<B> {
+    fn declaration(&self) -> &Declaration {
+        self.drafter.declaration()
     }
 
-    /// Drafts a tree for each request.
-    pub fn draft(&mut self, backend: &B, requests: &[Drafting<'_>]) -> Result<Vec<Tree>> {
+    fn draft(&mut self, backend: &B, requests: &[Drafting<'_>]) -> Result<Vec<Tree>> {
         let mut trees: Vec<Sapling> = requests
             .iter()
             .map(|r| Sapling {
@@ -137,63 +162,10 @@ impl<B: Backend> Speculator<B> {
             }
             first = false;
         }
-        Ok(trees.into_iter().zip(requests).map(|(t, r)| t.growth.finish(r.bonus)).collect())
+        Ok(trees.into_iter().zip(requests).map(|(t, r)| t.growth.finish(r.bonus())).collect())
     }
 
-    /// Plans a row for every node of every beam; answers the request and the path of each row.
-    fn plan_level(
-        &mut self,
-        requests: &[Drafting<'_>],
-        trees: &mut [Sapling],
-        first: bool,
-    ) -> Vec<(usize, Vec<u32>)> {
-        let plan = &mut self.plan;
-        plan.clear();
-        let mut paths = Vec::new();
-        for (index, (request, tree)) in requests.iter().zip(trees).enumerate() {
-            if !tree.growth.goes_on() {
-                continue;
-            }
-            let start = plan.slots.len();
-            plan.slots.extend_from_slice(&request.slots[..request.rows]);
-            let mut rows = HashMap::new();
-            for &node in tree.growth.beam() {
-                let depth = tree.growth.depth();
-                let own = request.slots[request.rows + tree.slots.len()];
-                tree.slots.insert(node, own);
-                let tail_start = plan.tails.len();
-                let mut at = Some(node);
-                while let Some(ancestor) = at {
-                    plan.tails.push(tree.slots[&ancestor]);
-                    at = tree.growth.parent(ancestor);
-                }
-                plan.tails[tail_start..].reverse();
-                let source = match tree.growth.parent(node) {
-                    Some(parent) if !first => tree.rows[&parent],
-                    _ => request.seed.row,
-                };
-                rows.insert(node, plan.rows() as u32);
-                plan.outputs.push(plan.rows() as u32);
-                plan.tokens.push(tree.growth.token(node));
-                plan.positions.push((request.rows + depth - 1) as u32);
-                plan.writes.push(own);
-                plan.sources.push(source);
-                plan.sights.push(Sight {
-                    start: start as u32,
-                    prefix: request.rows as u32,
-                    tail_start: tail_start as u32,
-                    tail: depth as u32,
-                });
-                paths.push((index, tree.growth.path_tokens(node)));
-            }
-            tree.rows = rows;
-        }
-        paths
-    }
-
-    /// Runs rows that have become certain; answers a seed for each request that asked for one.
-    /// `hidden` has the rows of the target's last pass, where declared.
-    pub fn extend(
+    fn extend(
         &mut self,
         backend: &B,
         requests: &[Extending<'_>],
@@ -201,13 +173,14 @@ impl<B: Backend> Speculator<B> {
     ) -> Result<Vec<Option<Seed>>> {
         let plan = &mut self.plan;
         plan.clear();
-        let lookahead = self.drafter.declaration().lookahead;
+        let lookahead = self.drafter.declaration().lookahead();
         let mut asks = Vec::new();
         let mut count = 1;
         for request in requests {
             let start = plan.slots.len();
-            plan.slots.extend_from_slice(&request.slots[..request.rows.end]);
-            for (row, place) in request.rows.clone().zip(0..) {
+            let GroupRows { rows, slots } = &request.groups[0];
+            plan.slots.extend_from_slice(&slots[..rows.end]);
+            for row in rows.clone() {
                 plan.tokens.push(request.tokens[row + lookahead]);
                 plan.positions.push(row as u32);
                 plan.writes.push(plan.slots[start + row]);
@@ -217,7 +190,7 @@ impl<B: Backend> Speculator<B> {
                     ..Sight::default()
                 });
                 if hidden.is_some() {
-                    plan.sources.push(request.sources[place]);
+                    plan.sources.push(request.target.of(row));
                 }
             }
             if let Some((asking, candidates)) = &request.seed {

@@ -3,7 +3,7 @@
 use aquila_compute::{Backend, DraftIds, ForwardPlan, KvDtype, KvShape, PlanBounds};
 use aquila_model::{Eagle3Head, Error, HeadScratch, Hidden, Result};
 
-use crate::{Declaration, Drafter};
+use crate::{Declaration, DraftGroup, Drafter, HiddenStates, TreeRows};
 
 /// An EAGLE-3 head that drafts.
 pub struct Eagle3<B: Backend> {
@@ -17,8 +17,8 @@ impl<B: Backend> Eagle3<B> {
     pub fn new(backend: &B, head: Eagle3Head<B>, bounds: PlanBounds) -> Result<Self> {
         let declaration = Declaration {
             name: "EAGLE3",
-            hidden_layers: head.capture_layers().to_vec(),
-            lookahead: 1,
+            hidden: HiddenStates::Layers(head.capture_layers().to_vec()),
+            groups: vec![DraftGroup { lookahead: 1, tree: TreeRows::EveryLevel }],
         };
         let scratch = head.scratch(backend, bounds)?;
         Ok(Self { declaration, head, scratch })

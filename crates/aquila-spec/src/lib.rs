@@ -2,8 +2,9 @@
 //!
 //! - [`Shape`]: how large a draft tree is.
 //! - [`Growth`] and [`Tree`]: how a tree is drafted, and what of it is verified.
-//! - [`Drafter`] and its [`Declaration`]: what a draft algorithm is. [`Eagle3`] and [`Standalone`] are two.
-//! - [`Speculator`]: the draft of a round, for all requests at once.
+//! - [`Algorithm`] and its [`Declaration`]: what a draft algorithm is.
+//! - [`Speculator`]: the algorithm of every [`Drafter`], a model that drafts recurrently; [`Eagle3`]
+//!   and [`Standalone`] are two.
 //! - [`accept`]: which drafts the target confirms; [`Simulate`] where that is only pretended.
 //! - [`commit()`]: one operation over everything that has a row per node.
 //! - [`SpecStats`]: what came of it.
@@ -22,10 +23,13 @@ mod stats;
 mod tree;
 
 pub use accept::{Accepted, accept};
-pub use algorithm::{Declaration, Drafter};
+pub use algorithm::{
+    Algorithm, Asking, Declaration, DraftGroup, Drafting, Extending, GroupRows, HiddenStates,
+    MOST_DRAFT_GROUPS, Seed, TargetRows, TreeRows,
+};
 pub use aquila_compute::choose::Candidate;
 pub use commit::{Kept, KvRows, NodeRows, PassRows, commit};
-pub use draft::{Asking, Drafting, Extending, Seed, Speculator};
+pub use draft::{Drafter, Speculator};
 pub use eagle3::Eagle3;
 pub use shape::{MOST_STEPS, MOST_TOPK, Shape, ShapeError};
 pub use simulate::{Simulate, SimulateMethod};

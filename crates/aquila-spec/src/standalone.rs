@@ -4,7 +4,7 @@
 use aquila_compute::{Backend, DraftIds, ForwardPlan, KvDtype, KvShape, PlanBounds};
 use aquila_model::{Decoder, Result, Scratch};
 
-use crate::{Declaration, Drafter};
+use crate::{Declaration, DraftGroup, Drafter, HiddenStates, TreeRows};
 
 /// A model that drafts.
 pub struct Standalone<B: Backend> {
@@ -16,8 +16,11 @@ pub struct Standalone<B: Backend> {
 impl<B: Backend> Standalone<B> {
     /// Drafts with `decoder`, in passes up to `bounds`.
     pub fn new(backend: &B, decoder: Decoder<B>, bounds: PlanBounds) -> Result<Self> {
-        let declaration =
-            Declaration { name: "STANDALONE", hidden_layers: Vec::new(), lookahead: 0 };
+        let declaration = Declaration {
+            name: "STANDALONE",
+            hidden: HiddenStates::None,
+            groups: vec![DraftGroup { lookahead: 0, tree: TreeRows::EveryLevel }],
+        };
         let scratch = decoder.scratch(backend, bounds)?;
         Ok(Self { declaration, decoder, scratch })
     }

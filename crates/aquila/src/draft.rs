@@ -6,7 +6,7 @@ use aquila_compute::cpu::CpuBackend;
 use aquila_compute::{KvDtype, WeightFormat};
 use aquila_engine::{EngineConfig, Needs};
 use aquila_model::{Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, LoadFormat, memory};
-use aquila_spec::{Drafter, Eagle3, Standalone};
+use aquila_spec::{Algorithm as Drafting, Drafter, Eagle3, Speculator, Standalone};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
@@ -82,9 +82,9 @@ impl Draft {
         target: &Decoder<CpuBackend>,
         format: WeightFormat,
         config: &EngineConfig,
-    ) -> Result<Box<dyn Drafter<CpuBackend>>> {
+    ) -> Result<Box<dyn Drafting<CpuBackend>>> {
         let (positions, bounds) = (config.context_length, config.draft_bounds());
-        Ok(match self {
+        let drafter: Box<dyn Drafter<CpuBackend>> = match self {
             Draft::Eagle3(head) => {
                 let table = target.embedding();
                 let head = Eagle3Head::load(backend, head, format, positions, table, &mut |_| ())?;
@@ -94,7 +94,9 @@ impl Draft {
                 let decoder = Decoder::load(backend, draft, format, positions, &mut |_| ())?;
                 Box::new(Standalone::new(backend, decoder, bounds)?)
             }
-        })
+        };
+        let (slots, dtype) = (config.slots(), config.kv_dtype);
+        Ok(Box::new(Speculator::new(backend, drafter, slots, dtype)?))
     }
 }
 

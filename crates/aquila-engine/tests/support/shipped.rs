@@ -6,7 +6,7 @@ use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{KvDtype, WeightFormat};
 use aquila_engine::{Engine, EngineConfig, Runner};
 use aquila_model::{Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, LoadFormat, resolve};
-use aquila_spec::{Drafter, Eagle3, Shape, Standalone};
+use aquila_spec::{Drafter, Eagle3, Shape, Speculator, Standalone};
 
 /// Which draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -79,5 +79,9 @@ pub fn engine_with(
             Some(Box::new(Eagle3::new(&*backend, head, bounds).unwrap()))
         }
     };
-    Engine::new(Runner::new(backend, target, drafter.map(wrap), &config).unwrap(), config).unwrap()
+    let speculator = drafter.map(|drafter| -> Box<dyn aquila_spec::Algorithm<_>> {
+        let (slots, dtype) = (config.slots(), config.kv_dtype);
+        Box::new(Speculator::new(&*backend, wrap(drafter), slots, dtype).unwrap())
+    });
+    Engine::new(Runner::new(backend, target, speculator, &config).unwrap(), config).unwrap()
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use aquila_model::Needs;
+
 use crate::error::{Error, Result};
 
 /// One line of the table.
@@ -11,17 +13,6 @@ pub struct BudgetLine {
     pub what: String,
     /// How much.
     pub bytes: u64,
-}
-
-/// What is known before the KV pool is sized.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Needs {
-    /// Bytes of the packed weights.
-    pub weights: u64,
-    /// Bytes of the activations of the largest round.
-    pub scratch: u64,
-    /// Bytes of keys and values of one token.
-    pub kv_per_token: u64,
 }
 
 /// The table: what each part takes, and how many tokens fit.

@@ -1,7 +1,7 @@
 //! What an engine is told at start.
 
-use aquila_compute::{KvDtype, PlanBounds};
-use aquila_spec::{Shape, Simulate};
+use aquila_compute::{KvDtype, PlanBounds, WeightFormat};
+use aquila_spec::{Allowance, Shape, Simulate};
 
 /// Settings of an engine, complete and checked by [`EngineConfig::check`].
 #[derive(Debug, Clone, PartialEq)]
@@ -77,6 +77,18 @@ impl EngineConfig {
             rows: self.chunked_prefill_size + running * level,
             outputs: running * self.shape.topk(),
             slots: running * (self.longest_sequence() + 1 + level * (self.shape.steps() + 1)),
+        }
+    }
+
+    /// What a draft may use, its weights kept as `format`.
+    pub fn allowance(&self, format: WeightFormat) -> Allowance {
+        Allowance {
+            format,
+            kv_dtype: self.kv_dtype,
+            slots: self.slots(),
+            positions: self.context_length,
+            bounds: self.draft_bounds(),
+            target_rows: self.max_rows(),
         }
     }
 

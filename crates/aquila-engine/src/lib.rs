@@ -22,7 +22,7 @@ mod runner;
 mod stats;
 mod times;
 
-pub use budget::{Budget, BudgetLine, Needs, available_memory};
+pub use budget::{Budget, BudgetLine, available_memory};
 pub use config::EngineConfig;
 pub use engine::Engine;
 pub use error::{Error, Result, SubmitError};

@@ -4,6 +4,17 @@ use aquila_compute::{INT8_GROUP, KvDtype, KvShape, PlanBounds, WeightFormat};
 
 use crate::{Eagle3Spec, ModelSpec};
 
+/// What a model takes, known before the KV pool is sized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Needs {
+    /// Bytes of the packed weights.
+    pub weights: u64,
+    /// Bytes of the activations of the largest round.
+    pub scratch: u64,
+    /// Bytes of keys and values of one token.
+    pub kv_per_token: u64,
+}
+
 impl ModelSpec {
     /// The store of keys and values for `slots` tokens.
     pub fn kv_shape(&self, slots: usize, dtype: KvDtype) -> KvShape {

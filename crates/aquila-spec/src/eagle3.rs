@@ -1,9 +1,13 @@
 //! EAGLE-3: a head that takes hidden states of the target and predicts the token after the next.
 
 use aquila_compute::{Backend, DraftIds, ForwardPlan, KvDtype, KvShape, PlanBounds};
-use aquila_model::{Eagle3Head, Error, HeadScratch, Hidden, Result};
+use aquila_model::{
+    Decoder, Eagle3Head, Error, HeadCheckpoint, HeadScratch, Hidden, ModelSpec, Needs, Result,
+    memory,
+};
 
-use crate::{Declaration, DraftGroup, Drafter, HiddenStates, TreeRows};
+use crate::registry::{Allowance, DraftFor, Entry, Opened, Opening};
+use crate::{Algorithm, Declaration, DraftGroup, Drafter, HiddenStates, Speculator, TreeRows};
 
 /// An EAGLE-3 head that drafts.
 pub struct Eagle3<B: Backend> {
@@ -63,5 +67,62 @@ impl<B: Backend> Drafter<B> for Eagle3<B> {
 
     fn logits(&self) -> &B::Rows {
         self.scratch.logits()
+    }
+}
+
+/// EAGLE-3 by name.
+pub(crate) struct Eagle3Entry;
+
+impl<B: Backend> Entry<B> for Eagle3Entry {
+    fn name(&self) -> &'static str {
+        "EAGLE3"
+    }
+
+    fn draft_for(&self, model: &str) -> DraftFor {
+        match model {
+            "tiny" => DraftFor::Model("tiny-eagle3".into()),
+            preset if preset.starts_with("preset:") => DraftFor::Model(format!("{preset}-eagle3")),
+            _ => DraftFor::Unknown,
+        }
+    }
+
+    fn open(&self, opening: &Opening<'_>) -> crate::Result<Box<dyn Opened<B>>> {
+        let (_, location) = opening.draft()?;
+        let target = opening.target.spec().clone();
+        let head = HeadCheckpoint::open(location, opening.load, &target)?;
+        Ok(Box::new(OpenedEagle3 { head, target }))
+    }
+}
+
+struct OpenedEagle3 {
+    head: HeadCheckpoint,
+    target: ModelSpec,
+}
+
+impl<B: Backend> Opened<B> for OpenedEagle3 {
+    fn needs(&self, allowance: &Allowance) -> Needs {
+        let Allowance { format, kv_dtype, positions, bounds, target_rows, .. } = *allowance;
+        let spec = self.head.spec();
+        let layers = self.head.capture_layers().len();
+        Needs {
+            weights: spec.weight_bytes(format),
+            scratch: spec.scratch_bytes(bounds)
+                + spec.rope_bytes(positions)
+                + memory::capture_bytes(&self.target, layers, target_rows),
+            kv_per_token: spec.kv_bytes_per_token(kv_dtype),
+        }
+    }
+
+    fn load(
+        &self,
+        backend: &B,
+        target: &Decoder<B>,
+        allowance: &Allowance,
+    ) -> crate::Result<Box<dyn Algorithm<B>>> {
+        let Allowance { format, kv_dtype, slots, positions, bounds, .. } = *allowance;
+        let table = target.embedding();
+        let head = Eagle3Head::load(backend, &self.head, format, positions, table, &mut |_| ())?;
+        let drafter = Box::new(Eagle3::new(backend, head, bounds)?);
+        Ok(Box::new(Speculator::new(backend, drafter, slots, kv_dtype)?))
     }
 }

@@ -5,6 +5,7 @@
 //! - [`Algorithm`] and its [`Declaration`]: what a draft algorithm is.
 //! - [`Speculator`]: the algorithm of every [`Drafter`], a model that drafts recurrently; [`Eagle3`]
 //!   and [`Standalone`] are two.
+//! - [`Registry`]: algorithms by name, from the flag to something that drafts.
 //! - [`accept`]: which drafts the target confirms; [`Simulate`] where that is only pretended.
 //! - [`commit()`]: one operation over everything that has a row per node.
 //! - [`SpecStats`]: what came of it.
@@ -16,6 +17,8 @@ mod algorithm;
 mod commit;
 mod draft;
 mod eagle3;
+mod error;
+mod registry;
 mod shape;
 mod simulate;
 mod standalone;
@@ -31,6 +34,8 @@ pub use aquila_compute::choose::Candidate;
 pub use commit::{Kept, KvRows, NodeRows, PassRows, commit};
 pub use draft::{Drafter, Speculator};
 pub use eagle3::Eagle3;
+pub use error::{Error, Result};
+pub use registry::{Allowance, AskedShape, DraftFor, Entry, NONE, Opened, Opening, Registry};
 pub use shape::{MOST_STEPS, MOST_TOPK, Shape, ShapeError};
 pub use simulate::{Simulate, SimulateMethod};
 pub use standalone::Standalone;

@@ -2,9 +2,12 @@
 //! sees every token, the first included.
 
 use aquila_compute::{Backend, DraftIds, ForwardPlan, KvDtype, KvShape, PlanBounds};
-use aquila_model::{Decoder, Result, Scratch};
+use aquila_model::{Checkpoint, Decoder, Needs, Result, Scratch, memory, same_tokens};
 
-use crate::{Declaration, DraftGroup, Drafter, HiddenStates, TreeRows};
+use crate::registry::{Allowance, DraftFor, Entry, Opened, Opening};
+use crate::{
+    Algorithm, Declaration, DraftGroup, Drafter, Error, HiddenStates, Speculator, TreeRows,
+};
 
 /// A model that drafts.
 pub struct Standalone<B: Backend> {
@@ -61,5 +64,61 @@ impl<B: Backend> Drafter<B> for Standalone<B> {
 
     fn logits(&self) -> &B::Rows {
         self.scratch.logits()
+    }
+}
+
+/// STANDALONE by name.
+pub(crate) struct StandaloneEntry;
+
+impl<B: Backend> Entry<B> for StandaloneEntry {
+    fn name(&self) -> &'static str {
+        "STANDALONE"
+    }
+
+    fn draft_for(&self, model: &str) -> DraftFor {
+        if model == "tiny" { DraftFor::Model("draft".into()) } else { DraftFor::Unknown }
+    }
+
+    fn open(&self, opening: &Opening<'_>) -> crate::Result<Box<dyn Opened<B>>> {
+        let (name, location) = opening.draft()?;
+        let draft = Checkpoint::open(location, opening.load)?;
+        let refuse =
+            |why: String| Error::Refused(format!("{name} cannot draft for this model: {why}"));
+        let (ours, theirs) = (opening.target.spec().vocab_size, draft.spec().vocab_size);
+        if ours != theirs {
+            return Err(refuse(format!("it has {theirs} tokens, the model {ours}")));
+        }
+        if !same_tokens(opening.target.folder(), draft.folder())? {
+            return Err(refuse("their tokenizer.json give tokens other ids".into()));
+        }
+        Ok(Box::new(OpenedStandalone { draft }))
+    }
+}
+
+struct OpenedStandalone {
+    draft: Checkpoint,
+}
+
+impl<B: Backend> Opened<B> for OpenedStandalone {
+    fn needs(&self, allowance: &Allowance) -> Needs {
+        let spec = self.draft.spec();
+        Needs {
+            weights: memory::weight_bytes(spec, allowance.format),
+            scratch: memory::scratch_bytes(spec, allowance.bounds)
+                + memory::rope_bytes(spec, allowance.positions),
+            kv_per_token: memory::kv_bytes_per_token(spec, allowance.kv_dtype),
+        }
+    }
+
+    fn load(
+        &self,
+        backend: &B,
+        _target: &Decoder<B>,
+        allowance: &Allowance,
+    ) -> crate::Result<Box<dyn Algorithm<B>>> {
+        let Allowance { format, kv_dtype, slots, positions, bounds, .. } = *allowance;
+        let decoder = Decoder::load(backend, &self.draft, format, positions, &mut |_| ())?;
+        let drafter = Box::new(Standalone::new(backend, decoder, bounds)?);
+        Ok(Box::new(Speculator::new(backend, drafter, slots, kv_dtype)?))
     }
 }

@@ -39,6 +39,9 @@ pub enum Error {
     /// An error of the backend.
     #[error(transparent)]
     Compute(#[from] aquila_compute::Error),
+    /// An algorithm that there is not, or a draft that does not fit.
+    #[error(transparent)]
+    Spec(#[from] aquila_spec::Error),
     /// An error of the engine.
     #[error(transparent)]
     Engine(#[from] aquila_engine::Error),
@@ -71,6 +74,7 @@ impl Error {
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Error::Usage(_) | Error::Engine(aquila_engine::Error::Config(_)) => WRONG_FLAGS,
+            Error::Spec(error) if error.is_usage() => WRONG_FLAGS,
             Error::Generate(_) => SOME_FAILED,
             Error::ReaderLeft => READER_LEFT,
             _ => COULD_NOT_RUN,

@@ -1,62 +1,7 @@
-//! The `aquila` command.
-//!
-//! Exit codes are those of [`error::EXIT_CODES`].
-
-mod bench;
-mod chat;
-mod draft;
-mod error;
-mod flags;
-mod generate;
-mod inspect;
-mod notice;
-mod serve;
-mod start;
+//! Aquila with the algorithms that it brings.
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-
-/// An LLM server whose heart is speculative decoding.
-#[derive(Parser)]
-#[command(name = "aquila", version, propagate_version = true, after_help = error::EXIT_CODES)]
-struct Cli {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Subcommand)]
-enum Command {
-    /// Answer prompts offline: a file of them, or one.
-    Generate(Box<generate::Generate>),
-    /// Measure how fast the engine is on this machine.
-    Bench(Box<bench::Bench>),
-    /// Talk to a model in the terminal.
-    Chat(Box<chat::Chat>),
-    /// Serve a model over HTTP: OpenAI's API and SGLang's.
-    Serve(Box<serve::Serve>),
-    /// Say what a checkpoint is, and whether Aquila can serve it.
-    Inspect(inspect::Inspect),
-}
-
 fn main() -> ExitCode {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("AQUILA_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    let result = match Cli::parse().command {
-        Command::Generate(command) => command.run(),
-        Command::Bench(command) => command.run(),
-        Command::Chat(command) => command.run(),
-        Command::Serve(command) => command.run(),
-        Command::Inspect(command) => command.run(),
-    };
-    match result {
-        Ok(code) => code,
-        Err(error) => {
-            if !matches!(error, error::Error::ReaderLeft) {
-                notice::notice(format_args!("aquila: {error}"));
-            }
-            error.exit_code()
-        }
-    }
+    aquila::run(&aquila::Algorithms::built_in())
 }

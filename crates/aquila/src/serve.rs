@@ -9,6 +9,7 @@ use aquila_server::{Limits, ModelCard, Settings};
 use clap::Args;
 use serde_json::Value;
 
+use crate::Algorithms;
 use crate::error::{Error, Result};
 use crate::flags::{EngineFlags, ModelFlags, SamplingFlags};
 use crate::start::start;
@@ -99,7 +100,7 @@ fn seconds(flag: &str, seconds: f64) -> Result<Duration> {
 
 impl Serve {
     /// Serves until a signal comes.
-    pub fn run(&self) -> Result<ExitCode> {
+    pub fn run(&self, algorithms: &Algorithms) -> Result<ExitCode> {
         let limits = self.server.limits()?;
         if self.server.api_key.as_deref() == Some("") {
             return Err(Error::Usage("--api-key must not be empty".into()));
@@ -115,7 +116,7 @@ impl Serve {
         };
         let name = settings.model.served_name.clone();
         let key = settings.api_key.is_some();
-        let generator = start(&self.model, &self.engine, defaults, false)?;
+        let generator = start(&self.model, &self.engine, defaults, algorithms, false)?;
         aquila_server::run(generator, settings, |address| announce(address, &name, key))
             .map_err(|error| Error::Other(error.to_string()))?;
         Ok(ExitCode::SUCCESS)

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use aquila_compute::Backend;
 use aquila_compute::cpu::CpuBackend;
-use aquila_engine::{Budget, Engine, EngineConfig, EngineHandle, Needs, Runner, available_memory};
-use aquila_model::{Checkpoint, Decoder, Location, memory, resolve_with_progress};
-use aquila_spec::Shape;
+use aquila_engine::{Budget, Engine, EngineConfig, EngineHandle, Runner, available_memory};
+use aquila_model::{Checkpoint, Decoder, Location, Needs, memory, resolve_with_progress};
+use aquila_spec::{Opening, Shape};
 use aquila_text::{Generator, SamplingParams, Tokenizer};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::draft::Draft;
+use crate::Algorithms;
 use crate::error::{Error, Result};
 use crate::flags::{EngineFlags, ModelFlags};
 use crate::notice::notice;
@@ -21,6 +21,7 @@ pub fn start(
     model: &ModelFlags,
     flags: &EngineFlags,
     defaults: SamplingParams,
+    algorithms: &Algorithms,
     quiet: bool,
 ) -> Result<Generator> {
     let fraction = flags.fraction()?;
@@ -34,9 +35,18 @@ pub fn start(
             spec.max_positions
         )));
     }
-    let speculative = flags.speculative.resolve(model.name())?;
-    let draft = match &speculative {
-        Some(flags) => Some(Draft::open(flags, &checkpoint, model.load_format(), quiet)?),
+    let speculative = flags.speculative.resolve(model.name(), algorithms)?;
+    let opened = match &speculative {
+        Some(speculative) => {
+            let draft = &speculative.draft;
+            let location = draft.as_ref().map(|name| find(name, quiet)).transpose()?;
+            Some(speculative.entry.open(&Opening {
+                target: &checkpoint,
+                draft: draft.as_deref().zip(location.as_ref()),
+                load: model.load_format(),
+                shape: speculative.shape,
+            })?)
+        }
         None => None,
     };
     let useful = flags.max_running_requests.saturating_mul(context).min(u32::MAX as usize / 2);
@@ -61,7 +71,7 @@ pub fn start(
     };
     let budget = Budget::plan(
         needs,
-        draft.as_ref().map(|draft| draft.needs(format, &config, &checkpoint)),
+        opened.as_ref().map(|opened| opened.needs(&config.allowance(format))),
         available_memory(),
         fraction,
         flags.max_total_tokens,
@@ -87,7 +97,9 @@ pub fn start(
         ));
         match &speculative {
             Some(s) => {
-                notice(format_args!("drafts    {:?} with {}: {}", s.algorithm, s.draft, s.shape))
+                let with = s.draft.as_ref().map(|draft| format!(" with {draft}"));
+                let with = with.unwrap_or_default();
+                notice(format_args!("drafts    {}{with}: {}", s.entry.name(), s.shape))
             }
             None => notice(format_args!("drafts    none")),
         }
@@ -104,11 +116,11 @@ pub fn start(
     bar.finish_and_clear();
     let tokenizer = checkpoint.folder().map(Tokenizer::load).transpose()?.flatten();
     let defaults = defaults.or(&model_defaults(&checkpoint)?);
-    let drafter = match &draft {
-        Some(draft) => Some(draft.load(&backend, &decoder, format, &config)?),
+    let algorithm = match &opened {
+        Some(opened) => Some(opened.load(&backend, &decoder, &config.allowance(format))?),
         None => None,
     };
-    let engine = Engine::new(Runner::new(backend, decoder, drafter, &config)?, config)?;
+    let engine = Engine::new(Runner::new(backend, decoder, algorithm, &config)?, config)?;
     let handle = EngineHandle::start(engine)
         .map_err(|e| Error::Other(format!("cannot start the engine's thread: {e}")))?;
     Ok(Generator::new(handle, tokenizer, checkpoint.eos_token_ids().to_vec(), defaults))

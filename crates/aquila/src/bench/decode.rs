@@ -14,6 +14,7 @@ use aquila_text::{Generator, SamplingParams};
 use clap::Args;
 use serde_json::json;
 
+use crate::Algorithms;
 use crate::error::{Error, Result};
 use crate::flags::{EngineFlags, ModelFlags};
 use crate::start::start;
@@ -55,7 +56,7 @@ pub struct Decode {
 
 impl Decode {
     /// Runs the command.
-    pub fn run(&self) -> Result<ExitCode> {
+    pub fn run(&self, algorithms: &Algorithms) -> Result<ExitCode> {
         let short = |flag: &str, least| {
             Error::Usage(format!("--{flag} must be at least {least} for a figure"))
         };
@@ -75,7 +76,8 @@ impl Decode {
                 self.batch, self.engine.max_running_requests
             )));
         }
-        let generator = start(&self.model, &self.engine, SamplingParams::default(), self.quiet)?;
+        let generator =
+            start(&self.model, &self.engine, SamplingParams::default(), algorithms, self.quiet)?;
         let mut prompts = Prompts { state: self.model.random_seed };
         self.repetition(&generator, &mut prompts)?;
         for repetition in 0..self.repeat {

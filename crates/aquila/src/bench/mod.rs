@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
+use crate::Algorithms;
 use crate::error::Result;
 
 /// Measure how fast the engine is on this machine.
@@ -26,10 +27,10 @@ enum What {
 
 impl Bench {
     /// Runs the command.
-    pub fn run(&self) -> Result<ExitCode> {
+    pub fn run(&self, algorithms: &Algorithms) -> Result<ExitCode> {
         match &self.what {
-            What::Decode(command) => command.run(),
-            What::Spec(command) => command.run(),
+            What::Decode(command) => command.run(algorithms),
+            What::Spec(command) => command.run(algorithms),
         }
     }
 }

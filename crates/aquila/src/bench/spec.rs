@@ -18,6 +18,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::decode::Prompts;
+use crate::Algorithms;
 use crate::error::{Error, Result};
 use crate::flags::{EngineFlags, ModelFlags, SamplingFlags, SpeculativeFlags};
 use crate::notice::notice;
@@ -73,13 +74,13 @@ pub struct Spec {
 
 impl Spec {
     /// Runs the command.
-    pub fn run(&self) -> Result<ExitCode> {
+    pub fn run(&self, algorithms: &Algorithms) -> Result<ExitCode> {
         for (flag, value) in [("batch", self.batch), ("repeat", self.repeat)] {
             if value == 0 {
                 return Err(Error::Usage(format!("--{flag} must be at least 1 for a figure")));
             }
         }
-        let mut contenders = self.contenders()?;
+        let mut contenders = self.contenders(algorithms)?;
         let prompts = self.prompts(&contenders[0].generator)?;
         for turn in 0..=self.repeat {
             let mut passes: Vec<Pass> = contenders.iter().map(|_| Pass::default()).collect();
@@ -123,7 +124,7 @@ impl Spec {
     }
 
     /// Plain decoding first, then every algorithm with every tree.
-    fn contenders(&self) -> Result<Vec<Contender>> {
+    fn contenders(&self, algorithms: &Algorithms) -> Result<Vec<Contender>> {
         let flags = &self.engine.speculative;
         let model = self.model.name();
         let shapes: Vec<Option<Shape>> = match (&self.shapes[..], flags.gives_shape()) {
@@ -138,13 +139,14 @@ impl Spec {
                 ));
             }
         };
-        let mut all = vec![self.contender("plain".into(), SpeculativeFlags::plain())?];
-        for algorithm in flags.to_compare(model) {
+        let mut all =
+            vec![self.contender("plain".into(), SpeculativeFlags::plain(), algorithms)?];
+        for algorithm in flags.to_compare(model, algorithms)? {
             for &shape in &shapes {
                 let flags = flags.with(algorithm, shape);
-                let Some(resolved) = flags.resolve(model)? else { continue };
-                let name = format!("{algorithm:?} {}", short(resolved.shape)).to_uppercase();
-                all.push(self.contender(name, flags)?);
+                let Some(resolved) = flags.resolve(model, algorithms)? else { continue };
+                let name = format!("{algorithm} {}", short(resolved.shape));
+                all.push(self.contender(name, flags, algorithms)?);
             }
         }
         if all.len() == 1 {
@@ -155,13 +157,18 @@ impl Spec {
         Ok(all)
     }
 
-    fn contender(&self, name: String, speculative: SpeculativeFlags) -> Result<Contender> {
+    fn contender(
+        &self,
+        name: String,
+        speculative: SpeculativeFlags,
+        algorithms: &Algorithms,
+    ) -> Result<Contender> {
         let mut engine = self.engine.clone();
         engine.max_running_requests = self.batch;
         engine.speculative = speculative;
         // The first engine tells how all of them are set up.
         let quiet = self.quiet || name != "plain";
-        let generator = start(&self.model, &engine, SamplingParams::default(), quiet)?;
+        let generator = start(&self.model, &engine, SamplingParams::default(), algorithms, quiet)?;
         let mut params = self.sampling.params()?;
         params.temperature = params.temperature.or(Some(0.0));
         if generator.tokenizer().is_none() {

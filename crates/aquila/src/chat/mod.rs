@@ -12,6 +12,7 @@ use clap::Args;
 use self::conversation::Conversation;
 use self::interrupt::Interrupt;
 use self::line::{Input, Line};
+use crate::Algorithms;
 use crate::error::Result;
 use crate::flags::{EngineFlags, ModelFlags, SamplingFlags};
 use crate::start::start;
@@ -42,10 +43,10 @@ pub struct Chat {
 
 impl Chat {
     /// Runs until the user leaves.
-    pub fn run(&self) -> Result<ExitCode> {
+    pub fn run(&self, algorithms: &Algorithms) -> Result<ExitCode> {
         let mut defaults = self.sampling.params()?;
         let max_tokens = defaults.max_tokens.take();
-        let generator = start(&self.model, &self.engine, defaults, true)?;
+        let generator = start(&self.model, &self.engine, defaults, algorithms, true)?;
         let mut conversation = Conversation::new(generator, self.system.clone(), max_tokens)?;
         let interrupt = Interrupt::listen()?;
         let mut line = Line::open()?;

@@ -9,4 +9,4 @@ mod speculative;
 pub use engine::EngineFlags;
 pub use model::{ModelFlags, ModelName};
 pub use sampling::SamplingFlags;
-pub use speculative::{Algorithm, Speculative, SpeculativeFlags};
+pub use speculative::SpeculativeFlags;

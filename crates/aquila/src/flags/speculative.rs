@@ -1,18 +1,23 @@
 //! How tokens are drafted.
 
-use aquila_spec::{MOST_STEPS, MOST_TOPK, Shape, Simulate, SimulateMethod};
+use aquila_compute::cpu::CpuBackend;
+use aquila_spec::{
+    AskedShape, DraftFor, Entry, MOST_STEPS, MOST_TOPK, NONE, Shape, Simulate, SimulateMethod,
+};
 use clap::{Args, ValueEnum};
 
 use super::number::whole;
+use crate::Algorithms;
 use crate::error::{Error, Result};
 
 /// What drafts, and how large its trees are.
 #[derive(Args, Debug, Clone, Default)]
 #[command(next_help_heading = "Speculation (it changes the speed and never the text)")]
 pub struct SpeculativeFlags {
-    /// How tokens are drafted [default: EAGLE3 for the shipped model, else NONE]
-    #[arg(long, value_enum, ignore_case = true, value_name = "NAME")]
-    speculative_algorithm: Option<Algorithm>,
+    /// How tokens are drafted: NONE, EAGLE3, STANDALONE, or another that this build has [default:
+    /// EAGLE3 for the shipped model, else NONE]
+    #[arg(long, value_name = "NAME")]
+    speculative_algorithm: Option<String>,
 
     /// The head (EAGLE3) or model (STANDALONE) that drafts [default: the shipped ones for tiny]
     #[arg(long, value_name = "MODEL")]
@@ -40,18 +45,6 @@ pub struct SpeculativeFlags {
     simulate_acc_method: Method,
 }
 
-/// What drafts.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-#[value(rename_all = "UPPER")]
-pub enum Algorithm {
-    /// Plain decoding
-    None,
-    /// A head on hidden states of the model
-    Eagle3,
-    /// A smaller model with the same vocabulary
-    Standalone,
-}
-
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Method {
     #[default]
@@ -60,12 +53,11 @@ enum Method {
 }
 
 /// What the flags come to.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Speculative {
-    /// What drafts; never [`Algorithm::None`].
-    pub algorithm: Algorithm,
-    /// The head or model.
-    pub draft: String,
+pub struct Speculative<'a> {
+    /// What drafts.
+    pub entry: &'a dyn Entry<CpuBackend>,
+    /// The head or model, where one is needed.
+    pub draft: Option<String>,
     /// The trees.
     pub shape: Shape,
     /// Pretended acceptance.
@@ -76,39 +68,48 @@ pub struct Speculative {
 
 impl SpeculativeFlags {
     /// What drafts for `model`, if anything.
-    pub fn resolve(&self, model: &str) -> Result<Option<Speculative>> {
-        let algorithm = match self.speculative_algorithm {
-            Some(algorithm) => algorithm,
-            None if model == "tiny" => Algorithm::Eagle3,
-            None => Algorithm::None,
+    pub fn resolve<'a>(
+        &self,
+        model: &str,
+        algorithms: &'a Algorithms,
+    ) -> Result<Option<Speculative<'a>>> {
+        let name = match &self.speculative_algorithm {
+            Some(name) => name,
+            None if model == "tiny" => "EAGLE3",
+            None => NONE,
         };
-        if algorithm == Algorithm::None {
-            return self.refuse_without_algorithm();
-        }
-        let draft = match (&self.speculative_draft_model_path, model, algorithm) {
-            (Some(path), ..) => path.clone(),
-            (None, "tiny", Algorithm::Eagle3) => "tiny-eagle3".into(),
-            (None, "tiny", _) => "draft".into(),
-            (None, model, Algorithm::Eagle3) if model.starts_with("preset:") => {
-                format!("{model}-eagle3")
-            }
-            _ => {
+        let Some(entry) = algorithms.find(name)? else {
+            self.refuse_without_algorithm(algorithms)?;
+            return Ok(None);
+        };
+        let given = self.speculative_draft_model_path.clone();
+        let draft = match entry.draft_for(model) {
+            DraftFor::Nothing if given.is_some() => {
                 return Err(Error::Usage(format!(
-                    "--speculative-algorithm needs --speculative-draft-model-path: nothing that \
-                     drafts is shipped for {model}"
+                    "--speculative-draft-model-path is not for {}: no model drafts",
+                    entry.name()
                 )));
             }
+            DraftFor::Nothing => None,
+            DraftFor::Model(shipped) => Some(given.unwrap_or(shipped)),
+            DraftFor::Unknown => Some(given.ok_or_else(|| {
+                Error::Usage(format!(
+                    "--speculative-algorithm {} needs --speculative-draft-model-path: nothing \
+                     that drafts is shipped for {model}",
+                    entry.name()
+                ))
+            })?),
         };
-        let (shape, warning) = self.shape()?;
+        let (shape, warning) = self.shape(entry)?;
         if shape == Shape::PLAIN {
             return Ok(None);
         }
-        Ok(Some(Speculative { algorithm, draft, shape, simulate: self.simulate()?, warning }))
+        Ok(Some(Speculative { entry, draft, shape, simulate: self.simulate()?, warning }))
     }
 
     /// The flags with this algorithm and, unless none is given, these trees.
-    pub fn with(&self, algorithm: Algorithm, shape: Option<Shape>) -> Self {
-        let mut flags = Self { speculative_algorithm: Some(algorithm), ..self.clone() };
+    pub fn with(&self, algorithm: &str, shape: Option<Shape>) -> Self {
+        let mut flags = Self { speculative_algorithm: Some(algorithm.into()), ..self.clone() };
         if let Some(shape) = shape {
             flags.speculative_num_steps = Some(shape.steps());
             flags.speculative_eagle_topk = Some(shape.topk());
@@ -119,18 +120,17 @@ impl SpeculativeFlags {
 
     /// The flags of an engine that does not draft.
     pub fn plain() -> Self {
-        Self { speculative_algorithm: Some(Algorithm::None), ..Self::default() }
+        Self { speculative_algorithm: Some(NONE.into()), ..Self::default() }
     }
 
     /// The algorithms to compare for `model`: the one that is asked for, or all whose draft is
     /// known.
-    pub fn to_compare(&self, model: &str) -> Vec<Algorithm> {
-        match (self.speculative_algorithm, &self.speculative_draft_model_path) {
-            (Some(Algorithm::None), _) => Vec::new(),
-            (Some(algorithm), _) => vec![algorithm],
-            (None, None) if model == "tiny" => vec![Algorithm::Eagle3, Algorithm::Standalone],
-            (None, _) => vec![Algorithm::Eagle3],
+    pub fn to_compare(&self, model: &str, algorithms: &Algorithms) -> Result<Vec<&'static str>> {
+        if let Some(name) = &self.speculative_algorithm {
+            return Ok(algorithms.find(name)?.map(Entry::name).into_iter().collect());
         }
+        let known = |entry: &&dyn Entry<CpuBackend>| entry.draft_for(model) != DraftFor::Unknown;
+        Ok(algorithms.entries().filter(known).map(Entry::name).collect())
     }
 
     /// Whether a flag says how large trees are.
@@ -140,8 +140,8 @@ impl SpeculativeFlags {
             || self.speculative_num_draft_tokens.is_some()
     }
 
-    /// The flag that asks for drafting although nothing drafts.
-    fn refuse_without_algorithm(&self) -> Result<Option<Speculative>> {
+    /// Refuses the flag that asks for drafting although nothing drafts.
+    fn refuse_without_algorithm(&self, algorithms: &Algorithms) -> Result<()> {
         let given = [
             ("--speculative-draft-model-path", self.speculative_draft_model_path.is_some()),
             ("--speculative-num-steps", self.speculative_num_steps.is_some()),
@@ -149,26 +149,29 @@ impl SpeculativeFlags {
             ("--speculative-num-draft-tokens", self.speculative_num_draft_tokens.is_some()),
             ("--simulate-acc-len", self.simulate_acc_len.is_some()),
         ];
+        let names: Vec<&str> = algorithms.entries().map(Entry::name).collect();
         match given.iter().find(|(_, given)| *given) {
             Some((flag, _)) => Err(Error::Usage(format!(
-                "{flag} needs --speculative-algorithm EAGLE3 or STANDALONE"
+                "{flag} needs --speculative-algorithm, one of {}",
+                names.join(", ")
             ))),
-            None => Ok(None),
+            None => Ok(()),
         }
     }
 
-    fn shape(&self) -> Result<(Shape, Option<String>)> {
-        let steps = self.speculative_num_steps.unwrap_or(3);
-        let topk = self.speculative_eagle_topk.unwrap_or(1);
-        let most = Shape::most_nodes(steps, topk);
-        let nodes = self.speculative_num_draft_tokens.unwrap_or((4 * (steps + 1)).min(most));
-        let shape = Shape::new(steps, topk, nodes).map_err(|e| Error::Usage(e.to_string()))?;
+    fn shape(&self, entry: &dyn Entry<CpuBackend>) -> Result<(Shape, Option<String>)> {
+        let shape = entry.shape(AskedShape {
+            steps: self.speculative_num_steps,
+            topk: self.speculative_eagle_topk,
+            nodes: self.speculative_num_draft_tokens,
+        })?;
         let given = self.speculative_num_draft_tokens.filter(|&nodes| nodes != shape.nodes());
         let warning = given.map(|nodes| {
             format!(
-                "--speculative-num-draft-tokens {nodes} becomes {}: a chain of {steps} steps has \
-                 that many nodes",
-                shape.nodes()
+                "--speculative-num-draft-tokens {nodes} becomes {}: a chain of {} steps has that \
+                 many nodes",
+                shape.nodes(),
+                shape.steps()
             )
         });
         Ok((shape, warning))

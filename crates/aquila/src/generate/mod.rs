@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use aquila_text::SamplingParams;
 use clap::Args;
 
+use crate::Algorithms;
 use crate::error::{EXIT_CODES, Error, Result};
 use crate::flags::{EngineFlags, ModelFlags, SamplingFlags};
 use crate::notice::notice;
@@ -57,16 +58,16 @@ struct PromptFlags {
 
 impl Generate {
     /// Runs the command.
-    pub fn run(&self) -> Result<ExitCode> {
+    pub fn run(&self, algorithms: &Algorithms) -> Result<ExitCode> {
         let PromptFlags { prompt, input, output, quiet } = &self.prompts;
         let defaults = self.sampling.params()?;
         match (prompt, input) {
             (Some(prompt), _) => {
                 self.sampling.refuse_for_one_prompt()?;
-                let generator = start(&self.model, &self.engine, defaults, *quiet)?;
+                let generator = start(&self.model, &self.engine, defaults, algorithms, *quiet)?;
                 one::answer(&generator, prompt, *quiet)
             }
-            (None, Some(input)) => self.batch(input, output, defaults),
+            (None, Some(input)) => self.batch(input, output, defaults, algorithms),
             (None, None) => Err(Error::Usage(
                 "nothing to answer: give --prompt TEXT, or --input FILE (- is standard input)"
                     .into(),
@@ -74,7 +75,13 @@ impl Generate {
         }
     }
 
-    fn batch(&self, input: &str, output: &str, defaults: SamplingParams) -> Result<ExitCode> {
+    fn batch(
+        &self,
+        input: &str,
+        output: &str,
+        defaults: SamplingParams,
+        algorithms: &Algorithms,
+    ) -> Result<ExitCode> {
         let quiet = self.prompts.quiet;
         // Files first: a wrong path should not cost the loading of a model.
         let lines = input::Lines::open(input)?;
@@ -83,12 +90,13 @@ impl Generate {
         // The batch itself waits where there is no room, so the engine need not refuse.
         let mut engine = self.engine.clone();
         engine.max_queued_requests = usize::MAX;
-        let answered = start(&self.model, &engine, defaults, quiet).and_then(|generator| {
-            if let (Some(partial), false) = (output.partial(), quiet) {
-                notice(format_args!("output    {} until it is complete", partial.display()));
-            }
-            batch::answer(&generator, lines, &mut output, most, quiet)
-        });
+        let answered =
+            start(&self.model, &engine, defaults, algorithms, quiet).and_then(|generator| {
+                if let (Some(partial), false) = (output.partial(), quiet) {
+                    notice(format_args!("output    {} until it is complete", partial.display()));
+                }
+                batch::answer(&generator, lines, &mut output, most, quiet)
+            });
         match answered {
             Ok(code) => output.finish().map(|()| code),
             Err(error) => Err(output.interrupted(error)),

@@ -46,7 +46,8 @@ fn a_wrong_flag_is_named_with_exit_code_2() {
             &["--prompt", "x", "--dtype", "float32", "--quantization", "int8"],
             &["--dtype", "--quantization"],
         ),
-        (&["--prompt", "x", "--speculative-algorithm", "EAGLE"], &["EAGLE", "NONE"]),
+        (&["--prompt", "x", "--speculative-algorithm", "HAWK"], &["HAWK", "NONE", "STANDALONE"]),
+        (&["--prompt", "x", "--speculative-algorithm", "dflash"], &["DFLASH", "not yet"]),
         (&["tiny", "--model-path", "tiny", "--prompt", "x"], &["--model-path"]),
         (&["--promt", "x"], &["--promt", "--prompt"]),
     ];

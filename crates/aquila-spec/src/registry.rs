@@ -1,0 +1,188 @@
+//! Algorithms by name, from the flag to something that drafts.
+//!
+//! An [`Entry`] is found by its name in any case, opened on a target and loaded once memory is
+//! known to suffice. The built-in algorithms are entries as any other.
+
+use aquila_compute::{Backend, KvDtype, PlanBounds, WeightFormat};
+use aquila_model::{Checkpoint, Decoder, LoadFormat, Location, Needs};
+
+use crate::error::{Error, Result};
+use crate::{Algorithm, Shape, eagle3, standalone};
+
+/// The name under which nothing drafts.
+pub const NONE: &str = "NONE";
+/// Algorithms of SGLang's that are not here yet, so that nobody takes their names for another.
+const NOT_YET: [&str; 3] = ["FROZEN_KV_MTP", "DFLASH", "DSPARK"];
+
+/// An algorithm that may be asked for by name.
+pub trait Entry<B: Backend>: Send + Sync {
+    /// What `--speculative-algorithm` calls it.
+    fn name(&self) -> &'static str;
+
+    /// Other names for it.
+    fn aliases(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// What drafts for `model` where `--speculative-draft-model-path` is not given.
+    fn draft_for(&self, model: &str) -> DraftFor;
+
+    /// The tree, where flags leave it open.
+    fn shape(&self, asked: AskedShape) -> Result<Shape> {
+        asked.resolve(3, 1)
+    }
+
+    /// Opens what the flags name; what does not fit the target is refused by name.
+    fn open(&self, opening: &Opening<'_>) -> Result<Box<dyn Opened<B>>>;
+}
+
+/// What drafts for a model if nobody says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DraftFor {
+    /// Nothing needs to be loaded.
+    Nothing,
+    /// This model or head.
+    Model(String),
+    /// None that is known: it must be given.
+    Unknown,
+}
+
+/// What flags say about trees.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AskedShape {
+    /// `--speculative-num-steps`.
+    pub steps: Option<usize>,
+    /// `--speculative-eagle-topk`.
+    pub topk: Option<usize>,
+    /// `--speculative-num-draft-tokens`.
+    pub nodes: Option<usize>,
+}
+
+impl AskedShape {
+    /// The tree that was asked for, `steps` deep and `topk` wide where that was left open, with
+    /// four nodes a step where their number was.
+    pub fn resolve(self, steps: usize, topk: usize) -> Result<Shape> {
+        let steps = self.steps.unwrap_or(steps);
+        let topk = self.topk.unwrap_or(topk);
+        let most = Shape::most_nodes(steps, topk);
+        Ok(Shape::new(steps, topk, self.nodes.unwrap_or((4 * (steps + 1)).min(most)))?)
+    }
+}
+
+/// What an algorithm is opened on.
+pub struct Opening<'a> {
+    /// The model to draft for.
+    pub target: &'a Checkpoint,
+    /// What drafts: its name as given, and where it is; nothing where nothing is needed.
+    pub draft: Option<(&'a str, &'a Location)>,
+    /// How its weights are found.
+    pub load: LoadFormat,
+    /// The largest tree.
+    pub shape: Shape,
+}
+
+impl<'a> Opening<'a> {
+    /// What drafts, for an algorithm that cannot do without.
+    pub fn draft(&self) -> Result<(&'a str, &'a Location)> {
+        let missing = "nothing that drafts was given: use --speculative-draft-model-path";
+        self.draft.ok_or_else(|| Error::Refused(missing.into()))
+    }
+}
+
+/// What an algorithm may use.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Allowance {
+    /// How weights are kept.
+    pub format: WeightFormat,
+    /// How keys and values are kept.
+    pub kv_dtype: KvDtype,
+    /// Rows of keys and values of each group.
+    pub slots: usize,
+    /// Tokens of the longest sequence.
+    pub positions: usize,
+    /// The largest pass of a draft model.
+    pub bounds: PlanBounds,
+    /// Rows of the largest pass of the target.
+    pub target_rows: usize,
+}
+
+/// An algorithm whose draft fits its target, before it takes any memory.
+pub trait Opened<B: Backend> {
+    /// What it takes, for the budget; `allowance.slots` are not known yet.
+    fn needs(&self, allowance: &Allowance) -> Needs;
+
+    /// Puts it on the backend.
+    fn load(
+        &self,
+        backend: &B,
+        target: &Decoder<B>,
+        allowance: &Allowance,
+    ) -> Result<Box<dyn Algorithm<B>>>;
+}
+
+/// The algorithms of a build.
+pub struct Registry<B: Backend> {
+    entries: Vec<Box<dyn Entry<B>>>,
+}
+
+impl<B: Backend> Registry<B> {
+    /// Those that Aquila brings.
+    pub fn built_in() -> Self {
+        let mut registry = Self { entries: Vec::new() };
+        let built_in: [Box<dyn Entry<B>>; 2] =
+            [Box::new(eagle3::Eagle3Entry), Box::new(standalone::StandaloneEntry)];
+        for entry in built_in {
+            registry.register(entry).expect("the built-in names are different");
+        }
+        registry
+    }
+
+    /// Adds an algorithm, unless one of its names is taken.
+    pub fn register(&mut self, entry: Box<dyn Entry<B>>) -> Result<()> {
+        for name in names_of(&*entry) {
+            let plain = |c: char| c.is_ascii_alphanumeric() || "_-".contains(c);
+            if name.is_empty() || !name.chars().all(plain) {
+                return Err(Error::BadName(name.to_owned()));
+            }
+            let reserved = [NONE].iter().chain(&NOT_YET).any(|r| r.eq_ignore_ascii_case(name));
+            if reserved || self.get(name).is_some() {
+                return Err(Error::NameTaken(name.to_owned()));
+            }
+        }
+        self.entries.push(entry);
+        Ok(())
+    }
+
+    /// The algorithm of this name, in any case; nothing for `NONE`.
+    pub fn find(&self, name: &str) -> Result<Option<&dyn Entry<B>>> {
+        if name.eq_ignore_ascii_case(NONE) {
+            return Ok(None);
+        }
+        if let Some(entry) = self.get(name) {
+            return Ok(Some(entry));
+        }
+        let known = self.names().collect::<Vec<_>>().join(", ");
+        if NOT_YET.iter().any(|n| n.eq_ignore_ascii_case(name)) {
+            return Err(Error::NotYet { name: name.to_ascii_uppercase(), known });
+        }
+        Err(Error::Unknown { name: name.to_owned(), known })
+    }
+
+    fn get(&self, name: &str) -> Option<&dyn Entry<B>> {
+        self.entries().find(|&entry| names_of(entry).any(|n| n.eq_ignore_ascii_case(name)))
+    }
+
+    /// The algorithms, in the order in which they came.
+    pub fn entries(&self) -> impl Iterator<Item = &dyn Entry<B>> {
+        self.entries.iter().map(|entry| &**entry)
+    }
+
+    /// Every name that may be given.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        [NONE].into_iter().chain(self.entries().flat_map(names_of))
+    }
+}
+
+fn names_of<B: Backend>(entry: &dyn Entry<B>) -> impl Iterator<Item = &'static str> + use<B> {
+    [entry.name()].into_iter().chain(entry.aliases().iter().copied())
+}

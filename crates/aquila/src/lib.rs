@@ -1,0 +1,68 @@
+//! The `aquila` command, as a library: a build with algorithms of its own registers them and calls
+//! [`run`].
+//!
+//! Exit codes are those of [`error::EXIT_CODES`].
+
+mod bench;
+mod chat;
+mod error;
+mod flags;
+mod generate;
+mod inspect;
+mod notice;
+mod serve;
+mod start;
+
+use std::process::ExitCode;
+
+use aquila_compute::cpu::CpuBackend;
+use aquila_spec::Registry;
+use clap::{Parser, Subcommand};
+
+/// An LLM server whose heart is speculative decoding.
+#[derive(Parser)]
+#[command(name = "aquila", version, propagate_version = true, after_help = error::EXIT_CODES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Answer prompts offline: a file of them, or one.
+    Generate(Box<generate::Generate>),
+    /// Measure how fast the engine is on this machine.
+    Bench(Box<bench::Bench>),
+    /// Talk to a model in the terminal.
+    Chat(Box<chat::Chat>),
+    /// Serve a model over HTTP: OpenAI's API and SGLang's.
+    Serve(Box<serve::Serve>),
+    /// Say what a checkpoint is, and whether Aquila can serve it.
+    Inspect(inspect::Inspect),
+}
+
+/// The algorithms of this build.
+pub type Algorithms = Registry<CpuBackend>;
+
+/// Runs the command that the process was started with.
+pub fn run(algorithms: &Algorithms) -> ExitCode {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("AQUILA_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let result = match Cli::parse().command {
+        Command::Generate(command) => command.run(algorithms),
+        Command::Bench(command) => command.run(algorithms),
+        Command::Chat(command) => command.run(algorithms),
+        Command::Serve(command) => command.run(algorithms),
+        Command::Inspect(command) => command.run(),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            if !matches!(error, error::Error::ReaderLeft) {
+                notice::notice(format_args!("aquila: {error}"));
+            }
+            error.exit_code()
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! The seam between models and machines.
 
-use crate::choose::{Ask, Candidate, Choice};
+use crate::choose::{self, Ask, Candidate, Choice, Weights};
 use crate::{
     ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds, Result, RopeTable, WeightFormat,
 };
@@ -171,6 +171,20 @@ pub trait Backend: Send + Sync + 'static {
         count: usize,
         ids: Option<DraftIds<'_>>,
     ) -> Result<Vec<Vec<Candidate>>>;
+
+    /// The distribution of which each choice is a sample. `ids` are those of [`Backend::offer`].
+    fn weigh(
+        &self,
+        logits: &Self::Rows,
+        asks: &[Ask<'_>],
+        ids: Option<DraftIds<'_>>,
+    ) -> Result<Vec<Weights>> {
+        let rows = asks.iter().map(|ask| ask.row + 1).max().unwrap_or(0);
+        let values = self.read(logits, rows)?;
+        let width = values.len() / rows.max(1);
+        let row = |row: usize| &values[row * width..(row + 1) * width];
+        Ok(asks.iter().map(|ask| choose::weigh(row(ask.row), ask, ids)).collect())
+    }
 
     /// Copies the first `rows` rows to the host, one after the other.
     fn read(&self, rows_of: &Self::Rows, rows: usize) -> Result<Vec<f32>>;

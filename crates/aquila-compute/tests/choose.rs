@@ -1,6 +1,6 @@
 //! What is chosen, and what is reported about it.
 
-use aquila_compute::choose::{Ask, Choice, History, Sampling, choose, definition, offer};
+use aquila_compute::choose::{Ask, Choice, History, Sampling, choose, definition, offer, weigh};
 use proptest::prelude::*;
 
 /// Everything an ask refers to.
@@ -375,6 +375,17 @@ proptest! {
         let (got, want) = (case.on(&logits), case.by(definition::choose, &logits));
         prop_assert_eq!(got.logprob.map(f32::to_bits), want.logprob.map(f32::to_bits));
         prop_assert_eq!(got, want);
+    }
+
+    #[test]
+    fn a_distribution_is_the_defined_one_and_holds_the_choice(
+        logits in arbitrary_logits(), case in arbitrary_case(),
+    ) {
+        let case = Case { given: None, ..case };
+        let got = case.by(|l, ask| weigh(l, ask, None), &logits);
+        prop_assert_eq!(&got, &case.by(definition::weigh, &logits));
+        prop_assert!(got.tokens.is_sorted_by(|a, b| a.0 < b.0));
+        prop_assert_eq!(got.total, got.tokens.iter().map(|t| t.1).sum::<f64>());
     }
 
     #[test]

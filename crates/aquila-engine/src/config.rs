@@ -1,7 +1,7 @@
 //! What an engine is told at start.
 
 use aquila_compute::{KvDtype, PlanBounds, WeightFormat};
-use aquila_spec::{Allowance, Shape, Simulate};
+use aquila_spec::{Allowance, Shape, Simulate, Verify};
 
 /// Settings of an engine, complete and checked by [`EngineConfig::check`].
 #[derive(Debug, Clone, PartialEq)]
@@ -26,6 +26,8 @@ pub struct EngineConfig {
     pub random_seed: u64,
     /// The largest tree that is drafted and verified.
     pub shape: Shape,
+    /// How the drafts of sampled requests are verified.
+    pub verify: Verify,
     /// Acceptance that is only pretended, to measure what rounds cost.
     pub simulate: Option<Simulate>,
 }

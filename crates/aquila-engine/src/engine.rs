@@ -12,11 +12,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use aquila_compute::Backend;
-use aquila_compute::choose::Choice;
+use aquila_compute::choose::{Ask, Choice, Weights};
 use aquila_kv::{CacheConfig, GroupConfig, KvCache};
 use aquila_spec::{
-    DraftGroup, Drafting, Extending, GroupRows, Kept, MOST_DRAFT_GROUPS, Shape, TargetRows, Tree,
-    accept,
+    Accepted, Asking, Coins, DraftGroup, Drafting, Extending, GroupRows, Kept, MOST_DRAFT_GROUPS,
+    Shape, TargetRows, Tree, Verify, accept,
 };
 
 use crate::config::EngineConfig;
@@ -128,14 +128,22 @@ impl<B: Backend> Engine<B> {
         self.count();
     }
 
+    /// How drafts are verified: pretended acceptance takes the target's choices.
+    fn verify(&self) -> Verify {
+        if self.config.simulate.is_some() { Verify::Match } else { self.config.verify }
+    }
+
     fn draft_room(&self) -> DraftRoom {
         match self.runner.declaration() {
             Some(declaration) => DraftRoom {
                 shape: self.config.shape,
                 groups: declaration.groups.len(),
                 lookahead: declaration.lookahead(),
+                verify: self.verify(),
             },
-            None => DraftRoom { shape: Shape::PLAIN, groups: 0, lookahead: 0 },
+            None => {
+                DraftRoom { shape: Shape::PLAIN, groups: 0, lookahead: 0, verify: Verify::Match }
+            }
         }
     }
 
@@ -230,10 +238,12 @@ impl<B: Backend> Engine<B> {
             outputs: self.config.max_outputs(),
         };
         round.fill(&self.running, trees, room);
-        let asks = round.asks(&self.running);
-        let choices = timed(&mut self.times.verify, || self.runner.run(&round.forward, &asks))?;
-
-        self.hand_out(round, choices)
+        let (chosen, weighed) = round.asks(&self.running);
+        let (choices, weights) = timed(&mut self.times.verify, || -> Result<_> {
+            self.runner.run(&round.forward)?;
+            Ok((self.runner.choose(&chosen)?, self.runner.weigh(&weighed)?))
+        })?;
+        self.hand_out(round, choices, weights)
     }
 
     /// Fails every request that runs: what a failed round left of their KV is not to be trusted.
@@ -277,7 +287,7 @@ impl<B: Backend> Engine<B> {
                     shape: seat.next_shape(),
                     seed: seed.as_ref()?,
                     groups,
-                    asking: seat.asking(),
+                    asking: seat.draft_asking(),
                 })
             })
             .collect();
@@ -368,19 +378,38 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    fn hand_out(&mut self, round: &RoundPlan, choices: Vec<Choice>) -> Result<()> {
+    fn hand_out(
+        &mut self,
+        round: &RoundPlan,
+        choices: Vec<Choice>,
+        weights: Vec<Weights>,
+    ) -> Result<()> {
         let mut choices = choices.into_iter();
+        let mut weights = weights.into_iter();
+        let mut first_output = 0;
         let mut kept = Kept::default();
         let mut ended = Vec::new();
         let began = Instant::now();
         for part in &round.parts {
-            let part_choices: Vec<Choice> = choices.by_ref().take(part.outputs()).collect();
+            let outputs = part.outputs();
             let reason = match &part.work {
                 Work::Prefill { rows, outputs } => {
-                    self.settle_chunk(part, rows.clone(), outputs.clone(), part_choices)
+                    let choices = choices.by_ref().take(outputs.len()).collect();
+                    self.settle_chunk(part, rows.clone(), outputs.clone(), choices)
                 }
-                Work::Verify { tree } => self.settle_tree(part, tree, part_choices, &mut kept),
+                Work::Verify { tree } => {
+                    let seat = &self.running[part.index].seat;
+                    let (accepted, tokens) = if part.is_weighed(seat) {
+                        let weights: Vec<Weights> = weights.by_ref().take(outputs).collect();
+                        self.accept_weighed(seat, tree, &weights, first_output)?
+                    } else {
+                        let choices: Vec<Choice> = choices.by_ref().take(outputs).collect();
+                        self.accept_chosen(seat, tree, choices)
+                    };
+                    self.settle_tree(part, tree, &accepted, &tokens, &mut kept)
+                }
             };
+            first_output += outputs;
             ended.push(reason);
         }
         self.times.accept += began.elapsed();
@@ -430,15 +459,13 @@ impl<B: Backend> Engine<B> {
         reason
     }
 
-    /// Accepts what the target confirms of a tree and commits the rows of what is kept.
-    fn settle_tree(
-        &mut self,
-        part: &Part,
+    /// What of a tree is the target's own choice.
+    fn accept_chosen(
+        &self,
+        seat: &Seat,
         tree: &Tree,
         choices: Vec<Choice>,
-        kept: &mut Kept,
-    ) -> Option<FinishReason> {
-        let Running { seat, sequence, .. } = &mut self.running[part.index];
+    ) -> (Accepted, Vec<Token>) {
         let chosen: Vec<u32> = choices.iter().map(|choice| choice.token).collect();
         let accepted = match &self.config.simulate {
             Some(simulate) => simulate.accept(tree, &chosen, seat.id.0, seat.usage.spec.verify_ct),
@@ -451,7 +478,46 @@ impl<B: Backend> Engine<B> {
             .zip(&accepted.tokens)
             .filter_map(|(&node, &id)| Some(Token { id, ..token_of(choices[node].take()?) }))
             .collect();
-        let (count, reason) = take_tokens(seat, &tokens);
+        (accepted, tokens)
+    }
+
+    /// What of a tree is accepted by the target's distribution at each node.
+    fn accept_weighed(
+        &self,
+        seat: &Seat,
+        tree: &Tree,
+        weights: &[Weights],
+        first_output: usize,
+    ) -> Result<(Accepted, Vec<Token>)> {
+        let Asking { sampling, choice, tokens, .. } = seat.asking();
+        let coins = Coins { seed: sampling.seed, choice, position: tokens as u32 };
+        let accepted = seat.room.verify.accept(tree, weights, coins);
+        let token = |&id: &u32| Token { id, logprob: None, top: Vec::new() };
+        let mut tokens: Vec<Token> = accepted.tokens.iter().map(token).collect();
+        if let Some(top) = seat.request.logprobs {
+            let given = |(&node, &token): (&usize, &u32)| Ask {
+                given: Some(token),
+                top_logprobs: Some(top),
+                ..seat.asking().after(&[], first_output + node)
+            };
+            let asks: Vec<Ask<'_>> =
+                accepted.path.iter().zip(&accepted.tokens).map(given).collect();
+            tokens = self.runner.choose(&asks)?.into_iter().map(token_of).collect();
+        }
+        Ok((accepted, tokens))
+    }
+
+    /// Hands out what is accepted of a tree and commits the rows of what is kept.
+    fn settle_tree(
+        &mut self,
+        part: &Part,
+        tree: &Tree,
+        accepted: &Accepted,
+        tokens: &[Token],
+        kept: &mut Kept,
+    ) -> Option<FinishReason> {
+        let Running { seat, sequence, .. } = &mut self.running[part.index];
+        let (count, reason) = take_tokens(seat, tokens);
         if seat.drafts() {
             seat.usage.spec.round(tree.len() - 1, count.min(accepted.correct()));
         }
@@ -514,7 +580,7 @@ impl<B: Backend> Engine<B> {
                     groups,
                     target: TargetRows { row: part.first_row, token: part.first_token },
                     previous: seed.as_ref(),
-                    seed: begins.then(|| (seat.asking(), shape.topk())),
+                    seed: begins.then(|| (seat.draft_asking(), shape.topk())),
                 }
             })
             .collect();

@@ -6,9 +6,9 @@
 
 use std::time::Instant;
 
-use aquila_compute::choose::History;
+use aquila_compute::choose::{History, Sampling};
 use aquila_kv::{Group, KvCache, Sequence};
-use aquila_spec::{Asking, MOST_DRAFT_GROUPS, Seed, Shape};
+use aquila_spec::{Asking, MOST_DRAFT_GROUPS, Seed, Shape, Verify};
 
 use crate::listener::{Token, Usage};
 use crate::request::{Request, RequestId, Speculation};
@@ -35,6 +35,8 @@ pub(crate) struct DraftRoom {
     pub groups: usize,
     /// The farthest that its rows look ahead.
     pub lookahead: usize,
+    /// How drafts are verified.
+    pub verify: Verify,
 }
 
 /// What stays with a request wherever it is.
@@ -54,6 +56,8 @@ pub(crate) struct Seat {
     pub seen: bool,
     /// What may be drafted for it: a plain shape if nothing.
     pub room: DraftRoom,
+    /// What is asked of a draft, where that is not what is asked of the target.
+    draft_sampling: Option<Sampling>,
 }
 
 impl Seat {
@@ -63,6 +67,12 @@ impl Seat {
             Speculation::Off => Shape::PLAIN,
             Speculation::Steps(steps) => room.shape.capped(steps),
         };
+        // The target's choice without noise is the only one: nothing is left to probability.
+        if room.shape == Shape::PLAIN || request.sampling.is_greedy() {
+            room.verify = Verify::Match;
+        }
+        let likely = || Sampling { temperature: 0.0, ..request.sampling.clone() };
+        let draft_sampling = matches!(room.verify, Verify::TargetOnly { .. }).then(likely);
         let history = if request.sampling.has_penalties() {
             History::of_prompt(&request.prompt)
         } else {
@@ -81,6 +91,7 @@ impl Seat {
             usage,
             seen: false,
             room,
+            draft_sampling,
         }
     }
 
@@ -103,6 +114,17 @@ impl Seat {
             tokens: self.tokens.len(),
             banned: &self.request.limits.stop_ids,
             banned_depths: self.request.limits.min_tokens.saturating_sub(self.answered()),
+            drawn: false,
+        }
+    }
+
+    /// What is asked of a draft: what the target would choose, what it would most likely choose,
+    /// or a draw, as the verification needs.
+    pub fn draft_asking(&self) -> Asking<'_> {
+        Asking {
+            sampling: self.draft_sampling.as_ref().unwrap_or(&self.request.sampling),
+            drawn: self.room.verify == Verify::Rejection,
+            ..self.asking()
         }
     }
 

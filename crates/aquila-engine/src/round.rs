@@ -7,9 +7,9 @@ use std::ops::Range;
 
 use aquila_compute::choose::Ask;
 use aquila_compute::{ForwardPlan, Sight};
-use aquila_spec::Tree;
+use aquila_spec::{Tree, Verify};
 
-use crate::life::{Phase, Running, TARGET};
+use crate::life::{Phase, Running, Seat, TARGET};
 
 /// What one request does in a round.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,6 +34,11 @@ pub(crate) enum Work {
 }
 
 impl Part {
+    /// Whether distributions are asked for rather than choices.
+    pub fn is_weighed(&self, seat: &Seat) -> bool {
+        matches!(self.work, Work::Verify { .. }) && seat.room.verify != Verify::Match
+    }
+
     /// How many of the pass's outputs are its own.
     pub fn outputs(&self) -> usize {
         match &self.work {
@@ -154,8 +159,16 @@ impl RoundPlan {
         self.parts.iter().all(|part| matches!(part.work, Work::Verify { .. }))
     }
 
-    /// What is asked about the logits, in the order of the plan's outputs.
-    pub fn asks<'a>(&'a self, running: &'a [Running]) -> Vec<Ask<'a>> {
+    /// What is asked about the logits, in the order of the plan's outputs: the parts for which a
+    /// token is chosen, then those for which distributions are wanted.
+    pub fn asks<'a>(&'a self, running: &'a [Running]) -> (Vec<Ask<'a>>, Vec<Ask<'a>>) {
+        let asks = self.all_asks(running);
+        let weighed = |part: &Part| part.is_weighed(&running[part.index].seat);
+        let mut of_part = self.parts.iter().flat_map(|p| vec![weighed(p); p.outputs()]);
+        asks.into_iter().partition(|_| of_part.next() == Some(false))
+    }
+
+    fn all_asks<'a>(&'a self, running: &'a [Running]) -> Vec<Ask<'a>> {
         let mut asks: Vec<Ask<'a>> = Vec::with_capacity(self.forward.outputs.len());
         for part in &self.parts {
             let seat = &running[part.index].seat;

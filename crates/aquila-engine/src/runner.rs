@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use aquila_compute::choose::{Ask, Choice};
+use aquila_compute::choose::{Ask, Choice, Weights};
 use aquila_compute::{Backend, ForwardPlan};
 use aquila_model::{Capture, Decoder, Scratch};
 use aquila_spec::{
@@ -73,14 +73,26 @@ impl<B: Backend> Runner<B> {
         Ok(trees)
     }
 
-    /// One pass of the target, and a choice for each of its outputs.
-    pub fn run(&mut self, plan: &ForwardPlan, asks: &[Ask<'_>]) -> Result<Vec<Choice>> {
+    /// One pass of the target.
+    pub fn run(&mut self, plan: &ForwardPlan) -> Result<()> {
         let capture = self.capture.as_mut();
-        self.decoder.forward(&self.backend, plan, &mut self.kv, &mut self.scratch, capture)?;
-        if asks.is_empty() {
-            return Ok(Vec::new());
+        Ok(self.decoder.forward(&self.backend, plan, &mut self.kv, &mut self.scratch, capture)?)
+    }
+
+    /// A choice for each ask about the last pass.
+    pub fn choose(&self, asks: &[Ask<'_>]) -> Result<Vec<Choice>> {
+        match asks {
+            [] => Ok(Vec::new()),
+            asks => Ok(self.backend.choose(self.scratch.logits(), asks)?),
         }
-        Ok(self.backend.choose(self.scratch.logits(), asks)?)
+    }
+
+    /// The distribution that each ask about the last pass is answered from.
+    pub fn weigh(&self, asks: &[Ask<'_>]) -> Result<Vec<Weights>> {
+        match asks {
+            [] => Ok(Vec::new()),
+            asks => Ok(self.backend.weigh(self.scratch.logits(), asks, None)?),
+        }
     }
 
     /// Moves what a round keeps to where it belongs.

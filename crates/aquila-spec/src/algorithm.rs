@@ -1,12 +1,13 @@
 //! What a draft algorithm is: what it declares that it needs, how it drafts, what it keeps.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use aquila_compute::Backend;
-use aquila_compute::choose::{Ask, Candidate, History, Sampling};
+use aquila_compute::choose::{Ask, Candidate, History, Sampling, Weights};
+use aquila_compute::{Backend, DraftIds};
 use aquila_model::Result;
 
-use crate::{Shape, Tree};
+use crate::{Growth, Proposal, Shape, Tree};
 
 /// What an algorithm needs. Where it declares none, no buffer exists and no copy happens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,9 +109,16 @@ pub struct Asking<'a> {
     pub banned: &'a [u32],
     /// See `banned`.
     pub banned_depths: usize,
+    /// Whether drafts are drawn from the draft's own distribution, for rejection sampling.
+    pub drawn: bool,
 }
 
 impl<'a> Asking<'a> {
+    /// The ask of a draft about row `row`, after `path` below the bonus.
+    pub fn draft(&self, path: &'a [u32], row: usize) -> DraftAsk<'a> {
+        DraftAsk { ask: self.after(path, row), drawn: self.drawn && !self.sampling.is_greedy() }
+    }
+
     /// The ask about row `row`, after `path` below the bonus.
     pub fn after(&self, path: &'a [u32], row: usize) -> Ask<'a> {
         Ask {
@@ -132,8 +140,84 @@ impl<'a> Asking<'a> {
 pub struct Seed {
     /// The seed's row, in the extend that left it.
     pub row: u32,
-    /// What was offered after the bonus, best first.
-    pub offered: Vec<Candidate>,
+    /// What was offered after the bonus.
+    pub offer: Offer,
+}
+
+/// What a draft offers after a token.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Offer {
+    /// The tokens, best first.
+    pub candidates: Vec<Candidate>,
+    /// What they were drawn from, if they were.
+    pub drawn_from: Option<Arc<Weights>>,
+}
+
+impl Offer {
+    /// Up to `count` tokens after each row of a draft's logits. `ids` says which tokens a draft
+    /// knows, if not all.
+    pub fn of<B: Backend>(
+        backend: &B,
+        logits: &B::Rows,
+        asks: &[DraftAsk<'_>],
+        count: usize,
+        ids: Option<DraftIds<'_>>,
+    ) -> aquila_compute::Result<Vec<Offer>> {
+        let asked = |drawn: bool| -> Vec<Ask<'_>> {
+            asks.iter().filter(|a| a.drawn == drawn).map(|a| a.ask).collect()
+        };
+        let (likely, drawn) = (asked(false), asked(true));
+        let mut likely = match likely.is_empty() {
+            true => Vec::new().into_iter(),
+            false => backend.offer(logits, &likely, count, ids)?.into_iter(),
+        };
+        let mut drawn = match drawn.is_empty() {
+            true => Vec::new().into_iter(),
+            false => backend.weigh(logits, &drawn, ids)?.into_iter(),
+        };
+        let offer = |asked: &DraftAsk<'_>| {
+            if !asked.drawn {
+                return likely.next().map(|candidates| Offer { candidates, drawn_from: None });
+            }
+            let Ask { sampling, choice, position, .. } = asked.ask;
+            let proposal = Proposal::draw(drawn.next()?, sampling.seed, choice, position, count);
+            let candidate = |(rank, token)| Candidate { token, probability: Proposal::prior(rank) };
+            let candidates = proposal.tokens.into_iter().enumerate().map(candidate).collect();
+            Some(Offer { candidates, drawn_from: Some(proposal.from) })
+        };
+        Ok(asks.iter().filter_map(offer).collect())
+    }
+}
+
+impl Offer {
+    /// A tree that begins with what is offered after the bonus.
+    pub fn begin(&self, shape: Shape) -> Growth {
+        let mut growth = Growth::start(shape, &self.candidates);
+        if let Some(from) = &self.drawn_from {
+            growth.propose(None, from.clone());
+        }
+        growth
+    }
+
+    /// Adds what is offered after each node of a tree's beam.
+    pub fn grow(growth: &mut Growth, offers: Vec<Offer>) {
+        for (at, offer) in growth.beam().to_vec().into_iter().zip(&offers) {
+            if let Some(from) = &offer.drawn_from {
+                growth.propose(Some(at), from.clone());
+            }
+        }
+        let offered: Vec<_> = offers.into_iter().map(|offer| offer.candidates).collect();
+        growth.grow(&offered);
+    }
+}
+
+/// What is asked of a row of a draft's logits.
+#[derive(Debug, Clone, Copy)]
+pub struct DraftAsk<'a> {
+    /// As it is asked of the target.
+    pub ask: Ask<'a>,
+    /// Whether tokens are drawn.
+    pub drawn: bool,
 }
 
 /// Rows of one group and where they are.

@@ -7,11 +7,12 @@
 
 use std::collections::HashMap;
 
-use aquila_compute::choose::Ask;
 use aquila_compute::{Backend, DraftIds, ForwardPlan, KvDtype, KvShape, Sight};
 use aquila_model::Result;
 
-use crate::algorithm::{Algorithm, Declaration, Drafting, Extending, GroupRows, Seed};
+use crate::algorithm::{
+    Algorithm, Declaration, DraftAsk, Drafting, Extending, GroupRows, Offer, Seed,
+};
 use crate::{Growth, Tree};
 
 /// A model that drafts recurrently, with keys and values of its own in one group.
@@ -134,7 +135,7 @@ impl<B: Backend> Algorithm<B> for Speculator<B> {
         let mut trees: Vec<Sapling> = requests
             .iter()
             .map(|r| Sapling {
-                growth: Growth::start(r.shape, &r.seed.offered),
+                growth: r.seed.offer.begin(r.shape),
                 rows: HashMap::new(),
                 slots: HashMap::new(),
             })
@@ -146,18 +147,19 @@ impl<B: Backend> Algorithm<B> for Speculator<B> {
                 break;
             }
             self.drafter.expand(backend, &self.plan, first, &mut self.kv)?;
-            let asks: Vec<Ask<'_>> = paths
+            let asks: Vec<DraftAsk<'_>> = paths
                 .iter()
                 .enumerate()
-                .map(|(row, (request, path))| requests[*request].asking.after(path, row))
+                .map(|(row, (request, path))| requests[*request].asking.draft(path, row))
                 .collect();
             let count = requests.iter().map(|r| r.shape.topk()).max().unwrap_or(1);
             let ids = self.drafter.ids();
-            let mut offers = backend.offer(self.drafter.logits(), &asks, count, ids)?.into_iter();
-            for tree in &mut trees {
-                if tree.growth.goes_on() {
-                    let offered: Vec<_> = offers.by_ref().take(tree.growth.beam().len()).collect();
-                    tree.growth.grow(&offered);
+            let offers = Offer::of(backend, self.drafter.logits(), &asks, count, ids)?;
+            let mut offers = offers.into_iter();
+            for Sapling { growth, .. } in &mut trees {
+                if growth.goes_on() {
+                    let offers = offers.by_ref().take(growth.beam().len()).collect();
+                    Offer::grow(growth, offers);
                 }
             }
             first = false;
@@ -195,7 +197,7 @@ impl<B: Backend> Algorithm<B> for Speculator<B> {
             }
             if let Some((asking, candidates)) = &request.seed {
                 plan.outputs.push(plan.rows() as u32 - 1);
-                asks.push(asking.after(&[], asks.len()));
+                asks.push(asking.draft(&[], asks.len()));
                 count = count.max(*candidates);
             }
         }
@@ -204,8 +206,8 @@ impl<B: Backend> Algorithm<B> for Speculator<B> {
         }
         self.drafter.extend(backend, plan, hidden, &mut self.kv)?;
         let ids = self.drafter.ids();
-        let offers = backend.offer(self.drafter.logits(), &asks, count, ids)?;
-        let mut seeds = (0..).zip(offers).map(|(row, offered)| Seed { row, offered });
+        let offers = Offer::of(backend, self.drafter.logits(), &asks, count, ids)?;
+        let mut seeds = (0..).zip(offers).map(|(row, offer)| Seed { row, offer });
         Ok(requests.iter().map(|r| r.seed.as_ref().and_then(|_| seeds.next())).collect())
     }
 }

@@ -6,7 +6,8 @@
 //! - [`Speculator`]: the algorithm of every [`Drafter`], a model that drafts recurrently; [`Eagle3`]
 //!   and [`Standalone`] are two.
 //! - [`Registry`]: algorithms by name, from the flag to something that drafts.
-//! - [`accept`]: which drafts the target confirms; [`Simulate`] where that is only pretended.
+//! - [`accept`]: which drafts the target confirms; [`Verify`] where that is a matter of
+//!   probability, [`Simulate`] where it is only pretended.
 //! - [`commit()`]: one operation over everything that has a row per node.
 //! - [`SpecStats`]: what came of it.
 //!
@@ -24,11 +25,12 @@ mod simulate;
 mod standalone;
 mod stats;
 mod tree;
+mod verify;
 
 pub use accept::{Accepted, accept};
 pub use algorithm::{
-    Algorithm, Asking, Declaration, DraftGroup, Drafting, Extending, GroupRows, HiddenStates,
-    MOST_DRAFT_GROUPS, Seed, TargetRows, TreeRows,
+    Algorithm, Asking, Declaration, DraftAsk, DraftGroup, Drafting, Extending, GroupRows,
+    HiddenStates, MOST_DRAFT_GROUPS, Offer, Seed, TargetRows, TreeRows,
 };
 pub use aquila_compute::choose::Candidate;
 pub use commit::{Kept, KvRows, NodeRows, PassRows, commit};
@@ -41,3 +43,4 @@ pub use simulate::{Simulate, SimulateMethod};
 pub use standalone::Standalone;
 pub use stats::SpecStats;
 pub use tree::{Growth, Node, Tree};
+pub use verify::{Coins, Proposal, Verify};

@@ -5,7 +5,10 @@
 //! never larger; where it is equal, or both have underflowed to zero, the earlier node wins, and
 //! parents are earlier.
 
-use aquila_compute::choose::Candidate;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use aquila_compute::choose::{Candidate, Weights};
 
 use crate::Shape;
 
@@ -26,12 +29,15 @@ pub struct Node {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tree {
     nodes: Vec<Node>,
+    /// For nodes whose children were drawn, the distribution they were drawn from.
+    proposals: HashMap<usize, Arc<Weights>>,
 }
 
 impl Tree {
     /// The bonus alone: what plain decoding verifies.
     pub fn root(token: u32) -> Self {
-        Self { nodes: vec![Node { token, parent: 0, depth: 0, score: 1.0 }] }
+        let root = Node { token, parent: 0, depth: 0, score: 1.0 };
+        Self { nodes: vec![root], proposals: HashMap::new() }
     }
 
     /// The nodes, parents before children.
@@ -67,6 +73,16 @@ impl Tree {
             .find(|&c| self.nodes[c].parent == node && self.nodes[c].token == token)
     }
 
+    /// The children of a node, first to last.
+    pub fn children(&self, node: usize) -> impl Iterator<Item = usize> + '_ {
+        (node + 1..self.len()).filter(move |&c| self.nodes[c].parent == node)
+    }
+
+    /// The distribution from which the children of a node were drawn, if they were.
+    pub fn proposal(&self, node: usize) -> Option<&Weights> {
+        self.proposals.get(&node).map(|weights| &**weights)
+    }
+
     /// The first child of a node: the one that its draft liked best.
     pub fn first_child(&self, node: usize) -> Option<usize> {
         (node + 1..self.len()).find(|&c| self.nodes[c].parent == node)
@@ -84,6 +100,8 @@ pub struct Growth {
     pool: Vec<Offered>,
     /// The nodes that go on, best first.
     beam: Vec<usize>,
+    /// What the children of a node of the pool, or of the root, were drawn from.
+    proposals: HashMap<Option<usize>, Arc<Weights>>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -98,7 +116,8 @@ struct Offered {
 impl Growth {
     /// A tree with what was offered after the bonus, best first.
     pub fn start(shape: Shape, first: &[Candidate]) -> Self {
-        let mut growth = Self { shape, pool: Vec::new(), beam: Vec::new() };
+        let (pool, beam) = (Vec::new(), Vec::new());
+        let mut growth = Self { shape, pool, beam, proposals: HashMap::new() };
         if shape.steps() > 0 {
             growth.offer(None, first);
             growth.choose_beam(0);
@@ -141,6 +160,11 @@ impl Growth {
         }
         tokens.reverse();
         tokens
+    }
+
+    /// Notes that the children of a node of the pool, or of the root, were or will be drawn.
+    pub fn propose(&mut self, parent: Option<usize>, from: Arc<Weights>) {
+        self.proposals.insert(parent, from);
     }
 
     /// Adds what was offered after each node of the beam, best first, and moves the beam down.
@@ -186,6 +210,9 @@ impl Growth {
             debug_assert!(parent != usize::MAX, "a node is kept only with its parent");
             tree.nodes.push(Node { token, parent, depth, score });
         }
+        let kept = |parent: Option<usize>| parent.map_or(0, |parent| place[parent]);
+        let proposals = self.proposals.into_iter().map(|(parent, from)| (kept(parent), from));
+        tree.proposals = proposals.filter(|(node, _)| *node != usize::MAX).collect();
         tree
     }
 }

@@ -35,6 +35,7 @@ static TINY: LazyLock<Generator> = LazyLock::new(|| {
         kv_dtype: KvDtype::F32,
         random_seed: 0,
         shape: aquila_spec::Shape::PLAIN,
+        verify: Default::default(),
         simulate: None,
     };
     let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 1).unwrap());

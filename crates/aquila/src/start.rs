@@ -7,7 +7,7 @@ use aquila_compute::Backend;
 use aquila_compute::cpu::CpuBackend;
 use aquila_engine::{Budget, Engine, EngineConfig, EngineHandle, Runner, available_memory};
 use aquila_model::{Checkpoint, Decoder, Location, Needs, memory, resolve_with_progress};
-use aquila_spec::{Opening, Shape};
+use aquila_spec::{Opening, Shape, Verify};
 use aquila_text::{Generator, SamplingParams, Tokenizer};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -61,6 +61,7 @@ pub fn start(
         kv_dtype: model.kv_dtype(),
         random_seed: model.random_seed,
         shape: speculative.as_ref().map_or(Shape::PLAIN, |s| s.shape),
+        verify: speculative.as_ref().map_or(Verify::Match, |s| s.verify),
         simulate: speculative.as_ref().and_then(|s| s.simulate),
     };
     config.check().map_err(Error::Usage)?;
@@ -99,11 +100,21 @@ pub fn start(
             Some(s) => {
                 let with = s.draft.as_ref().map(|draft| format!(" with {draft}"));
                 let with = with.unwrap_or_default();
-                notice(format_args!("drafts    {}{with}: {}", s.entry.name(), s.shape))
+                notice(format_args!(
+                    "drafts    {}{with}: {}, verified by {}",
+                    s.entry.name(),
+                    s.shape,
+                    s.verify
+                ))
             }
             None => notice(format_args!("drafts    none")),
         }
         notice(format_args!("{budget}"));
+    }
+    if !config.verify.is_lossless() {
+        notice(format_args!(
+            "warning: accept thresholds below 1 change what the model writes, not only how fast"
+        ));
     }
     if let Some(warning) = speculative.as_ref().and_then(|s| s.warning.as_ref()) {
         notice(format_args!("warning: {warning}"));

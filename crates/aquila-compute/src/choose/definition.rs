@@ -4,7 +4,7 @@
 //! [`weight`]s, which are multiples of 2^-34: their sums are exact in f64 for up to 2^19 tokens,
 //! so no order of adding is part of the definition.
 
-use super::{Ask, Candidate, Choice, Sampling, noise};
+use super::{Ask, Candidate, Choice, Sampling, Weights, noise};
 use crate::math;
 
 /// `e^d` to the nearest multiple of 2^-34, half to even, where `d` is a logit less the largest
@@ -102,6 +102,21 @@ pub fn offer(logits: &[f32], ask: &Ask<'_>, count: usize) -> Vec<Candidate> {
     let share = |d: f32| if count == 1 { 1.0 } else { (weight(d) / total) as f32 };
     let candidate = |&(d, token): &(f32, u32)| Candidate { token, probability: share(d) };
     below.iter().take(count).map(candidate).collect()
+}
+
+/// The distribution of which the token is a sample; a greedy one is certain.
+pub fn weigh(logits: &[f32], ask: &Ask<'_>) -> Weights {
+    if ask.sampling.is_greedy() {
+        return Weights::certain(token(logits, ask));
+    }
+    let values = adjusted(logits, ask);
+    let values: Vec<f32> = values.iter().map(|&l| scaled(l, ask.sampling.temperature)).collect();
+    let kept = filtered(&values, ask.sampling);
+    let Some(&best) = kept.first() else {
+        return Weights::certain(lowest_allowed(ask.banned, logits.len()));
+    };
+    let max = values[best as usize];
+    Weights::new(kept.into_iter().map(|v| (v, weight(values[v as usize] - max))).collect())
 }
 
 /// Penalties, bias and bans.

@@ -21,7 +21,7 @@ mod widest;
 
 pub use history::History;
 pub use params::Sampling;
-pub use row::{choose, offer};
+pub use row::{choose, offer, weigh};
 
 /// What is asked about one row of logits.
 #[derive(Debug, Clone, Copy)]
@@ -66,4 +66,34 @@ pub struct Candidate {
     pub token: u32,
     /// How likely the draft thinks it is.
     pub probability: f32,
+}
+
+/// The filtered distribution of a row: probabilities in proportion to weights.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Weights {
+    /// The tokens that are possible, ascending, with their weights: multiples of 2^-34.
+    pub tokens: Vec<(u32, f64)>,
+    /// The sum of the weights, exact.
+    pub total: f64,
+}
+
+impl Weights {
+    /// Of tokens in any order; those without weight are left out.
+    pub fn new(mut tokens: Vec<(u32, f64)>) -> Self {
+        tokens.retain(|&(_, weight)| weight > 0.0);
+        tokens.sort_unstable_by_key(|&(token, _)| token);
+        let total = tokens.iter().map(|&(_, weight)| weight).sum();
+        Self { tokens, total }
+    }
+
+    /// One token that is certain.
+    pub fn certain(token: u32) -> Self {
+        Self { tokens: vec![(token, 1.0)], total: 1.0 }
+    }
+
+    /// How likely a token is.
+    pub fn probability(&self, token: u32) -> f64 {
+        let at = self.tokens.binary_search_by_key(&token, |&(token, _)| token);
+        at.map_or(0.0, |at| self.tokens[at].1 / self.total)
+    }
 }

@@ -78,11 +78,16 @@ impl Race {
         leader
     }
 
+    /// Whether a token takes part.
+    pub fn admits(&self, logit: f32, token: u32) -> bool {
+        let below = f64::from(logit) - f64::from(self.max);
+        below >= self.floor && keep::key(logit, token) <= self.limit
+    }
+
     /// Scores one token as the definition does, if it takes part.
     #[inline(never)]
     fn score(&self, logit: f32, token: u32) -> Option<Leader> {
-        let below = f64::from(logit) - f64::from(self.max);
-        if below < self.floor || keep::key(logit, token) > self.limit {
+        if !self.admits(logit, token) {
             return None;
         }
         Some(Leader { score: f64::from(logit) + noise::gumbel_of(self.key, token), token })

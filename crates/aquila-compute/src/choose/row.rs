@@ -4,11 +4,11 @@
 
 use std::cell::RefCell;
 
-use super::definition::{lowest_allowed, min_p_floor, scaled, weight};
+use super::definition::{WEIGHTLESS, lowest_allowed, min_p_floor, scaled, weight};
 use super::keep::{self, Nucleus, Row, nucleus_of};
 use super::race::{Leader, Race};
 use super::weight::{BLOCK, maxima, total, total_of};
-use super::{Ask, Candidate, Choice, adjust, noise};
+use super::{Ask, Candidate, Choice, Weights, adjust, noise};
 use crate::{DraftIds, math};
 
 /// Memory that choices of one thread share, so that none allocates.
@@ -98,6 +98,37 @@ impl Scratch {
         };
         self.near = near;
         offered
+    }
+
+    /// The distribution of which the token is a sample: see [`weigh`].
+    fn weigh(&mut self, logits: &[f32], ask: &Ask<'_>) -> Weights {
+        match self.prepare(logits, ask, None) {
+            Field::Nothing => Weights::certain(lowest_allowed(ask.banned, logits.len())),
+            Field::Greedy(first, _) => Weights::certain(first),
+            Field::Row(race, max) => {
+                let row = self.row(logits, ask, max);
+                let mut tokens = Vec::new();
+                for (block, &largest) in row.maxima.iter().enumerate() {
+                    if scaled(largest, row.temperature) - max < WEIGHTLESS {
+                        continue;
+                    }
+                    let start = block * BLOCK;
+                    let values = &row.values[start..row.values.len().min(start + BLOCK)];
+                    for (&l, token) in values.iter().zip(start as u32..) {
+                        let z = scaled(l, row.temperature);
+                        if z > f32::NEG_INFINITY && race.admits(z, token) {
+                            tokens.push((token, weight(z - max)));
+                        }
+                    }
+                }
+                Weights::new(tokens)
+            }
+            Field::Keys(race) => {
+                let kept = self.keys.iter().map(|&key| (keep::token(key), keep::logit(key)));
+                let kept = kept.filter(|&(token, z)| race.admits(z, token));
+                Weights::new(kept.map(|(token, z)| (token, weight(z - race.max))).collect())
+            }
+        }
     }
 
     fn most_likely(
@@ -222,9 +253,25 @@ pub fn offer(
     count: usize,
     ids: Option<DraftIds<'_>>,
 ) -> Vec<Candidate> {
+    spread(logits, ids, |scratch, logits| scratch.offer(logits, ask, count))
+}
+
+/// The distribution of which the token that [`choose`] answers is a sample: adjusted, filtered,
+/// without noise; where the ask is greedy, that token alone.
+pub fn weigh(logits: &[f32], ask: &Ask<'_>, ids: Option<DraftIds<'_>>) -> Weights {
+    spread(logits, ids, |scratch, logits| scratch.weigh(logits, ask))
+}
+
+/// Does something with a row whose tokens are the target's: those that a draft lacks are
+/// impossible.
+fn spread<T>(
+    logits: &[f32],
+    ids: Option<DraftIds<'_>>,
+    work: impl FnOnce(&mut Scratch, &[f32]) -> T,
+) -> T {
     SCRATCH.with_borrow_mut(|scratch| {
         let Some(DraftIds { ids, vocabulary }) = ids else {
-            return scratch.offer(logits, ask, count);
+            return work(scratch, logits);
         };
         let mut spread = std::mem::take(&mut scratch.spread);
         spread.clear();
@@ -232,9 +279,9 @@ pub fn offer(
         for (&id, &logit) in ids.iter().zip(logits) {
             spread[id as usize] = logit;
         }
-        let offered = scratch.offer(&spread, ask, count);
+        let done = work(scratch, &spread);
         scratch.spread = spread;
-        offered
+        done
     })
 }
 

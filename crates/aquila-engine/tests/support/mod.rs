@@ -36,6 +36,7 @@ pub fn config() -> EngineConfig {
         kv_dtype: KvDtype::F32,
         random_seed: 7,
         shape: Shape::PLAIN,
+        verify: Default::default(),
         simulate: None,
     }
 }

@@ -30,6 +30,7 @@ pub fn config(shape: Shape) -> EngineConfig {
         kv_dtype: KvDtype::F32,
         random_seed: 7,
         shape,
+        verify: Default::default(),
         simulate: None,
     }
 }

@@ -30,6 +30,7 @@ pub fn engine_config() -> EngineConfig {
         kv_dtype: KvDtype::F32,
         random_seed: 7,
         shape: aquila_spec::Shape::PLAIN,
+        verify: Default::default(),
         simulate: None,
     }
 }

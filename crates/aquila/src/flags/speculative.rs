@@ -3,6 +3,7 @@
 use aquila_compute::cpu::CpuBackend;
 use aquila_spec::{
     AskedShape, DraftFor, Entry, MOST_STEPS, MOST_TOPK, NONE, Shape, Simulate, SimulateMethod,
+    Verify,
 };
 use clap::{Args, ValueEnum};
 
@@ -36,6 +37,22 @@ pub struct SpeculativeFlags {
     #[arg(long, value_name = "N", value_parser = whole(1, 4096), allow_negative_numbers = true)]
     speculative_num_draft_tokens: Option<usize>,
 
+    /// How the drafts of sampled requests are verified [default: match]
+    #[arg(long, value_enum, value_name = "HOW")]
+    speculative_verify: Option<How>,
+
+    /// target-only: accept drafts that are at least this likely [default: 1]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    speculative_accept_threshold_single: Option<f64>,
+
+    /// target-only: divide coins by this [default: 1]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    speculative_accept_threshold_acc: Option<f64>,
+
+    /// The same as --speculative-verify rejection
+    #[arg(long)]
+    speculative_use_rejection_sampling: bool,
+
     /// Pretend that rounds yield so many tokens on average, to measure their cost
     #[arg(long, value_name = "TOKENS", allow_negative_numbers = true)]
     simulate_acc_len: Option<f64>,
@@ -43,6 +60,16 @@ pub struct SpeculativeFlags {
     /// How pretended lengths vary
     #[arg(long, value_enum, default_value_t = Method::MatchExpected)]
     simulate_acc_method: Method,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+enum How {
+    /// A draft is right if it is what plain decoding would have chosen: the same text
+    Match,
+    /// SGLang's way: by the target's probability; lossy where a threshold is below 1
+    TargetOnly,
+    /// Rejection sampling: the same distribution, another text
+    Rejection,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -60,6 +87,8 @@ pub struct Speculative<'a> {
     pub draft: Option<String>,
     /// The trees.
     pub shape: Shape,
+    /// How drafts are verified.
+    pub verify: Verify,
     /// Pretended acceptance.
     pub simulate: Option<Simulate>,
     /// What was not taken as given.
@@ -104,7 +133,8 @@ impl SpeculativeFlags {
         if shape == Shape::PLAIN {
             return Ok(None);
         }
-        Ok(Some(Speculative { entry, draft, shape, simulate: self.simulate()?, warning }))
+        let (verify, simulate) = (self.verify()?, self.simulate()?);
+        Ok(Some(Speculative { entry, draft, shape, verify, simulate, warning }))
     }
 
     /// The flags with this algorithm and, unless none is given, these trees.
@@ -148,6 +178,13 @@ impl SpeculativeFlags {
             ("--speculative-eagle-topk", self.speculative_eagle_topk.is_some()),
             ("--speculative-num-draft-tokens", self.speculative_num_draft_tokens.is_some()),
             ("--simulate-acc-len", self.simulate_acc_len.is_some()),
+            ("--speculative-verify", self.speculative_verify.is_some()),
+            (
+                "--speculative-accept-threshold-single",
+                self.speculative_accept_threshold_single.is_some(),
+            ),
+            ("--speculative-accept-threshold-acc", self.speculative_accept_threshold_acc.is_some()),
+            ("--speculative-use-rejection-sampling", self.speculative_use_rejection_sampling),
         ];
         let names: Vec<&str> = algorithms.entries().map(Entry::name).collect();
         match given.iter().find(|(_, given)| *given) {
@@ -175,6 +212,47 @@ impl SpeculativeFlags {
             )
         });
         Ok((shape, warning))
+    }
+
+    fn verify(&self) -> Result<Verify> {
+        let single = ("single", self.speculative_accept_threshold_single);
+        let accumulated = ("acc", self.speculative_accept_threshold_acc);
+        for (which, threshold) in [single, accumulated] {
+            if threshold.is_some_and(|t| !(0.0..=1.0).contains(&t)) {
+                return Err(Error::Usage(format!(
+                    "--speculative-accept-threshold-{which} must be from 0 to 1"
+                )));
+            }
+        }
+        let thresholds = single.1.or(accumulated.1).is_some();
+        let rejection = self.speculative_use_rejection_sampling;
+        let how = match (self.speculative_verify, thresholds, rejection) {
+            (Some(How::TargetOnly), _, false) | (None, true, false) => How::TargetOnly,
+            (Some(How::Rejection), false, _) | (None, false, true) => How::Rejection,
+            (Some(How::Match) | None, false, false) => How::Match,
+            (_, true, _) => {
+                return Err(Error::Usage(
+                    "--speculative-accept-threshold-single and -acc are for \
+                     --speculative-verify target-only"
+                        .into(),
+                ));
+            }
+            (_, false, true) => {
+                return Err(Error::Usage(
+                    "--speculative-use-rejection-sampling is --speculative-verify rejection: \
+                     give one of them"
+                        .into(),
+                ));
+            }
+        };
+        Ok(match how {
+            How::Match => Verify::Match,
+            How::Rejection => Verify::Rejection,
+            How::TargetOnly => Verify::TargetOnly {
+                single: single.1.unwrap_or(1.0),
+                accumulated: accumulated.1.unwrap_or(1.0),
+            },
+        })
     }
 
     fn simulate(&self) -> Result<Option<Simulate>> {

@@ -193,7 +193,7 @@ fn by_threshold(
 /// accepted with p / q; those of which nothing is known with p, as if they had been certain.
 fn by_rejection(tree: &Tree, at: usize, target: &Weights, coins: Coins, depth: usize) -> Tried {
     let mut rest = Rest::of(target);
-    let mut drawn = tree.proposal(at).map(|weights| Rest::of(weights));
+    let mut drawn = tree.proposal(at).map(Rest::of);
     for (sibling, child) in tree.children(at).enumerate() {
         let token = tree.nodes()[child].token;
         let coin = coins.coin(depth, sibling);

@@ -5,6 +5,7 @@
 
 mod bench;
 mod chat;
+pub mod conformance;
 mod error;
 mod flags;
 mod generate;

@@ -24,6 +24,21 @@ pub fn start(
     algorithms: &Algorithms,
     quiet: bool,
 ) -> Result<Generator> {
+    let (engine, checkpoint) = build(model, flags, algorithms, quiet)?;
+    let tokenizer = checkpoint.folder().map(Tokenizer::load).transpose()?.flatten();
+    let defaults = defaults.or(&model_defaults(&checkpoint)?);
+    let handle = EngineHandle::start(engine)
+        .map_err(|e| Error::Other(format!("cannot start the engine's thread: {e}")))?;
+    Ok(Generator::new(handle, tokenizer, checkpoint.eos_token_ids().to_vec(), defaults))
+}
+
+/// Loads the model into an engine that runs when it is stepped.
+pub fn build(
+    model: &ModelFlags,
+    flags: &EngineFlags,
+    algorithms: &Algorithms,
+    quiet: bool,
+) -> Result<(Engine<CpuBackend>, Checkpoint)> {
     let fraction = flags.fraction()?;
     let format = model.weight_format()?;
     let checkpoint = Checkpoint::open(&find(model.name(), quiet)?, model.load_format())?;
@@ -125,16 +140,12 @@ pub fn start(
         bar.set_position(progress.done_bytes);
     })?;
     bar.finish_and_clear();
-    let tokenizer = checkpoint.folder().map(Tokenizer::load).transpose()?.flatten();
-    let defaults = defaults.or(&model_defaults(&checkpoint)?);
     let algorithm = match &opened {
         Some(opened) => Some(opened.load(&backend, &decoder, &config.allowance(format))?),
         None => None,
     };
     let engine = Engine::new(Runner::new(backend, decoder, algorithm, &config)?, config)?;
-    let handle = EngineHandle::start(engine)
-        .map_err(|e| Error::Other(format!("cannot start the engine's thread: {e}")))?;
-    Ok(Generator::new(handle, tokenizer, checkpoint.eos_token_ids().to_vec(), defaults))
+    Ok((engine, checkpoint))
 }
 
 /// The model of this name; a download is shown as it goes.

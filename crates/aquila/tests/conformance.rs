@@ -1,0 +1,19 @@
+//! Every built-in algorithm holds to what every algorithm must hold to.
+
+use aquila::{Algorithms, conformance};
+
+fn conforms(name: &str, flags: &[&str]) -> conformance::Report {
+    let report = conformance::check(&Algorithms::built_in(), name, flags).unwrap();
+    assert_eq!(report.failures, [""; 0], "{name}");
+    assert!(report.answers > 200, "{report:?}");
+    report
+}
+
+#[test]
+fn models_that_draft_conform_and_their_drafts_are_invariant() {
+    for name in ["EAGLE3", "STANDALONE"] {
+        let report = conforms(name, &[]);
+        assert!(report.invariant, "{name}");
+        assert!(report.accept_length > 1.2, "{name}: {report:?}");
+    }
+}

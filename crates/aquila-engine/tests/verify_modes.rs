@@ -1,7 +1,6 @@
 //! Verification other than by match: seeded runs repeat, whatever runs beside them, and `match`
 //! keeps nearly as many drafts as the ways that change the text.
 
-#[allow(dead_code)]
 mod support;
 
 use aquila_engine::EngineConfig;

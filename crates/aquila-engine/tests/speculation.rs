@@ -2,8 +2,6 @@
 
 mod support;
 
-use std::collections::BTreeMap;
-
 use aquila_engine::{EngineConfig, Request, Speculation};
 use aquila_spec::{Shape, SpecStats};
 use serde_json::Value;
@@ -119,30 +117,6 @@ fn a_target_that_drafts_for_itself_is_always_right() {
             assert!(full + 1 >= *verify_ct, "{:?}", heard.spec);
         }
     }
-}
-
-/// Tokens per verification by kind: the sum of completion tokens less one each, over the sum of
-/// verifications.
-fn acceptance(algorithm: Algorithm, shape: Shape) -> BTreeMap<String, f64> {
-    let prompts = prompts();
-    let config =
-        EngineConfig { max_running_requests: 30, max_total_tokens: 40_000, ..config(shape) };
-    let ids: Vec<Vec<u32>> = prompts.iter().map(|(_, ids)| ids.clone()).collect();
-    let heard = answers(&mut engine(algorithm, config), &ids, 160, |r, _| r.logprobs = None);
-    let mut sums: BTreeMap<String, (u64, u64)> = BTreeMap::new();
-    for ((kind, _), heard) in prompts.iter().zip(&heard) {
-        // The tables leave out texts that end within 16 tokens.
-        if heard.ids.len() > 16 {
-            let sum = sums.entry(kind.clone()).or_default();
-            sum.0 += heard.ids.len() as u64 - 1;
-            sum.1 += heard.spec.verify_ct;
-        }
-    }
-    sums.into_iter().map(|(kind, (tokens, rounds))| (kind, tokens as f64 / rounds as f64)).collect()
-}
-
-fn table(file: &str) -> Value {
-    serde_json::from_str(&std::fs::read_to_string(support::fixture(file)).unwrap()).unwrap()
 }
 
 fn compare(algorithm: Algorithm, name: &str, shape: Shape, key: &str, table: &Value) {

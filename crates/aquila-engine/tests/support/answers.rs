@@ -1,13 +1,15 @@
 //! Prompts, ways to choose tokens, and the answers of engines to compare.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use aquila_compute::cpu::CpuBackend;
-use aquila_engine::{Engine, FinishReason, Request};
+use aquila_engine::{Engine, EngineConfig, FinishReason, Request};
 use aquila_spec::{Shape, SpecStats};
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
+use super::shipped::{Algorithm, config, engine};
 use super::{Notes, run};
 
 /// What a request got.
@@ -95,6 +97,31 @@ pub fn answers(
         }
     };
     all.iter().map(heard).collect()
+}
+
+/// Tokens per verification by kind of prompt, as the acceptance tables count them: the sum of
+/// completion tokens less one each, over the sum of verifications.
+pub fn acceptance(algorithm: Algorithm, shape: Shape) -> BTreeMap<String, f64> {
+    let prompts = prompts();
+    let config =
+        EngineConfig { max_running_requests: 30, max_total_tokens: 40_000, ..config(shape) };
+    let ids: Vec<Vec<u32>> = prompts.iter().map(|(_, ids)| ids.clone()).collect();
+    let heard = answers(&mut engine(algorithm, config), &ids, 160, |r, _| r.logprobs = None);
+    let mut sums: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+    for ((kind, _), heard) in prompts.iter().zip(&heard) {
+        // The tables leave out texts that end within 16 tokens.
+        if heard.ids.len() > 16 {
+            let sum = sums.entry(kind.clone()).or_default();
+            sum.0 += heard.ids.len() as u64 - 1;
+            sum.1 += heard.spec.verify_ct;
+        }
+    }
+    sums.into_iter().map(|(kind, (tokens, rounds))| (kind, tokens as f64 / rounds as f64)).collect()
+}
+
+/// An acceptance table: by algorithm, kind of prompt and shape.
+pub fn table(file: &str) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(super::fixture(file)).unwrap()).unwrap()
 }
 
 /// What users see of an answer: everything but what speculation did.

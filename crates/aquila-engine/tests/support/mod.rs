@@ -69,6 +69,8 @@ pub fn engine(config: EngineConfig) -> Engine<CpuBackend> {
 pub struct Heard {
     pub prompt: Vec<Token>,
     pub tokens: Vec<Token>,
+    /// How many tokens came at a time: those of the prefill, then those of each round.
+    pub runs: Vec<usize>,
     pub end: Option<(FinishReason, Usage)>,
     pub spec: SpecStats,
 }
@@ -102,6 +104,7 @@ impl Listener for Notes {
 
     fn tokens(&mut self, tokens: &[Token]) -> Verdict {
         let mut heard = self.heard.lock().unwrap();
+        heard.runs.push(tokens.len());
         for (kept, token) in tokens.iter().enumerate() {
             heard.tokens.push(token.clone());
             if self.stop_after == Some(heard.tokens.len()) {

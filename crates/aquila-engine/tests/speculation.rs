@@ -6,6 +6,7 @@ use aquila_engine::{EngineConfig, Request, Speculation};
 use aquila_spec::{Shape, SpecStats};
 use serde_json::Value;
 use support::answers::*;
+use support::oracle;
 use support::shipped::{Algorithm, config, engine};
 
 #[test]
@@ -117,6 +118,22 @@ fn a_target_that_drafts_for_itself_is_always_right() {
             assert!(full + 1 >= *verify_ct, "{:?}", heard.spec);
         }
     }
+}
+
+#[test]
+fn a_target_that_drafts_trees_for_itself_keeps_the_best_path_that_each_tree_has() {
+    for mode in [greedy as Change, hot, penalized] {
+        for shape in [shape(4, 4, 12), shape(5, 2, 6), shape(3, 8, 40)] {
+            let all = oracle::rounds(shape, 6, mode);
+            for rounds in &all {
+                assert_eq!(rounds.kept, rounds.best, "{shape}");
+            }
+            let deep = |drafts: &usize| *drafts == shape.steps();
+            assert!(all.iter().flat_map(|r| &r.best).any(deep), "{shape}: some reach the bottom");
+        }
+    }
+    let cut = oracle::rounds(shape(5, 2, 6), 6, hot);
+    assert!(cut.iter().flat_map(|r| &r.best).any(|&drafts| drafts < 5), "some paths are cut short");
 }
 
 fn compare(algorithm: Algorithm, name: &str, shape: Shape, key: &str, table: &Value) {

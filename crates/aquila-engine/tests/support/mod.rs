@@ -3,8 +3,10 @@
 
 pub mod answers;
 pub mod counting;
+pub mod oracle;
 pub mod recorded;
 pub mod shipped;
+pub mod watched;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};

@@ -47,11 +47,32 @@ pub fn engine(algorithm: Algorithm, config: EngineConfig) -> Engine<CpuBackend> 
 /// A draft of the CPU backend.
 pub type Draft = Box<dyn Drafter<CpuBackend>>;
 
-/// An engine whose draft is what `wrap` makes of it.
+/// A way to draft on the CPU backend.
+pub type Drafts = Box<dyn aquila_spec::Algorithm<CpuBackend>>;
+
+/// An engine whose draft model is what `wrap` makes of it.
 pub fn engine_with(
     algorithm: Algorithm,
     config: EngineConfig,
     wrap: impl FnOnce(Draft) -> Draft,
+) -> Engine<CpuBackend> {
+    engine_of(algorithm, config, wrap, |drafts| drafts)
+}
+
+/// An engine whose way to draft is what `wrap` makes of it.
+pub fn engine_over(
+    algorithm: Algorithm,
+    config: EngineConfig,
+    wrap: impl FnOnce(Drafts) -> Drafts,
+) -> Engine<CpuBackend> {
+    engine_of(algorithm, config, |draft| draft, wrap)
+}
+
+fn engine_of(
+    algorithm: Algorithm,
+    config: EngineConfig,
+    wrap_model: impl FnOnce(Draft) -> Draft,
+    wrap: impl FnOnce(Drafts) -> Drafts,
 ) -> Engine<CpuBackend> {
     let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
     let positions = config.context_length;
@@ -80,9 +101,9 @@ pub fn engine_with(
             Some(Box::new(Eagle3::new(&*backend, head, bounds).unwrap()))
         }
     };
-    let speculator = drafter.map(|drafter| -> Box<dyn aquila_spec::Algorithm<_>> {
+    let speculator = drafter.map(|drafter| {
         let (slots, dtype) = (config.slots(), config.kv_dtype);
-        Box::new(Speculator::new(&*backend, wrap(drafter), slots, dtype).unwrap())
+        wrap(Box::new(Speculator::new(&*backend, wrap_model(drafter), slots, dtype).unwrap()))
     });
     Engine::new(Runner::new(backend, target, speculator, &config).unwrap(), config).unwrap()
 }

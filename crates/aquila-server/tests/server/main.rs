@@ -6,4 +6,5 @@ mod failures;
 mod load;
 mod openai;
 mod sglang;
+mod speculation;
 mod support;

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use aquila_compute::Backend;
 use aquila_compute::choose::{Ask, Choice, Weights};
@@ -19,11 +19,15 @@ use aquila_spec::{
     Shape, TargetRows, Tree, Verify, accept,
 };
 
+#[cfg(feature = "known-bugs")]
+use aquila_spec::known_bugs::{Bug, spoil_footprint};
+
 use crate::config::EngineConfig;
 use crate::error::{Error, Failure, Result, SubmitError};
 use crate::life::{DraftRoom, Phase, Running, Seat, TARGET, Waiting};
 use crate::listener::{FinishReason, Outcome, StopCause, Token, Verdict};
 use crate::queue::Queue;
+use crate::report::{REPORT_EVERY, Report};
 use crate::request::{Request, RequestId};
 use crate::round::{Part, Room, RoundPlan, Work};
 use crate::runner::Runner;
@@ -46,6 +50,7 @@ pub struct Engine<B: Backend> {
     stats: Arc<Stats>,
     /// Of the round that runs.
     times: Times,
+    report: Report,
 }
 
 impl<B: Backend> Engine<B> {
@@ -64,6 +69,10 @@ impl<B: Backend> Engine<B> {
             }
             let draft = declaration.groups.iter().enumerate();
             groups.extend(draft.map(|(at, d)| group(&format!("draft {at}"), d.lookahead)));
+            #[cfg(feature = "known-bugs")]
+            if Bug::LookaheadLost.alive() {
+                groups.iter_mut().for_each(|group| group.lookahead = 0);
+            }
         }
         let cache = KvCache::new(CacheConfig {
             page_size: config.page_size,
@@ -82,6 +91,7 @@ impl<B: Backend> Engine<B> {
             next_id: 0,
             stats,
             times: Times::default(),
+            report: Report::new(REPORT_EVERY),
         })
     }
 
@@ -189,6 +199,11 @@ impl<B: Backend> Engine<B> {
         self.running.is_empty() && self.waiting.len() == 0
     }
 
+    /// How often a line of the log says how decoding goes.
+    pub fn report_every(&mut self, interval: Duration) {
+        self.report = Report::new(interval);
+    }
+
     /// Checks that every slot is free, held or cached; for tests.
     pub fn check(&self) -> std::result::Result<(), String> {
         self.cache.check()?;
@@ -205,6 +220,9 @@ impl<B: Backend> Engine<B> {
     pub fn step(&mut self) -> bool {
         let began = Instant::now();
         self.times = Times { rounds: 1, ..Times::default() };
+        if self.running.is_empty() {
+            self.report.begin(began, &self.stats.snapshot());
+        }
         self.give_up_expired();
         self.make_room();
         self.admit();
@@ -227,6 +245,9 @@ impl<B: Backend> Engine<B> {
         if self.round.only_decodes() {
             self.times.whole = began.elapsed();
             self.stats.add_times(&self.times);
+        }
+        if let Some(line) = self.report.line(Instant::now(), &self.stats.snapshot()) {
+            tracing::info!("{line}");
         }
         true
     }
@@ -320,6 +341,8 @@ impl<B: Backend> Engine<B> {
                 let shape = request.seat.next_shape();
                 let declared = self.runner.declaration().map_or(&[][..], |d| &d.groups);
                 let draft = declared.iter().map(|d| d.tree.of(shape).max(shape.steps() + 1));
+                #[cfg(feature = "known-bugs")]
+                let draft = draft.map(|rows| spoil_footprint(rows, shape, self.config.page_size));
                 let rows = std::iter::once(shape.nodes()).chain(draft);
                 let mut groups = request.seat.groups().iter().zip(rows);
                 groups.all(|(&g, rows)| self.cache.reserve(&mut request.sequence, g, rows).is_ok())
@@ -392,6 +415,11 @@ impl<B: Backend> Engine<B> {
         let began = Instant::now();
         for part in &round.parts {
             let outputs = part.outputs();
+            #[cfg(feature = "known-bugs")]
+            let outputs = match part.work {
+                Work::Verify { .. } if Bug::ChoiceStride.alive() => self.config.shape.nodes(),
+                _ => outputs,
+            };
             let reason = match &part.work {
                 Work::Prefill { rows, outputs } => {
                     let choices = choices.by_ref().take(outputs.len()).collect();
@@ -519,7 +547,9 @@ impl<B: Backend> Engine<B> {
         let Running { seat, sequence, .. } = &mut self.running[part.index];
         let (count, reason) = take_tokens(seat, tokens);
         if seat.drafts() {
-            seat.usage.spec.round(tree.len() - 1, count.min(accepted.correct()));
+            let correct = count.min(accepted.correct());
+            seat.usage.spec.round(tree.len() - 1, correct);
+            self.report.drafted.round(tree.len() - 1, correct);
         }
         self.stats.completion_tokens.fetch_add(count as u64, Relaxed);
         let committed = sequence.committed(TARGET);

@@ -16,6 +16,7 @@ mod handle;
 mod life;
 mod listener;
 mod queue;
+mod report;
 mod request;
 mod round;
 mod runner;

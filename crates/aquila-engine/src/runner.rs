@@ -101,6 +101,8 @@ impl<B: Backend> Runner<B> {
         let mut hidden = self.capture.as_mut().map(|c| PassRows::<B>(c.rows_mut()));
         let mut stores: Vec<&mut dyn NodeRows<B>> = vec![&mut kv];
         stores.extend(hidden.as_mut().map(|rows| rows as &mut dyn NodeRows<B>));
+        #[cfg(feature = "known-bugs")]
+        aquila_spec::known_bugs::spoil_stores(&mut stores);
         Ok(commit(&*self.backend, kept, &mut stores)?)
     }
 

@@ -146,6 +146,8 @@ impl<B: Backend> Algorithm<B> for Speculator<B> {
             if self.plan.rows() == 0 {
                 break;
             }
+            #[cfg(feature = "known-bugs")]
+            crate::known_bugs::spoil_level(&mut self.plan, requests, &paths);
             self.drafter.expand(backend, &self.plan, first, &mut self.kv)?;
             let asks: Vec<DraftAsk<'_>> = paths
                 .iter()
@@ -201,9 +203,14 @@ impl<B: Backend> Algorithm<B> for Speculator<B> {
                 count = count.max(*candidates);
             }
         }
-        if plan.rows() == 0 {
+        let idle = plan.rows() == 0;
+        #[cfg(feature = "known-bugs")]
+        let idle = idle && !crate::known_bugs::Bug::IdlePass.alive();
+        if idle {
             return Ok(requests.iter().map(|_| None).collect());
         }
+        #[cfg(feature = "known-bugs")]
+        crate::known_bugs::spoil_extend(plan, requests);
         self.drafter.extend(backend, plan, hidden, &mut self.kv)?;
         let ids = self.drafter.ids();
         let offers = Offer::of(backend, self.drafter.logits(), &asks, count, ids)?;

@@ -19,6 +19,8 @@ mod commit;
 mod draft;
 mod eagle3;
 mod error;
+#[cfg(feature = "known-bugs")]
+pub mod known_bugs;
 mod registry;
 mod shape;
 mod simulate;

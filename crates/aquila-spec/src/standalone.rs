@@ -24,6 +24,12 @@ impl<B: Backend> Standalone<B> {
             hidden: HiddenStates::None,
             groups: vec![DraftGroup { lookahead: 0, tree: TreeRows::EveryLevel }],
         };
+        #[cfg(feature = "known-bugs")]
+        let declaration = {
+            let mut declaration = declaration;
+            crate::known_bugs::spoil_standalone(&mut declaration);
+            declaration
+        };
         let scratch = decoder.scratch(backend, bounds)?;
         Ok(Self { declaration, decoder, scratch })
     }

@@ -47,6 +47,16 @@ pub fn engine(algorithm: Algorithm, config: EngineConfig) -> Engine<CpuBackend> 
 /// A draft of the CPU backend.
 pub type Draft = Box<dyn Drafter<CpuBackend>>;
 
+fn standalone_of(backend: &CpuBackend, name: &str, config: &EngineConfig) -> Draft {
+    let draft = decoder(backend, name, config.context_length);
+    Box::new(Standalone::new(backend, draft, config.draft_bounds()).unwrap())
+}
+
+/// The shipped standalone draft.
+pub fn standalone(backend: &CpuBackend, config: &EngineConfig) -> Draft {
+    standalone_of(backend, "draft", config)
+}
+
 /// A way to draft on the CPU backend.
 pub type Drafts = Box<dyn aquila_spec::Algorithm<CpuBackend>>;
 
@@ -78,14 +88,10 @@ fn engine_of(
     let positions = config.context_length;
     let target = decoder(&backend, "tiny", positions);
     let bounds = config.draft_bounds();
-    let standalone = |name: &str| -> Option<Draft> {
-        let draft = decoder(&backend, name, positions);
-        Some(Box::new(Standalone::new(&*backend, draft, bounds).unwrap()))
-    };
     let drafter: Option<Draft> = match algorithm {
         Algorithm::None => None,
-        Algorithm::Standalone => standalone("draft"),
-        Algorithm::Itself => standalone("tiny"),
+        Algorithm::Standalone => Some(standalone_of(&backend, "draft", &config)),
+        Algorithm::Itself => Some(standalone_of(&backend, "tiny", &config)),
         Algorithm::Eagle3 => {
             let location = resolve("tiny-eagle3").unwrap();
             let head = HeadCheckpoint::open(&location, LoadFormat::Auto, target.spec()).unwrap();

@@ -37,10 +37,13 @@ fn server(shape: Shape) -> Running {
     Running::start(generator, settings())
 }
 
+fn params(tokens: usize) -> Value {
+    json!({ "max_new_tokens": tokens, "temperature": 0, "ignore_eos": true })
+}
+
 /// Asks with more fields than the usual ones.
 fn generate(server: &Running, more: Value) -> Value {
-    let params = json!({ "max_new_tokens": 48, "temperature": 0, "ignore_eos": true });
-    let mut body = json!({ "text": PROMPT, "sampling_params": params });
+    let mut body = json!({ "text": PROMPT, "sampling_params": params(48) });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     server.post("/generate", &body.to_string()).ok()
 }
@@ -88,11 +91,8 @@ fn answers_say_what_speculation_did_in_sglangs_words() {
         assert_eq!(value, &meta[name], "{name}");
     }
 
-    let streamed = json!({ "stream": true });
-    let mut last = json!({ "text": PROMPT });
-    last.as_object_mut().unwrap().extend(streamed.as_object().unwrap().clone());
-    last["sampling_params"] = json!({ "max_new_tokens": 48, "temperature": 0, "ignore_eos": true });
-    let events = server.post("/generate", &last.to_string()).events();
+    let body = json!({ "text": PROMPT, "stream": true, "sampling_params": params(48) });
+    let events = server.post("/generate", &body.to_string()).events();
     let meta = &events.last().unwrap()["meta_info"];
     assert_eq!(consistent(meta, shape.nodes()), histogram);
 }
@@ -139,12 +139,8 @@ fn a_wrong_wish_about_speculation_is_refused_by_name() {
         json!({ "num_steps": 2, "topk": 4 }),
         json!({ "steps": 2 }),
     ] {
-        let body =
-            json!({ "model": "tiny", "text": PROMPT, "prompt": PROMPT, "speculative": wrong });
-        let mut native = body.clone();
-        native.as_object_mut().unwrap().retain(|key, _| key == "text" || key == "speculative");
-        let mut openai = body;
-        openai.as_object_mut().unwrap().remove("text");
+        let native = json!({ "text": PROMPT, "speculative": wrong });
+        let openai = json!({ "model": "tiny", "prompt": PROMPT, "speculative": wrong });
         for (path, body) in [("/generate", native), ("/v1/completions", openai)] {
             let reply = server.post(path, &body.to_string());
             assert_eq!(reply.status, 400, "{path}, {wrong}: {}", reply.body);
@@ -158,11 +154,9 @@ fn a_wrong_wish_about_speculation_is_refused_by_name() {
 #[test]
 fn stop_strings_inside_an_accepted_run_end_the_text_where_plain_text_ends() {
     let server = server(Shape::chain(5));
-    let ask = |more: Value, stop: Option<&str>| {
-        let mut params = json!({ "max_new_tokens": 40, "temperature": 0, "ignore_eos": true });
-        params["stop"] = json!(stop);
-        let mut more = more;
-        more["sampling_params"] = params;
+    let ask = |mut more: Value, stop: Option<&str>| {
+        more["sampling_params"] = params(40);
+        more["sampling_params"]["stop"] = json!(stop);
         generate(&server, more)
     };
     let whole = ask(json!({}), None);

@@ -1,0 +1,84 @@
+//! The line of the log that says how decoding goes.
+
+mod support;
+
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use aquila_spec::{Shape, SpecStats};
+use support::shipped::{Algorithm, config, engine};
+use support::{request, run};
+
+#[derive(Clone, Default)]
+struct Page(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Page {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Decodes two requests; answers the lines of the log, and what speculation did.
+fn lines(algorithm: Algorithm, every: Option<Duration>) -> (Vec<String>, SpecStats) {
+    let page = Page::default();
+    let writer = page.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::INFO)
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    let mut engine = engine(algorithm, config(Shape::chain(3)));
+    if let Some(every) = every {
+        engine.report_every(every);
+    }
+    tracing::subscriber::with_default(subscriber, || {
+        for tokens in [24, 40] {
+            let (request, _) = request(&[1, 300, 45, 501, 77, 9, 210], tokens);
+            engine.submit(request).unwrap();
+        }
+        run(&mut engine);
+    });
+    let text = String::from_utf8(page.0.lock().unwrap().clone()).unwrap();
+    let decode = text.lines().filter(|line| line.contains("Decode batch"));
+    (decode.map(str::to_owned).collect(), engine.stats().speculation())
+}
+
+/// The number behind a name in a line.
+fn number(line: &str, name: &str) -> f64 {
+    let (_, rest) = line.split_once(&format!("{name}: ")).unwrap_or_else(|| panic!("{line}"));
+    rest.split(',').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn decoding_is_reported_with_load_acceptance_and_throughput() {
+    let (lines, spec) = lines(Algorithm::Eagle3, Some(Duration::ZERO));
+    let drafted: Vec<&String> = lines.iter().filter(|line| line.contains("accept len")).collect();
+    assert!(drafted.len() > 5, "{lines:?}");
+    for line in &drafted {
+        assert!(line.contains(" INFO "), "{line}");
+        let running = number(line, "#running-req");
+        assert!((1.0..=2.0).contains(&running), "{line}");
+        assert!(number(line, "#token") >= 7.0 && number(line, "token usage") < 0.1, "{line}");
+        assert_eq!(number(line, "#queue-req"), 0.0, "{line}");
+        assert!(number(line, "gen throughput (token/s)") > 0.0, "{line}");
+        let (length, rate) = (number(line, "accept len"), number(line, "accept rate"));
+        assert!((1.0..=4.0).contains(&length) && (0.0..=1.0).contains(&rate), "{line}");
+    }
+    assert!(spec.accept_length() > 1.0);
+    let lengths = drafted.iter().map(|line| number(line, "accept len"));
+    assert!(lengths.fold(0.0, f64::max) >= spec.accept_length(), "no line is above the mean");
+}
+
+#[test]
+fn plain_decoding_is_reported_without_acceptance_and_a_short_answer_not_at_all() {
+    let (plain, _) = lines(Algorithm::None, Some(Duration::ZERO));
+    assert!(plain.len() > 20 && plain.iter().all(|line| !line.contains("accept")), "{plain:?}");
+    let (short, _) = lines(Algorithm::Eagle3, None);
+    assert!(short.is_empty(), "{short:?}");
+}

@@ -3,6 +3,7 @@
 mod bits;
 mod configs;
 mod files;
+mod fused_heads;
 mod golden;
 mod head;
 mod head_acceptance;

@@ -47,8 +47,9 @@ pub use decoder::{Decoder, Scratch};
 pub use dummy::Dummy;
 pub use error::{Error, Result};
 pub use head::{
-    Eagle3Head, Eagle3Spec, EagleCheckpoint, EagleSpec, FusedHead, FusedScratch, HeadCheckpoint,
-    HeadScratch, Hidden, LayerScratch, LmHead, MtpCheckpoint, MtpNaming, MtpSpec, Sources,
+    DraftTokens, Eagle3Head, Eagle3Spec, EagleCheckpoint, EagleSpec, FusedHead, FusedScratch,
+    HeadCheckpoint, HeadScratch, Hidden, LayerScratch, LmHead, MtpCheckpoint, MtpNaming, MtpSpec,
+    Sources,
 };
 pub use inspect::{DraftHead, FileSize, Inspection, MemoryEstimate};
 pub use layout::{Expected, TensorNames};

@@ -39,7 +39,7 @@ pub fn weight_bytes(spec: &ModelSpec, format: WeightFormat) -> u64 {
         + 4 * hidden as u64
 }
 
-fn matrix_bytes(outputs: usize, inputs: usize, format: WeightFormat) -> u64 {
+pub(crate) fn matrix_bytes(outputs: usize, inputs: usize, format: WeightFormat) -> u64 {
     let per_output = match format {
         WeightFormat::Bf16 => 2 * inputs,
         WeightFormat::F32 => 4 * inputs,

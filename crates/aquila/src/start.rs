@@ -44,6 +44,7 @@ pub fn start(
                 target: &checkpoint,
                 draft: draft.as_deref().zip(location.as_ref()),
                 load: model.load_format(),
+                token_map: None,
                 shape: speculative.shape,
             })?)
         }

@@ -164,6 +164,7 @@ impl EagleCheckpoint {
         let stored = Stored {
             spec: &self.spec.layer,
             layers: vec![self.spec.layout()],
+            chained: true,
             tensors: &*self.tensors,
             tensor_bytes: self.tensor_bytes,
         };

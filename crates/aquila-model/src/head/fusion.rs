@@ -57,6 +57,7 @@ pub struct FusedHead<B: Backend> {
     embedding: Arc<B::Table>,
     rope: B::Rope,
     layers: Vec<FusedLayer<B>>,
+    chained: bool,
     lm_head: LmHead<B>,
 }
 
@@ -73,9 +74,14 @@ pub struct LayerScratch<B: Backend> {
 }
 
 impl<B: Backend> LayerScratch<B> {
-    /// The logits of the last pass, one row per output of its plan.
+    /// The logits of the last pass that had outputs, one row per output of its plan.
     pub fn logits(&self) -> &B::Rows {
         &self.logits
+    }
+
+    /// The hidden states that the rows of the last pass took.
+    pub fn hidden(&self) -> &B::Rows {
+        &self.hidden
     }
 
     /// The largest plan that fits.
@@ -123,6 +129,8 @@ pub struct Sources<'a, B: Backend> {
 pub(super) struct Stored<'a> {
     pub spec: &'a ModelSpec,
     pub layers: Vec<FusedLayout>,
+    /// Whether a layer takes the hidden states of the one before it, or the target's.
+    pub chained: bool,
     pub tensors: &'a dyn TensorSource,
     pub tensor_bytes: u64,
 }
@@ -147,10 +155,11 @@ impl<B: Backend> FusedHead<B> {
             total_bytes: stored.tensor_bytes,
             progress,
         };
+        let chained = stored.chained;
         let layers: Result<Vec<_>> = stored.layers.iter().map(|l| layer(&mut loading, l)).collect();
         let rope = backend.rope(&spec.rope.table(spec.heads.head_dim, positions))?;
         let embedding = target.embedding();
-        Ok(Self { spec, positions, embedding, rope, layers: layers?, lm_head })
+        Ok(Self { spec, positions, embedding, rope, layers: layers?, chained, lm_head })
     }
 
     /// What one of its layers is.
@@ -161,6 +170,12 @@ impl<B: Backend> FusedHead<B> {
     /// How many layers it has.
     pub fn layers(&self) -> usize {
         self.layers.len()
+    }
+
+    /// Whether a layer takes the hidden states of the layer before it, or the target's as the first
+    /// one does.
+    pub fn chained(&self) -> bool {
+        self.chained
     }
 
     /// Which tokens of the target the columns of the logits are; none where they are all, in order.
@@ -353,10 +368,11 @@ impl<B: Backend> FusedHead<B> {
         }
         layer.block.attend(&pass, &s.normed, kv, 0, &mut s.work)?;
         layer.block.feed_forward(&pass, &mut s.normed, &mut s.work)?;
-        Ok(match &layer.output_norm {
+        match &layer.output_norm {
             Some(norm) => backend.rms_norm(&s.work.residual, norm, epsilon, rows, states)?,
             None => backend.copy_columns(&s.work.residual, rows, 0, states)?,
-        })
+        }
+        Ok(())
     }
 
     /// The logits of the outputs of the plan that was placed.

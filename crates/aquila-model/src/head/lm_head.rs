@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use aquila_compute::{Backend, DraftIds, HostTensor, Sink, WeightFormat};
 
-use crate::{Checkpoint, Error, Result};
+use crate::{Checkpoint, Error, Result, memory};
 
 /// A language-model head on a backend, shared with the model that it belongs to.
 pub struct LmHead<B: Backend> {
@@ -27,22 +27,6 @@ impl<B: Backend> LmHead<B> {
     /// All rows.
     pub(crate) fn whole(weight: Arc<B::Weight>, vocabulary: usize) -> Self {
         Self { weight, ids: None, vocabulary }
-    }
-
-    /// The rows of `tokens` of the head of `target`, in whatever order they are named; refuses
-    /// what is no token of the target, or is named twice. In the target's own `format`, a token
-    /// gets the logit that the whole head would give it.
-    pub fn of_tokens(
-        backend: &B,
-        target: &Checkpoint,
-        format: WeightFormat,
-        tokens: &[u32],
-    ) -> Result<Self> {
-        let spec = target.spec();
-        let ids = ascending(tokens, spec.vocab_size)?;
-        let stored = target.tensors().get(&spec.head().name)?;
-        let weight = Arc::new(backend.pack(&[rows_of(&stored, &ids)?], format)?);
-        Ok(Self { weight, ids: Some(ids), vocabulary: spec.vocab_size })
     }
 
     /// How many tokens it can tell.
@@ -68,6 +52,41 @@ impl<B: Backend> LmHead<B> {
             return Ok(());
         }
         Ok(backend.project(&self.weight, None, states, rows, Sink::Set, logits)?)
+    }
+}
+
+/// Tokens of a target that are worth drafting, with where its language-model head is stored.
+pub struct DraftTokens {
+    ids: Vec<u32>,
+    stored: HostTensor,
+}
+
+impl DraftTokens {
+    /// `tokens` of `target`, in whatever order they are named; refuses what is no token of it, or
+    /// is named twice.
+    pub fn of(target: &Checkpoint, tokens: &[u32]) -> Result<Self> {
+        let spec = target.spec();
+        let ids = ascending(tokens, spec.vocab_size)?;
+        Ok(Self { ids, stored: target.tensors().get(&spec.head().name)? })
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Their rows of the head. In the target's own `format`, a token gets the logit that the whole
+    /// head would give it.
+    pub fn lm_head<B: Backend>(&self, backend: &B, format: WeightFormat) -> Result<LmHead<B>> {
+        let (vocabulary, _) = self.stored.matrix()?;
+        let weight = backend.pack(&[rows_of(&self.stored, &self.ids)?], format)?;
+        Ok(LmHead { weight: Arc::new(weight), ids: Some(self.ids.clone()), vocabulary })
+    }
+
+    /// Bytes of those rows once packed.
+    pub fn weight_bytes(&self, format: WeightFormat) -> u64 {
+        let columns = self.stored.shape().get(1).copied().unwrap_or_default();
+        memory::matrix_bytes(self.ids.len(), columns, format)
     }
 }
 

@@ -21,7 +21,7 @@ pub use checkpoint::HeadCheckpoint;
 pub use eagle::{EagleCheckpoint, EagleSpec};
 pub use eagle3::{Eagle3Head, HeadScratch, Hidden};
 pub use fusion::{FusedHead, FusedScratch, LayerScratch, Sources};
-pub use lm_head::LmHead;
+pub use lm_head::{DraftTokens, LmHead};
 pub use mtp::{MtpCheckpoint, MtpNaming, MtpSpec};
 pub use spec::Eagle3Spec;
 

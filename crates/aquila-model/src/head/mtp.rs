@@ -106,18 +106,19 @@ impl MtpSpec {
         memory::tensor_bytes(self.tensors(), format)
     }
 
-    /// Bytes of the keys and values that one token takes in all layers.
-    pub fn kv_bytes_per_token(&self, dtype: KvDtype) -> u64 {
-        self.layers() as u64 * memory::kv_bytes_per_token(&self.layer, dtype)
+    /// The layers that drafts of `steps` steps use.
+    pub fn used_layers(&self, steps: usize) -> usize {
+        self.layers().min(steps)
     }
 
-    /// Bytes of the buffers of the head's passes, which tell `tokens` tokens; of several layers,
-    /// the hidden states that `requests` requests keep included.
-    pub fn scratch_bytes(&self, bounds: PlanBounds, tokens: usize, requests: usize) -> u64 {
-        let hidden = 4 * self.layer.hidden_size as u64;
-        let states = self.layers() as u64 * (bounds.rows + self.layers() * requests) as u64;
+    /// Bytes of the keys and values that one token takes in the layers of `steps` steps.
+    pub fn kv_bytes_per_token(&self, dtype: KvDtype, steps: usize) -> u64 {
+        self.used_layers(steps) as u64 * memory::kv_bytes_per_token(&self.layer, dtype)
+    }
+
+    /// Bytes of the buffers of the passes of one layer, which tell `tokens` tokens.
+    pub fn scratch_bytes(&self, bounds: PlanBounds, tokens: usize) -> u64 {
         memory::fused_scratch_bytes(&self.layer, bounds, tokens)
-            + if self.layers() > 1 { states * hidden } else { 0 }
     }
 }
 
@@ -195,6 +196,7 @@ impl MtpCheckpoint {
         let stored = Stored {
             spec: &self.spec.layer,
             layers: self.spec.layouts(),
+            chained: self.spec.chained,
             tensors: &*self.tensors,
             tensor_bytes: self.tensor_bytes,
         };

@@ -1,5 +1,5 @@
 //! The EAGLE head and the MTP layers that ship with `tiny`: how many of their drafts the target
-//! keeps, against the figures of the code that trained them; token maps; bits.
+//! keeps, against the figures of the code that trained them.
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{Backend, ForwardPlan, KvDtype, Sight, WeightFormat};
@@ -151,9 +151,9 @@ fn greedy_chains_of_eagle_and_mtp_are_kept_as_often_as_the_training_code_says() 
     let texts = texts(&target.backend, &target.decoder);
     let head = target.eagle(target.decoder.lm_head());
     let chains: Vec<_> = texts.iter().map(|text| eagle_chains(&target, &head, text)).collect();
-    compare("eagle", &texts, &chains, STEPS);
+    compare("eagle", texts, &chains, STEPS);
     let head = target.mtp();
     assert_eq!(head.layers(), 3);
     let chains: Vec<_> = texts.iter().map(|text| mtp_chains(&target, &head, text)).collect();
-    compare("mtp", &texts, &chains, head.layers());
+    compare("mtp", texts, &chains, head.layers());
 }

@@ -1,5 +1,7 @@
 //! How many of its drafts the target keeps, against the figures of the code that trained the head.
 
+use std::sync::OnceLock;
+
 use aquila_compute::ForwardPlan;
 use aquila_compute::cpu::CpuBackend;
 use aquila_model::{Capture, Decoder, Hidden};
@@ -21,7 +23,13 @@ pub struct Text {
     pub prompt: usize,
 }
 
-pub fn texts(backend: &CpuBackend, target: &Decoder<CpuBackend>) -> Vec<Text> {
+/// The texts of all prompts, made once for all tests.
+pub fn texts(backend: &CpuBackend, target: &Decoder<CpuBackend>) -> &'static [Text] {
+    static TEXTS: OnceLock<Vec<Text>> = OnceLock::new();
+    TEXTS.get_or_init(|| written(backend, target))
+}
+
+fn written(backend: &CpuBackend, target: &Decoder<CpuBackend>) -> Vec<Text> {
     let aquila_model::Location::Folder(folder) = shipped("tiny") else { unreachable!() };
     let tokenizer = Tokenizer::from_file(folder.join("tokenizer.json")).unwrap();
     let prompts = std::fs::read_to_string(fixture("acceptance-prompts.jsonl")).unwrap();
@@ -108,7 +116,7 @@ fn greedy_chains_are_kept_as_often_as_the_training_code_says() {
     let pair = Pair::tiny();
     let texts = texts(&pair.backend, &pair.target);
     let chains: Vec<_> = texts.iter().map(|text| chains(&pair, text)).collect();
-    compare("eagle3", &texts, &chains, STEPS);
+    compare("eagle3", texts, &chains, STEPS);
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod bits;
 mod configs;
 mod files;
 mod fused_heads;
+mod fused_layouts;
 mod golden;
 mod head;
 mod head_acceptance;

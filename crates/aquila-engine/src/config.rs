@@ -91,6 +91,7 @@ impl EngineConfig {
             positions: self.context_length,
             bounds: self.draft_bounds(),
             target_rows: self.max_rows(),
+            requests: self.max_running_requests,
         }
     }
 

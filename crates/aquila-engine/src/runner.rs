@@ -40,6 +40,7 @@ impl<B: Backend> Runner<B> {
             HiddenStates::Layers(layers) => {
                 Some(decoder.capture(&backend, layers, config.max_rows())?)
             }
+            HiddenStates::Final => Some(decoder.capture_final(&backend, config.max_rows())?),
         };
         Ok(Self { backend, decoder, kv, scratch, capture, algorithm })
     }

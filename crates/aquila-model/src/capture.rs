@@ -1,12 +1,16 @@
-//! The residual stream of a model after chosen layers, for heads that draft from it.
+//! Hidden states of a model, for heads that draft from them: the residual stream after chosen
+//! layers, or after the final norm.
+//!
+//! The invariant: row r of the pass is row r of the capture, whatever is captured.
 
 use aquila_compute::Backend;
 
 use crate::{Error, ModelSpec, Result};
 
-/// Where a pass leaves the outputs of chosen layers: of every row of the pass, side by side in the
-/// order in which the layers were named.
+/// Where a pass leaves hidden states of all its rows: the outputs of chosen layers, side by side in
+/// the order in which the layers were named, or what the language-model head reads.
 pub struct Capture<B: Backend> {
+    /// Empty where the stream after the final norm is taken.
     layers: Vec<usize>,
     hidden_size: usize,
     capacity: usize,
@@ -35,6 +39,15 @@ impl<B: Backend> Capture<B> {
         })
     }
 
+    pub(crate) fn of_final(backend: &B, spec: &ModelSpec, capacity: usize) -> Result<Self> {
+        Ok(Self {
+            layers: Vec::new(),
+            hidden_size: spec.hidden_size,
+            capacity,
+            rows: backend.rows(capacity, spec.hidden_size)?,
+        })
+    }
+
     /// What the last pass left: row r of the pass is row r here, as wide as all layers together.
     pub fn rows(&self) -> &B::Rows {
         &self.rows
@@ -45,7 +58,12 @@ impl<B: Backend> Capture<B> {
         &mut self.rows
     }
 
-    /// The layers whose outputs are taken, from 0.
+    /// The same, for good.
+    pub fn into_rows(self) -> B::Rows {
+        self.rows
+    }
+
+    /// The layers whose outputs are taken, from 0; none where it is the stream after the final norm.
     pub fn layers(&self) -> &[usize] {
         &self.layers
     }
@@ -53,6 +71,11 @@ impl<B: Backend> Capture<B> {
     /// How many rows a pass may have.
     pub fn capacity(&self) -> usize {
         self.capacity
+    }
+
+    /// Where the stream after the final norm goes, if that is what is taken.
+    pub(crate) fn final_rows(&mut self) -> Option<&mut B::Rows> {
+        self.layers.is_empty().then_some(&mut self.rows)
     }
 
     /// Takes the output of `layer`, if it is one of the chosen.

@@ -10,7 +10,7 @@ use aquila_compute::{Backend, ForwardPlan, KvDtype, KvShape, PlanBounds, Sink, W
 use crate::block::{Block, Pass, Work, check_plan};
 use crate::capture::Capture;
 use crate::loading::{Loading, Progress, check_positions};
-use crate::{Checkpoint, Error, ModelSpec, Result};
+use crate::{Checkpoint, Error, LmHead, ModelSpec, Result};
 
 /// A model on a backend.
 pub struct Decoder<B: Backend> {
@@ -20,7 +20,7 @@ pub struct Decoder<B: Backend> {
     rope: B::Rope,
     layers: Vec<Layer<B>>,
     final_norm: B::Vector,
-    head: B::Weight,
+    head: Arc<B::Weight>,
 }
 
 struct Layer<B: Backend> {
@@ -84,11 +84,11 @@ impl<B: Backend> Decoder<B> {
             })
             .collect::<Result<Vec<_>>>()?;
         let final_norm = loading.vector(&[spec.final_norm()])?;
-        let head = if spec.tied_embeddings {
+        let head = Arc::new(if spec.tied_embeddings {
             backend.pack(&[table], format)?
         } else {
             loading.weight(&[spec.head()])?
-        };
+        });
         let rope = backend.rope(&spec.rope.table(spec.heads.head_dim, positions))?;
         Ok(Self { spec, positions, embedding, rope, layers, final_norm, head })
     }
@@ -106,6 +106,17 @@ impl<B: Backend> Decoder<B> {
     /// The embedding table, for heads that draft with it.
     pub fn embedding(&self) -> Arc<B::Table> {
         self.embedding.clone()
+    }
+
+    /// The language-model head, for heads that draft with it.
+    pub fn lm_head(&self) -> LmHead<B> {
+        LmHead::whole(self.head.clone(), self.spec.vocab_size)
+    }
+
+    /// Room for what the language-model head reads, the stream after the final norm, of all rows
+    /// of passes up to `rows` rows.
+    pub fn capture_final(&self, backend: &B, rows: usize) -> Result<Capture<B>> {
+        Capture::of_final(backend, &self.spec, rows)
     }
 
     /// Room for the outputs of `layers` (from 0) of passes up to `rows` rows.
@@ -163,9 +174,23 @@ impl<B: Backend> Decoder<B> {
                 capture.take(backend, index, &s.work.residual, rows)?;
             }
         }
-        let outputs = backend.gather_outputs(&s.work.residual, &s.work.plan, &mut s.gathered)?;
+        let outputs = match capture.and_then(Capture::final_rows) {
+            // A norm looks at one row, so the head may read rows that were normed with all others.
+            Some(all) => {
+                backend.rms_norm(&s.work.residual, &self.final_norm, epsilon, rows, all)?;
+                backend.gather_outputs(all, &s.work.plan, &mut s.hidden)?
+            }
+            None => {
+                let residual = &s.work.residual;
+                let outputs = backend.gather_outputs(residual, &s.work.plan, &mut s.gathered)?;
+                if outputs > 0 {
+                    let norm = &self.final_norm;
+                    backend.rms_norm(&s.gathered, norm, epsilon, outputs, &mut s.hidden)?;
+                }
+                outputs
+            }
+        };
         if outputs > 0 {
-            backend.rms_norm(&s.gathered, &self.final_norm, epsilon, outputs, &mut s.hidden)?;
             backend.project(&self.head, None, &s.hidden, outputs, Sink::Set, &mut s.logits)?;
         }
         Ok(())

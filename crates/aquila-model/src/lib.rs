@@ -7,6 +7,7 @@
 //! - [`Decoder`]: the model on a backend; [`Scratch`]: what its passes work in.
 //! - [`Capture`]: the hidden states that a pass leaves for a head to draft from.
 //! - [`HeadCheckpoint`], [`Eagle3Head`]: a head that drafts for a model.
+//! - [`EagleCheckpoint`], [`MtpCheckpoint`], [`FusedHead`]: heads that read the model's last hidden state.
 //! - [`Inspection`]: a report on a checkpoint, servable or not.
 //! - [`memory`]: what a model will take, from its spec alone.
 //!
@@ -45,7 +46,11 @@ pub use checkpoint::{Checkpoint, LoadFormat};
 pub use decoder::{Decoder, Scratch};
 pub use dummy::Dummy;
 pub use error::{Error, Result};
-pub use head::{Eagle3Head, Eagle3Spec, HeadCheckpoint, HeadScratch, Hidden};
+pub use head::{
+    DraftTokens, Eagle3Head, Eagle3Spec, EagleCheckpoint, EagleSpec, FusedHead, FusedScratch,
+    HeadCheckpoint, HeadScratch, Hidden, LayerScratch, LmHead, MtpCheckpoint, MtpNaming, MtpSpec,
+    Sources,
+};
 pub use inspect::{DraftHead, FileSize, Inspection, MemoryEstimate};
 pub use layout::{Expected, TensorNames};
 pub use loading::Progress;

@@ -2,6 +2,7 @@
 
 use aquila_compute::{INT8_GROUP, KvDtype, KvShape, PlanBounds, WeightFormat};
 
+use crate::layout::Expected;
 use crate::{Eagle3Spec, ModelSpec};
 
 /// What a model takes, known before the KV pool is sized.
@@ -38,7 +39,7 @@ pub fn weight_bytes(spec: &ModelSpec, format: WeightFormat) -> u64 {
         + 4 * hidden as u64
 }
 
-fn matrix_bytes(outputs: usize, inputs: usize, format: WeightFormat) -> u64 {
+pub(crate) fn matrix_bytes(outputs: usize, inputs: usize, format: WeightFormat) -> u64 {
     let per_output = match format {
         WeightFormat::Bf16 => 2 * inputs,
         WeightFormat::F32 => 4 * inputs,
@@ -102,6 +103,21 @@ fn buffer_bytes(bounds: PlanBounds, per_row: usize, per_output: usize) -> u64 {
 /// Bytes of the rotary table for contexts of `positions` tokens.
 pub fn rope_bytes(spec: &ModelSpec, positions: usize) -> u64 {
     4 * positions as u64 * spec.heads.head_dim as u64
+}
+
+/// Bytes of `tensors` once packed: matrices in `format`, vectors as float32.
+pub(crate) fn tensor_bytes(tensors: impl Iterator<Item = Expected>, format: WeightFormat) -> u64 {
+    let bytes = |tensor: Expected| match tensor.shape[..] {
+        [outputs, inputs] => matrix_bytes(outputs, inputs, format),
+        _ => 4 * tensor.shape.iter().product::<usize>() as u64,
+    };
+    tensors.map(bytes).sum()
+}
+
+/// Bytes of the buffers of a head whose layer is `layer` and which tells `tokens` tokens.
+pub(crate) fn fused_scratch_bytes(layer: &ModelSpec, bounds: PlanBounds, tokens: usize) -> u64 {
+    let hidden = layer.hidden_size;
+    buffer_bytes(bounds, work_width(layer) + 6 * hidden, 2 * hidden + tokens)
 }
 
 impl Eagle3Spec {

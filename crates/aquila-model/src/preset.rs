@@ -9,7 +9,17 @@ pub(crate) const PREFIX: &str = "preset:";
 
 /// The names of all presets.
 pub fn presets() -> impl Iterator<Item = &'static str> {
-    ["bench", "llama-3.1-8b", "bench-eagle3", "llama-3.1-8b-eagle3"].into_iter()
+    [
+        "bench",
+        "llama-3.1-8b",
+        "bench-eagle3",
+        "llama-3.1-8b-eagle3",
+        "bench-eagle",
+        "llama-3.1-8b-eagle",
+        "bench-mtp",
+        "llama-3.1-8b-mtp",
+    ]
+    .into_iter()
 }
 
 /// The error about a preset that does not exist.
@@ -65,8 +75,29 @@ pub(crate) fn config(name: &str) -> Option<Value> {
         })),
         "bench-eagle3" => eagle3("bench", 16_000),
         "llama-3.1-8b-eagle3" => eagle3("llama-3.1-8b", 32_000),
+        "bench-eagle" => eagle("bench"),
+        "llama-3.1-8b-eagle" => eagle("llama-3.1-8b"),
+        "bench-mtp" => mtp("bench"),
+        "llama-3.1-8b-mtp" => mtp("llama-3.1-8b"),
         _ => None,
     }
+}
+
+/// An EAGLE head for a preset.
+fn eagle(target: &str) -> Option<Value> {
+    let mut head = config(target)?;
+    head["architectures"] = json!(["LlamaForCausalLMEagle"]);
+    head["num_hidden_layers"] = json!(1);
+    head["bias"] = json!(false);
+    Some(head)
+}
+
+/// Three MTP layers for a preset, one for each drafted token.
+fn mtp(target: &str) -> Option<Value> {
+    let mut head = config(target)?;
+    head["architectures"] = json!(["LlamaForCausalLMMTP"]);
+    head["num_nextn_predict_layers"] = json!(3);
+    Some(head)
 }
 
 /// An EAGLE-3 head whose layer is as wide as those of the preset that it drafts for.

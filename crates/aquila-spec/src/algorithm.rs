@@ -34,6 +34,8 @@ pub enum HiddenStates {
     None,
     /// The residual stream behind each of these layers, side by side.
     Layers(Vec<usize>),
+    /// What the target's language-model head reads: the residual stream after the final norm.
+    Final,
 }
 
 /// Keys and values that a draft keeps for its rows.

@@ -3,8 +3,9 @@
 //! - [`Shape`]: how large a draft tree is.
 //! - [`Growth`] and [`Tree`]: how a tree is drafted, and what of it is verified.
 //! - [`Algorithm`] and its [`Declaration`]: what a draft algorithm is.
-//! - [`Speculator`]: the algorithm of every [`Drafter`], a model that drafts recurrently; [`Eagle3`]
-//!   and [`Standalone`] are two.
+//! - [`Speculator`]: the algorithm of every [`Drafter`], a model that drafts recurrently; [`Eagle3`],
+//!   [`Eagle`] and [`Standalone`] are three.
+//! - [`Mtp`]: the algorithm of heads that have a layer for each step.
 //! - [`Registry`]: algorithms by name, from the flag to something that drafts.
 //! - [`accept`]: which drafts the target confirms; [`Verify`] where that is a matter of
 //!   probability, [`Simulate`] where it is only pretended.
@@ -17,10 +18,14 @@ mod accept;
 mod algorithm;
 mod commit;
 mod draft;
+mod eagle;
 mod eagle3;
 mod error;
+mod kept_states;
 #[cfg(feature = "known-bugs")]
 pub mod known_bugs;
+mod mtp;
+mod mtp_entry;
 mod registry;
 mod shape;
 mod simulate;
@@ -37,8 +42,10 @@ pub use algorithm::{
 pub use aquila_compute::choose::Candidate;
 pub use commit::{Kept, KvRows, NodeRows, PassRows, commit};
 pub use draft::{Drafter, Speculator};
+pub use eagle::Eagle;
 pub use eagle3::Eagle3;
 pub use error::{Error, Result};
+pub use mtp::{Mtp, MtpRoom};
 pub use registry::{Allowance, AskedShape, DraftFor, Entry, NONE, Opened, Opening, Registry};
 pub use shape::{MOST_STEPS, MOST_TOPK, Shape, ShapeError};
 pub use simulate::{Simulate, SimulateMethod};

@@ -7,7 +7,7 @@ use aquila_compute::{Backend, KvDtype, PlanBounds, WeightFormat};
 use aquila_model::{Checkpoint, Decoder, LoadFormat, Location, Needs};
 
 use crate::error::{Error, Result};
-use crate::{Algorithm, Shape, eagle3, standalone};
+use crate::{Algorithm, Shape, eagle, eagle3, mtp_entry, standalone};
 
 /// The name under which nothing drafts.
 pub const NONE: &str = "NONE";
@@ -43,6 +43,8 @@ pub enum DraftFor {
     Nothing,
     /// This model or head.
     Model(String),
+    /// The model itself, if its checkpoint holds what drafts.
+    Itself,
     /// None that is known: it must be given.
     Unknown,
 }
@@ -77,6 +79,8 @@ pub struct Opening<'a> {
     pub draft: Option<(&'a str, &'a Location)>,
     /// How its weights are found.
     pub load: LoadFormat,
+    /// The only tokens that a head without a vocabulary of its own may draft, if not all.
+    pub token_map: Option<&'a [u32]>,
     /// The largest tree.
     pub shape: Shape,
 }
@@ -104,6 +108,8 @@ pub struct Allowance {
     pub bounds: PlanBounds,
     /// Rows of the largest pass of the target.
     pub target_rows: usize,
+    /// Requests that run at a time.
+    pub requests: usize,
 }
 
 /// An algorithm whose draft fits its target, before it takes any memory.
@@ -129,8 +135,12 @@ impl<B: Backend> Registry<B> {
     /// Those that Aquila brings.
     pub fn built_in() -> Self {
         let mut registry = Self { entries: Vec::new() };
-        let built_in: [Box<dyn Entry<B>>; 2] =
-            [Box::new(eagle3::Eagle3Entry), Box::new(standalone::StandaloneEntry)];
+        let built_in: [Box<dyn Entry<B>>; 4] = [
+            Box::new(eagle3::Eagle3Entry),
+            Box::new(eagle::EagleEntry),
+            Box::new(mtp_entry::MtpEntry),
+            Box::new(standalone::StandaloneEntry),
+        ];
         for entry in built_in {
             registry.register(entry).expect("the built-in names are different");
         }

@@ -59,6 +59,7 @@ pub fn build(
                 target: &checkpoint,
                 draft: draft.as_deref().zip(location.as_ref()),
                 load: model.load_format(),
+                token_map: None,
                 shape: speculative.shape,
             })?)
         }

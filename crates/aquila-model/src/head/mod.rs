@@ -3,14 +3,26 @@
 //! - [`Eagle3Spec`]: what an EAGLE-3 head is, from its config and the names of its tensors.
 //! - [`HeadCheckpoint`]: a head that was checked against the model it is to draft for.
 //! - [`Eagle3Head`]: the head on a backend; [`HeadScratch`]: what its passes work in and leave.
+//! - [`EagleCheckpoint`], [`MtpCheckpoint`]: heads of EAGLE (1/2) and of multi-token prediction,
+//!   checked alike; [`FusedHead`]: either on a backend, which reads tokens out by an [`LmHead`].
 
 mod checkpoint;
+mod eagle;
 mod eagle3;
+mod fusion;
+mod kind;
+mod lm_head;
+mod mtp;
+mod mtp_names;
 mod spec;
 mod vocabulary;
 
 pub use checkpoint::HeadCheckpoint;
+pub use eagle::{EagleCheckpoint, EagleSpec};
 pub use eagle3::{Eagle3Head, HeadScratch, Hidden};
+pub use fusion::{FusedHead, FusedScratch, LayerScratch, Sources};
+pub use lm_head::{DraftTokens, LmHead};
+pub use mtp::{MtpCheckpoint, MtpNaming, MtpSpec};
 pub use spec::Eagle3Spec;
 
 pub(crate) use spec::is_eagle3;

@@ -1,7 +1,10 @@
 //! How many of its drafts the target keeps, against the figures of the code that trained the head.
 
+use std::sync::OnceLock;
+
 use aquila_compute::ForwardPlan;
-use aquila_model::{Capture, Hidden};
+use aquila_compute::cpu::CpuBackend;
+use aquila_model::{Capture, Decoder, Hidden};
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
@@ -14,13 +17,19 @@ const END: [u32; 2] = [0, 2];
 const STEPS: usize = 4;
 
 /// A prompt of `kind`, then the target's own greedy text.
-struct Text {
-    kind: String,
-    ids: Vec<u32>,
-    prompt: usize,
+pub struct Text {
+    pub kind: String,
+    pub ids: Vec<u32>,
+    pub prompt: usize,
 }
 
-fn texts(pair: &Pair) -> Vec<Text> {
+/// The texts of all prompts, made once for all tests.
+pub fn texts(backend: &CpuBackend, target: &Decoder<CpuBackend>) -> &'static [Text] {
+    static TEXTS: OnceLock<Vec<Text>> = OnceLock::new();
+    TEXTS.get_or_init(|| written(backend, target))
+}
+
+fn written(backend: &CpuBackend, target: &Decoder<CpuBackend>) -> Vec<Text> {
     let aquila_model::Location::Folder(folder) = shipped("tiny") else { unreachable!() };
     let tokenizer = Tokenizer::from_file(folder.join("tokenizer.json")).unwrap();
     let prompts = std::fs::read_to_string(fixture("acceptance-prompts.jsonl")).unwrap();
@@ -29,8 +38,8 @@ fn texts(pair: &Pair) -> Vec<Text> {
         let prompt = value["prompt"].as_str().unwrap();
         let mut ids = tokenizer.encode(prompt, false).unwrap().get_ids().to_vec();
         let prompt = ids.len();
-        let mut sequence = Sequence::in_order(&pair.backend, &pair.target, prompt + NEW_TOKENS);
-        let vocabulary = pair.target.spec().vocab_size;
+        let mut sequence = Sequence::in_order(backend, target, prompt + NEW_TOKENS);
+        let vocabulary = target.spec().vocab_size;
         while ids.len() < prompt + NEW_TOKENS {
             let logits = sequence.run(&ids, ids.len());
             ids.push(argmax(&logits[logits.len() - vocabulary..]));
@@ -73,17 +82,15 @@ fn chains(pair: &Pair, text: &Text) -> Vec<Vec<u32>> {
     chains
 }
 
-#[test]
-fn greedy_chains_are_kept_as_often_as_the_training_code_says() {
-    let pair = Pair::tiny();
+/// Compares how many drafts the target keeps of `chains`, one for every token of each text's answer,
+/// with the table of the code that trained the head called `name`.
+pub fn compare(name: &str, texts: &[Text], chains: &[Vec<Vec<u32>>], most_steps: usize) {
     let table = std::fs::read(fixture("tiny-acceptance.json")).unwrap();
     let table: Value = serde_json::from_slice(&table).unwrap();
-    let texts = texts(&pair);
-    let chains: Vec<_> = texts.iter().map(|text| chains(&pair, text)).collect();
     for kind in ["code", "docs", "math"] {
-        for steps in 1..=STEPS {
+        for steps in 1..=most_steps {
             let (mut tokens, mut verifications) = (0, 0);
-            for (text, chains) in texts.iter().zip(&chains).filter(|(t, _)| t.kind == kind) {
+            for (text, chains) in texts.iter().zip(chains).filter(|(t, _)| t.kind == kind) {
                 // The bonus is the last token that stands; the first came from the prefill.
                 let mut bonus = text.prompt;
                 while bonus + 1 < text.ids.len() {
@@ -97,11 +104,19 @@ fn greedy_chains_are_kept_as_often_as_the_training_code_says() {
                 }
             }
             let ours = tokens as f64 / verifications as f64;
-            let theirs = table["eagle3"][kind][steps.to_string()].as_f64().unwrap();
-            println!("{kind}, {steps} steps: {ours:.3}, trained {theirs}");
+            let theirs = table[name][kind][steps.to_string()].as_f64().unwrap();
+            println!("{name}, {kind}, {steps} steps: {ours:.3}, trained {theirs}");
             assert!((ours / theirs - 1.0).abs() < 0.02, "{kind}, {steps}: {ours}, not {theirs}");
         }
     }
+}
+
+#[test]
+fn greedy_chains_are_kept_as_often_as_the_training_code_says() {
+    let pair = Pair::tiny();
+    let texts = texts(&pair.backend, &pair.target);
+    let chains: Vec<_> = texts.iter().map(|text| chains(&pair, text)).collect();
+    compare("eagle3", texts, &chains, STEPS);
 }
 
 #[test]

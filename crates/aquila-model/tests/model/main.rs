@@ -3,6 +3,8 @@
 mod bits;
 mod configs;
 mod files;
+mod fused_heads;
+mod fused_layouts;
 mod golden;
 mod head;
 mod head_acceptance;

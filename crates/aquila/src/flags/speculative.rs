@@ -15,12 +15,13 @@ use crate::error::{Error, Result};
 #[derive(Args, Debug, Clone, Default)]
 #[command(next_help_heading = "Speculation (it changes the speed and never the text)")]
 pub struct SpeculativeFlags {
-    /// How tokens are drafted: NONE, EAGLE3, STANDALONE, or another that this build has [default:
-    /// EAGLE3 for the shipped model, else NONE]
+    /// How tokens are drafted: NONE, EAGLE, EAGLE3, MTP (or NEXTN), STANDALONE, or another that
+    /// this build has [default: EAGLE3 for the shipped model, else NONE]
     #[arg(long, value_name = "NAME")]
     speculative_algorithm: Option<String>,
 
-    /// The head (EAGLE3) or model (STANDALONE) that drafts [default: the shipped ones for tiny]
+    /// The head (EAGLE, EAGLE3, MTP) or model (STANDALONE) that drafts [default: the shipped ones
+    /// for tiny; MTP layers in the model's own checkpoint]
     #[arg(long, value_name = "MODEL")]
     speculative_draft_model_path: Option<String>,
 
@@ -121,6 +122,7 @@ impl SpeculativeFlags {
             }
             DraftFor::Nothing => None,
             DraftFor::Model(shipped) => Some(given.unwrap_or(shipped)),
+            DraftFor::Itself => Some(given.unwrap_or_else(|| model.into())),
             DraftFor::Unknown => Some(given.ok_or_else(|| {
                 Error::Usage(format!(
                     "--speculative-algorithm {} needs --speculative-draft-model-path: nothing \
@@ -159,7 +161,9 @@ impl SpeculativeFlags {
         if let Some(name) = &self.speculative_algorithm {
             return Ok(algorithms.find(name)?.map(Entry::name).into_iter().collect());
         }
-        let known = |entry: &&dyn Entry<CpuBackend>| entry.draft_for(model) != DraftFor::Unknown;
+        let known = |entry: &&dyn Entry<CpuBackend>| {
+            !matches!(entry.draft_for(model), DraftFor::Unknown | DraftFor::Itself)
+        };
         Ok(algorithms.entries().filter(known).map(Entry::name).collect())
     }
 

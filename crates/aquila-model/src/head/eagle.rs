@@ -1,0 +1,173 @@
+//! EAGLE (1/2) heads: one layer over `fc([embedding, hidden])`, read out by the target's head.
+//!
+//! Row p takes the token at p + 1 and the target's hidden state at p, after its final norm. The
+//! layer has no norm of its input and none of its output. An embedding table or a language-model
+//! head in the checkpoint is a copy of the target's, which is used instead.
+
+use aquila_compute::{Backend, KvDtype, PlanBounds, WeightFormat};
+
+use super::fusion::{FusedHead, FusedLayout, Stored};
+use super::kind::{HeadKind, check_target, layer_spec, seed, stored};
+use super::{LmHead, is_eagle3};
+use crate::checkpoint::{Configs, LoadFormat};
+use crate::config::Settings;
+use crate::dummy::Dummy;
+use crate::layout::{self, Expected, LinearLayout};
+use crate::loading::Progress;
+use crate::source::TensorSource;
+use crate::{Decoder, Location, ModelSpec, Result, arch, memory};
+
+const WANTED: &str = "an EAGLE head";
+const LAYER: &str = "layers.0";
+
+/// Copies of the target's tensors, which are left alone.
+const COPIES: &[&str] = &["embed_tokens.weight", "lm_head.weight"];
+
+/// Tensors of heads that compute something else.
+const OTHER_TENSORS: &[&str] = &["norm.weight", "layers.0.input_layernorm.weight"];
+
+/// The description of an EAGLE head.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EagleSpec {
+    /// Its one layer; width and vocabulary are those of the model it drafts for.
+    pub layer: ModelSpec,
+    /// Whether the projection that joins embedding and hidden state has a bias.
+    pub fc_bias: bool,
+    /// Tensors in the checkpoint that the target's are used instead of.
+    pub ignored: Vec<&'static str>,
+}
+
+impl EagleSpec {
+    /// Reads a config, and from the tensors, where there are any, what the layer has.
+    pub(crate) fn read(
+        config: &Settings<'_>,
+        architecture: &str,
+        tensors: Option<&dyn TensorSource>,
+    ) -> Result<Self> {
+        let has = |name: &str| tensors.is_some_and(|t| t.contains(name));
+        if let Some(name) = OTHER_TENSORS.iter().find(|name| has(name)) {
+            return Err(config.unsupported(format!("an EAGLE head with a tensor {name}")));
+        }
+        let layers = config.size_if_any("num_hidden_layers")?.unwrap_or(1);
+        if layers != 1 || has("layers.1.self_attn.q_proj.weight") {
+            let problem = format!("must be 1 in an EAGLE head, found {layers}");
+            return Err(config.wrong("num_hidden_layers", problem));
+        }
+        let layer = layer_spec(config, architecture, tensors, LAYER)?;
+        let fc_bias = match tensors {
+            Some(_) => has("fc.bias") || config.flag("bias", false)?,
+            // The reference's own default.
+            None => config.flag("bias", true)?,
+        };
+        let ignored = COPIES.iter().copied().filter(|name| has(name)).collect();
+        Ok(Self { layer, fc_bias, ignored })
+    }
+
+    fn layout(&self) -> FusedLayout {
+        let hidden = self.layer.hidden_size;
+        let weight = Expected { name: "fc.weight".into(), shape: vec![hidden, 2 * hidden] };
+        let bias = Expected { name: "fc.bias".into(), shape: vec![hidden] };
+        FusedLayout {
+            embedding_norm: None,
+            hidden_norm: None,
+            hidden_first: false,
+            join: LinearLayout {
+                weights: vec![weight],
+                biases: if self.fc_bias { vec![bias] } else { Vec::new() },
+            },
+            input_norm: false,
+            layer: self.layer.layer_at(LAYER, hidden),
+            output_norm: None,
+        }
+    }
+
+    /// Every tensor that is read.
+    pub fn tensors(&self) -> impl Iterator<Item = Expected> {
+        self.layout().tensors()
+    }
+
+    /// Bytes of the head's weights once packed.
+    pub fn weight_bytes(&self, format: WeightFormat) -> u64 {
+        memory::tensor_bytes(self.tensors(), format)
+    }
+
+    /// Bytes of the head's keys and values that one token takes.
+    pub fn kv_bytes_per_token(&self, dtype: KvDtype) -> u64 {
+        memory::kv_bytes_per_token(&self.layer, dtype)
+    }
+
+    /// Bytes of the buffers of the head's passes, which tell `tokens` tokens.
+    pub fn scratch_bytes(&self, bounds: PlanBounds, tokens: usize) -> u64 {
+        memory::fused_scratch_bytes(&self.layer, bounds, tokens)
+    }
+}
+
+/// An EAGLE head that fits its target: everything but its weights has been read and checked.
+pub struct EagleCheckpoint {
+    spec: EagleSpec,
+    tensors: Box<dyn TensorSource>,
+    tensor_bytes: u64,
+}
+
+impl EagleCheckpoint {
+    /// Opens the head at `location` for `target`; refuses what is no EAGLE head, what lacks a
+    /// tensor and what was made for another model, by name.
+    pub fn open(location: &Location, load: LoadFormat, target: &ModelSpec) -> Result<Self> {
+        let Configs { origin, config, folder, .. } = Configs::read(location)?;
+        let settings = Settings::new(&origin, &config)?;
+        let stored = stored(folder.as_deref(), load)?;
+        let named = stored.as_ref().map(|s| s as &dyn TensorSource);
+        let architecture = arch::named(&config).unwrap_or_default();
+        match named.map(|tensors| (HeadKind::of(tensors), tensors)) {
+            Some((HeadKind::Eagle, _)) => {}
+            Some((other, tensors)) => return Err(other.refusal(tensors, WANTED)),
+            None if is_eagle3(&config) || !architecture.contains("Eagle") => {
+                return Err(settings.unsupported("is not the config of an EAGLE head"));
+            }
+            None => {}
+        }
+        let spec = EagleSpec::read(&settings, architecture, named)?;
+        check_target(&spec.layer, &settings, target)?;
+        let tensors: Box<dyn TensorSource> = match stored {
+            Some(tensors) => Box::new(tensors),
+            None => Box::new(Dummy::of(architecture, spec.tensors(), seed(load))),
+        };
+        let tensor_bytes = layout::check(spec.tensors(), &*tensors)?;
+        Ok(Self { spec, tensors, tensor_bytes })
+    }
+
+    /// What the head is.
+    pub fn spec(&self) -> &EagleSpec {
+        &self.spec
+    }
+
+    /// The tensors.
+    pub fn tensors(&self) -> &dyn TensorSource {
+        &*self.tensors
+    }
+
+    /// Bytes of the head's weights as they are stored.
+    pub fn tensor_bytes(&self) -> u64 {
+        self.tensor_bytes
+    }
+
+    /// Puts the head on a backend, for the contexts of `target`, whose embedding table it uses.
+    /// `lm_head` is the target's, or some rows of it.
+    pub fn load<B: Backend>(
+        &self,
+        backend: &B,
+        format: WeightFormat,
+        target: &Decoder<B>,
+        lm_head: LmHead<B>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<FusedHead<B>> {
+        let stored = Stored {
+            spec: &self.spec.layer,
+            layers: vec![self.spec.layout()],
+            chained: true,
+            tensors: &*self.tensors,
+            tensor_bytes: self.tensor_bytes,
+        };
+        FusedHead::load(backend, stored, format, target, lm_head, progress)
+    }
+}

@@ -1,0 +1,178 @@
+//! What kind of draft a checkpoint holds, by its tensors and not by its name; and the spec of a
+//! head's layer, whose optional parts are also known by their tensors.
+//!
+//! The invariant: what would be computed otherwise than the head was trained is refused by a
+//! sentence, since a head that is run wrongly still drafts, only badly.
+
+use crate::checkpoint::LoadFormat;
+use crate::config::Settings;
+use crate::layout::TensorNames;
+use crate::safetensors::Safetensors;
+use crate::source::TensorSource;
+use crate::spec::Habits;
+use crate::{Error, ModelSpec, Result};
+
+use super::mtp::MtpNaming;
+
+/// What a checkpoint is, to one who wants to draft with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HeadKind {
+    Eagle,
+    Eagle3,
+    Mtp(MtpNaming),
+    /// An ordinary model.
+    Model,
+    Unknown,
+}
+
+impl HeadKind {
+    pub fn of(tensors: &dyn TensorSource) -> Self {
+        let names = tensors.names();
+        let any = |start: &str| names.iter().any(|name| name.starts_with(start));
+        let has = |name: &str| names.binary_search(&name).is_ok();
+        if let Some(naming) = MtpNaming::of(&names) {
+            return HeadKind::Mtp(naming);
+        }
+        if has("fc.weight") {
+            let third = any("midlayer.") || has("layers.0.hidden_norm.weight") || has("d2t");
+            return if third { HeadKind::Eagle3 } else { HeadKind::Eagle };
+        }
+        if any("model.layers.0.") { HeadKind::Model } else { HeadKind::Unknown }
+    }
+
+    /// Why this is not what was `wanted`, and what would run it.
+    pub fn refusal(self, tensors: &dyn TensorSource, wanted: &str) -> Error {
+        let reason = match self {
+            HeadKind::Eagle => {
+                format!("is an EAGLE head, not {wanted}: use --speculative-algorithm EAGLE")
+            }
+            HeadKind::Eagle3 => {
+                format!("is an EAGLE-3 head, not {wanted}: use --speculative-algorithm EAGLE3")
+            }
+            HeadKind::Mtp(_) => {
+                format!("holds MTP layers, not {wanted}: use --speculative-algorithm MTP")
+            }
+            HeadKind::Model => format!(
+                "is an ordinary model, not {wanted}; \
+                 it may draft with --speculative-algorithm STANDALONE"
+            ),
+            HeadKind::Unknown => format!("has no tensor by which {wanted} is known"),
+        };
+        Error::Unsupported { origin: tensors.origin().into(), reason }
+    }
+}
+
+/// The files of a folder, unless weights are to be random.
+pub(super) fn stored(
+    folder: Option<&std::path::Path>,
+    load: LoadFormat,
+) -> Result<Option<Safetensors>> {
+    match (folder, load) {
+        (Some(folder), LoadFormat::Auto) => Safetensors::open_folder(folder).map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// The seed of random weights.
+pub(super) fn seed(load: LoadFormat) -> u64 {
+    match load {
+        LoadFormat::Auto => 0,
+        LoadFormat::Dummy { seed } => seed,
+    }
+}
+
+/// The one layer whose tensors begin with `prefix`: sizes from the config, optional parts from the
+/// tensors, where there are any.
+pub(super) fn layer_spec(
+    config: &Settings<'_>,
+    architecture: &str,
+    tensors: Option<&dyn TensorSource>,
+    prefix: &str,
+) -> Result<ModelSpec> {
+    let habits = match tensors {
+        Some(tensors) => {
+            refuse_other_blocks(config, tensors, prefix)?;
+            let has = |part: &str| tensors.contains(&format!("{prefix}.{part}"));
+            Habits {
+                head_dim: head_dim(config, tensors, prefix)?,
+                qk_norm: has("self_attn.q_norm.weight"),
+                qkv_bias: has("self_attn.q_proj.bias"),
+                output_bias: has("self_attn.o_proj.bias"),
+                mlp_bias: has("mlp.gate_proj.bias"),
+                names: &TensorNames::HUGGING_FACE,
+            }
+        }
+        None => {
+            let attention_bias = config.flag("attention_bias", false)?;
+            Habits {
+                head_dim: None,
+                qk_norm: false,
+                qkv_bias: attention_bias,
+                output_bias: attention_bias,
+                mlp_bias: config.flag("mlp_bias", false)?,
+                names: &TensorNames::HUGGING_FACE,
+            }
+        }
+    };
+    let spec = ModelSpec::read(config, architecture, habits)?;
+    Ok(ModelSpec { layers: 1, ..spec })
+}
+
+/// The width of a head as the queries have it.
+fn head_dim(
+    config: &Settings<'_>,
+    tensors: &dyn TensorSource,
+    prefix: &str,
+) -> Result<Option<usize>> {
+    let heads = config.size("num_attention_heads")?;
+    let info = tensors.info(&format!("{prefix}.self_attn.q_proj.weight"));
+    let rows = info.and_then(|info| info.shape.first().copied());
+    Ok(rows.filter(|rows| *rows > 0 && rows % heads == 0).map(|rows| rows / heads))
+}
+
+fn refuse_other_blocks(
+    config: &Settings<'_>,
+    tensors: &dyn TensorSource,
+    prefix: &str,
+) -> Result<()> {
+    let has = |part: &str| tensors.contains(&format!("{prefix}.{part}"));
+    let within = |part: &str| {
+        let start = format!("{prefix}.{part}");
+        tensors.names().iter().any(|name| name.starts_with(&start))
+    };
+    let refuse = |what: &str| {
+        let reason = format!(
+            "{prefix} has {what}, which is not supported; dense layers with full attention are"
+        );
+        Err(Error::Unsupported { origin: tensors.origin().into(), reason })
+    };
+    if has("self_attn.kv_a_proj_with_mqa.weight") || has("self_attn.q_a_proj.weight") {
+        return refuse("latent attention (MLA)");
+    }
+    if within("mlp.experts.") || has("mlp.gate.weight") || within("mlp.shared_expert") {
+        return refuse("a mixture of experts");
+    }
+    if config.flag("attn_output_gate", false)? {
+        return refuse("an output gate on its attention (attn_output_gate)");
+    }
+    Ok(())
+}
+
+/// Refuses a head of another width or vocabulary than its target's.
+pub(super) fn check_target(
+    spec: &ModelSpec,
+    config: &Settings<'_>,
+    target: &ModelSpec,
+) -> Result<()> {
+    let fields = [
+        ("hidden_size", spec.hidden_size, target.hidden_size),
+        ("vocab_size", spec.vocab_size, target.vocab_size),
+    ];
+    match fields.into_iter().find(|(_, ours, theirs)| ours != theirs) {
+        None => Ok(()),
+        Some((field, ours, theirs)) => Err(config.wrong(
+            field,
+            format!("is {ours}, but the target's is {theirs}: the head was made for another model"),
+        )),
+    }
+}

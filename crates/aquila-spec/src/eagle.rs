@@ -1,0 +1,177 @@
+//! EAGLE: a head that takes the target's last hidden state and predicts the token after the next.
+//! An MTP head of one layer drafts the same way, under its own name.
+
+use aquila_compute::{Backend, DraftIds, ForwardPlan, KvDtype, KvShape, PlanBounds, WeightFormat};
+use aquila_model::{
+    Decoder, DraftTokens, EagleCheckpoint, Error, FusedHead, FusedScratch, Hidden, LmHead,
+    ModelSpec, Needs, Result, memory,
+};
+
+use crate::registry::{Allowance, DraftFor, Entry, Opened, Opening};
+use crate::{Algorithm, Declaration, DraftGroup, Drafter, HiddenStates, Speculator, TreeRows};
+
+/// A head of one layer that drafts recurrently.
+pub struct Eagle<B: Backend> {
+    declaration: Declaration,
+    head: FusedHead<B>,
+    scratch: FusedScratch<B>,
+}
+
+impl<B: Backend> Eagle<B> {
+    /// Drafts with the first layer of `head`, as the algorithm called `name`, in passes up to
+    /// `bounds`.
+    pub fn new(
+        backend: &B,
+        name: &'static str,
+        head: FusedHead<B>,
+        bounds: PlanBounds,
+    ) -> Result<Self> {
+        let declaration = Declaration {
+            name,
+            hidden: HiddenStates::Final,
+            groups: vec![DraftGroup { lookahead: 1, tree: TreeRows::EveryLevel }],
+        };
+        let scratch = head.scratch(backend, bounds)?;
+        Ok(Self { declaration, head, scratch })
+    }
+}
+
+impl<B: Backend> Drafter<B> for Eagle<B> {
+    fn declaration(&self) -> &Declaration {
+        &self.declaration
+    }
+
+    fn kv_shape(&self, slots: usize, dtype: KvDtype) -> KvShape {
+        self.head.kv_shape(slots, dtype)
+    }
+
+    fn ids(&self) -> Option<DraftIds<'_>> {
+        self.head.draft_ids()
+    }
+
+    fn extend(
+        &mut self,
+        backend: &B,
+        plan: &ForwardPlan,
+        hidden: Option<&B::Rows>,
+        kv: &mut B::Kv,
+    ) -> Result<()> {
+        let missing = || Error::Plan("a head without the target's hidden states".into());
+        let hidden = hidden.ok_or_else(missing)?;
+        self.head.extend(backend, plan, hidden, kv, &mut self.scratch)
+    }
+
+    fn expand(
+        &mut self,
+        backend: &B,
+        plan: &ForwardPlan,
+        first: bool,
+        kv: &mut B::Kv,
+    ) -> Result<()> {
+        let from = if first { Hidden::Seeds } else { Hidden::Last };
+        self.head.expand(backend, plan, from, kv, &mut self.scratch)
+    }
+
+    fn logits(&self) -> &B::Rows {
+        self.scratch.logits()
+    }
+}
+
+/// EAGLE by name.
+pub(crate) struct EagleEntry;
+
+impl<B: Backend> Entry<B> for EagleEntry {
+    fn name(&self) -> &'static str {
+        "EAGLE"
+    }
+
+    fn draft_for(&self, model: &str) -> DraftFor {
+        match model {
+            "tiny" => DraftFor::Model("tiny-eagle".into()),
+            preset if preset.starts_with("preset:") => DraftFor::Model(format!("{preset}-eagle")),
+            _ => DraftFor::Unknown,
+        }
+    }
+
+    fn open(&self, opening: &Opening<'_>) -> crate::Result<Box<dyn Opened<B>>> {
+        let (_, location) = opening.draft()?;
+        let head = EagleCheckpoint::open(location, opening.load, opening.target.spec())?;
+        Ok(Box::new(OpenedEagle { head, reading: Reading::of(opening)? }))
+    }
+}
+
+struct OpenedEagle {
+    head: EagleCheckpoint,
+    reading: Reading,
+}
+
+impl<B: Backend> Opened<B> for OpenedEagle {
+    fn needs(&self, allowance: &Allowance) -> Needs {
+        let spec = self.head.spec();
+        let scratch = spec.scratch_bytes(allowance.bounds, self.reading.tokens());
+        self.reading.needs(
+            allowance,
+            &spec.layer,
+            Needs {
+                weights: spec.weight_bytes(allowance.format),
+                scratch,
+                kv_per_token: spec.kv_bytes_per_token(allowance.kv_dtype),
+            },
+        )
+    }
+
+    fn load(
+        &self,
+        backend: &B,
+        target: &Decoder<B>,
+        allowance: &Allowance,
+    ) -> crate::Result<Box<dyn Algorithm<B>>> {
+        let Allowance { format, kv_dtype, slots, bounds, .. } = *allowance;
+        let lm_head = self.reading.lm_head(backend, target, format)?;
+        let head = self.head.load(backend, format, target, lm_head, &mut |_| ())?;
+        let drafter = Box::new(Eagle::new(backend, "EAGLE", head, bounds)?);
+        Ok(Box::new(Speculator::new(backend, drafter, slots, kv_dtype)?))
+    }
+}
+
+/// How tokens are read out of hidden states: by the target's head, or by some rows of it.
+pub(crate) struct Reading {
+    target: ModelSpec,
+    draftable: Option<DraftTokens>,
+}
+
+impl Reading {
+    pub fn of(opening: &Opening<'_>) -> crate::Result<Self> {
+        let draftable = opening.token_map.map(|map| DraftTokens::of(opening.target, map));
+        Ok(Self { target: opening.target.spec().clone(), draftable: draftable.transpose()? })
+    }
+
+    /// How many tokens can be drafted.
+    pub fn tokens(&self) -> usize {
+        self.draftable.as_ref().map_or(self.target.vocab_size, DraftTokens::count)
+    }
+
+    pub fn lm_head<B: Backend>(
+        &self,
+        backend: &B,
+        target: &Decoder<B>,
+        format: WeightFormat,
+    ) -> crate::Result<LmHead<B>> {
+        match &self.draftable {
+            Some(tokens) => Ok(tokens.lm_head(backend, format)?),
+            None => Ok(target.lm_head()),
+        }
+    }
+
+    /// What a head takes: `own`, and what it reads with and from.
+    pub fn needs(&self, allowance: &Allowance, layer: &ModelSpec, own: Needs) -> Needs {
+        let rows = self.draftable.as_ref().map_or(0, |t| t.weight_bytes(allowance.format));
+        Needs {
+            weights: own.weights + rows,
+            scratch: own.scratch
+                + memory::rope_bytes(layer, allowance.positions)
+                + memory::capture_bytes(&self.target, 1, allowance.target_rows),
+            ..own
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Multi-token prediction by name: one layer recurs, several are one for each step.
+
+use aquila_compute::Backend;
+use aquila_model::{Decoder, MtpCheckpoint, Needs};
+
+use crate::eagle::Reading;
+use crate::registry::{Allowance, DraftFor, Entry, Opened, Opening};
+use crate::{Algorithm, Eagle, Mtp, MtpRoom, Shape, Speculator};
+
+/// MTP by name.
+pub(crate) struct MtpEntry;
+
+impl<B: Backend> Entry<B> for MtpEntry {
+    fn name(&self) -> &'static str {
+        "MTP"
+    }
+
+    fn aliases(&self) -> &'static [&'static str] {
+        &["NEXTN"]
+    }
+
+    fn draft_for(&self, model: &str) -> DraftFor {
+        match model {
+            "tiny" => DraftFor::Model("tiny-mtp".into()),
+            preset if preset.starts_with("preset:") => DraftFor::Model(format!("{preset}-mtp")),
+            _ => DraftFor::Itself,
+        }
+    }
+
+    fn open(&self, opening: &Opening<'_>) -> crate::Result<Box<dyn Opened<B>>> {
+        let (_, location) = opening.draft()?;
+        let layers = MtpCheckpoint::open(location, opening.load, opening.target.spec())?;
+        if layers.spec().layers() > 1 {
+            Mtp::<B>::check_steps(layers.spec().layers(), opening.shape)?;
+        }
+        Ok(Box::new(OpenedMtp { layers, shape: opening.shape, reading: Reading::of(opening)? }))
+    }
+}
+
+struct OpenedMtp {
+    layers: MtpCheckpoint,
+    shape: Shape,
+    reading: Reading,
+}
+
+impl OpenedMtp {
+    /// Whether the one layer recurs.
+    fn recurs(&self) -> bool {
+        self.layers.spec().layers() == 1
+    }
+
+    fn room(&self, allowance: &Allowance) -> MtpRoom {
+        let Allowance { bounds, requests, slots, kv_dtype: dtype, .. } = *allowance;
+        MtpRoom { bounds, shape: self.shape, requests, slots, dtype }
+    }
+}
+
+impl<B: Backend> Opened<B> for OpenedMtp {
+    fn needs(&self, allowance: &Allowance) -> Needs {
+        let (spec, tokens) = (self.layers.spec(), self.reading.tokens());
+        let scratch = if self.recurs() {
+            spec.scratch_bytes(allowance.bounds, tokens)
+        } else {
+            let room = self.room(allowance);
+            spec.scratch_bytes(room.passes(), tokens) + room.state_bytes(spec.layer.hidden_size)
+        };
+        let own = Needs {
+            weights: spec.weight_bytes(allowance.format),
+            scratch,
+            kv_per_token: spec.kv_bytes_per_token(allowance.kv_dtype, self.shape.steps()),
+        };
+        self.reading.needs(allowance, &spec.layer, own)
+    }
+
+    fn load(
+        &self,
+        backend: &B,
+        target: &Decoder<B>,
+        allowance: &Allowance,
+    ) -> crate::Result<Box<dyn Algorithm<B>>> {
+        let Allowance { format, kv_dtype, slots, bounds, .. } = *allowance;
+        let lm_head = self.reading.lm_head(backend, target, format)?;
+        let head = self.layers.load(backend, format, target, lm_head, &mut |_| ())?;
+        if self.recurs() {
+            let drafter = Box::new(Eagle::new(backend, "MTP", head, bounds)?);
+            return Ok(Box::new(Speculator::new(backend, drafter, slots, kv_dtype)?));
+        }
+        Ok(Box::new(Mtp::new(backend, head, self.room(allowance))?))
+    }
+}

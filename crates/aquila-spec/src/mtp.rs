@@ -12,14 +12,13 @@
 
 use std::collections::HashMap;
 
-use aquila_compute::choose::Ask;
 use aquila_compute::{Backend, ForwardPlan, KvDtype, PlanBounds, Sight};
 use aquila_model::{Error, FusedHead, LayerScratch, Result, Sources};
 
 use crate::kept_states::{KeptStates, Seats};
 use crate::{
-    Algorithm, Declaration, DraftGroup, Drafting, Extending, GroupRows, Growth, HiddenStates, Seed,
-    Shape, Tree, TreeRows,
+    Algorithm, Declaration, DraftAsk, DraftGroup, Drafting, Extending, GroupRows, Growth,
+    HiddenStates, Offer, Seed, Shape, Tree, TreeRows,
 };
 
 /// What there must be room for.
@@ -204,9 +203,10 @@ impl<B: Backend> Algorithm<B> for Mtp<B> {
     }
 
     fn draft(&mut self, backend: &B, requests: &[Drafting<'_>]) -> Result<Vec<Tree>> {
-        let start = |r: &Drafting<'_>| Growth::start(r.shape, &r.seed.offered);
-        let mut trees: Vec<Sapling> =
-            requests.iter().map(|r| Sapling { growth: start(r), firsts: HashMap::new() }).collect();
+        let mut trees: Vec<Sapling> = requests
+            .iter()
+            .map(|r| Sapling { growth: r.seed.offer.begin(r.shape), firsts: HashMap::new() })
+            .collect();
         let count = requests.iter().map(|r| r.shape.topk()).max().unwrap_or(1);
         for depth in 1.. {
             let paths = self.plan_level(requests, &mut trees, depth)?;
@@ -217,17 +217,17 @@ impl<B: Backend> Algorithm<B> for Mtp<B> {
             let (rows, made) = states.behind(depth);
             let from = Sources { rows, count: usize::MAX };
             head.run(backend, depth, plan, from, &mut kv[depth], scratch, made)?;
-            let asks: Vec<Ask<'_>> = paths
+            let asks: Vec<DraftAsk<'_>> = paths
                 .iter()
                 .enumerate()
-                .map(|(row, (request, path))| requests[*request].asking.after(path, row))
+                .map(|(row, (request, path))| requests[*request].asking.draft(path, row))
                 .collect();
-            let offers = backend.offer(scratch.logits(), &asks, count, head.draft_ids())?;
+            let offers = Offer::of(backend, scratch.logits(), &asks, count, head.draft_ids())?;
             let mut offers = offers.into_iter();
-            for tree in &mut trees {
-                if tree.growth.goes_on() {
-                    let offered: Vec<_> = offers.by_ref().take(tree.growth.beam().len()).collect();
-                    tree.growth.grow(&offered);
+            for Sapling { growth, .. } in &mut trees {
+                if growth.goes_on() {
+                    let offers = offers.by_ref().take(growth.beam().len()).collect();
+                    Offer::grow(growth, offers);
                 }
             }
         }
@@ -275,12 +275,12 @@ impl<B: Backend> Algorithm<B> for Mtp<B> {
         let mut asks = Vec::new();
         let mut count = 1;
         for (asking, candidates) in requests.iter().filter_map(|r| r.seed.as_ref()) {
-            asks.push(asking.after(&[], asks.len()));
+            asks.push(asking.draft(&[], asks.len()));
             count = count.max(*candidates);
         }
         let ids = self.head.draft_ids();
-        let offers = backend.offer(self.scratch.logits(), &asks, count, ids)?;
-        let mut seeds = (0..).zip(offers).map(|(row, offered)| Seed { row, offered });
+        let offers = Offer::of(backend, self.scratch.logits(), &asks, count, ids)?;
+        let mut seeds = (0..).zip(offers).map(|(row, offer)| Seed { row, offer });
         Ok(requests.iter().map(|r| r.seed.as_ref().and_then(|_| seeds.next())).collect())
     }
 

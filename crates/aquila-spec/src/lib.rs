@@ -5,6 +5,7 @@
 //! - [`Algorithm`] and its [`Declaration`]: what a draft algorithm is.
 //! - [`Speculator`]: the algorithm of every [`Drafter`], a model that drafts recurrently; [`Eagle3`]
 //!   and [`Standalone`] are two.
+//! - [`ngram`]: drafts from what followed the same tokens before, without any model.
 //! - [`Registry`]: algorithms by name, from the flag to something that drafts.
 //! - [`accept`]: which drafts the target confirms; [`Verify`] where that is a matter of
 //!   probability, [`Simulate`] where it is only pretended.
@@ -21,6 +22,7 @@ mod eagle3;
 mod error;
 #[cfg(feature = "known-bugs")]
 pub mod known_bugs;
+pub mod ngram;
 mod registry;
 mod shape;
 mod simulate;

@@ -7,6 +7,7 @@ use aquila_compute::{Backend, KvDtype, PlanBounds, WeightFormat};
 use aquila_model::{Checkpoint, Decoder, LoadFormat, Location, Needs};
 
 use crate::error::{Error, Result};
+use crate::ngram::{NgramEntry, NgramSources};
 use crate::{Algorithm, Shape, eagle3, standalone};
 
 /// The name under which nothing drafts.
@@ -79,6 +80,8 @@ pub struct Opening<'a> {
     pub load: LoadFormat,
     /// The largest tree.
     pub shape: Shape,
+    /// Where n-grams come from; as by default where nobody says.
+    pub ngram: Option<&'a NgramSources>,
 }
 
 impl<'a> Opening<'a> {
@@ -129,8 +132,11 @@ impl<B: Backend> Registry<B> {
     /// Those that Aquila brings.
     pub fn built_in() -> Self {
         let mut registry = Self { entries: Vec::new() };
-        let built_in: [Box<dyn Entry<B>>; 2] =
-            [Box::new(eagle3::Eagle3Entry), Box::new(standalone::StandaloneEntry)];
+        let built_in: [Box<dyn Entry<B>>; 3] = [
+            Box::new(eagle3::Eagle3Entry),
+            Box::new(standalone::StandaloneEntry),
+            Box::new(NgramEntry),
+        ];
         for entry in built_in {
             registry.register(entry).expect("the built-in names are different");
         }

@@ -5,7 +5,7 @@
 //! that others do, nor how its tokens were handed over, changes its drafts.
 //!
 //! - [`NgramSettings`]: how n-grams are kept and drafted from
-//! - [`Ngram`]: the drafts of all requests
+//! - [`Ngram`]: the drafts of all requests; [`NgramSources`]: what it is opened on
 //! - [`Corpora`], [`Corpus`] and [`Load`]: texts that come and go while requests are served
 //! - `trie`: the n-grams of prompts and answers; `automaton`: those of a corpus; `links`: the
 //!   table that both find their ways in
@@ -13,6 +13,7 @@
 
 mod automaton;
 mod corpora;
+mod entry;
 mod grow;
 mod links;
 mod settings;
@@ -24,9 +25,11 @@ use std::sync::Arc;
 use aquila_compute::Backend;
 use aquila_model::Result;
 pub use corpora::{Corpora, Corpus, CorpusError, Load};
+pub(crate) use entry::NgramEntry;
+pub use entry::NgramSources;
 use grow::{Anchor, grow};
 pub use settings::{MOST_TRIE_DEPTH, MatchType, NgramError, NgramScope, NgramSettings};
-use trie::{Reading, Trie};
+use trie::{NGRAM_BYTES, Reading, Trie};
 
 use crate::{Algorithm, Declaration, Drafting, Extending, HiddenStates, Seed, Shape, Tree};
 

@@ -15,6 +15,9 @@ const ROOT: u32 = 0;
 /// Children that are looked at for the most frequent ones: the most recent of them.
 const CONSIDERED: usize = 128;
 
+/// Bytes of an n-gram: its node, and its share of a table that is mostly full.
+pub(super) const NGRAM_BYTES: usize = size_of::<Node>() + 2 * size_of::<u32>();
+
 /// An n-gram: the path from the root to its node.
 #[derive(Debug, Clone, Copy)]
 struct Node {
@@ -174,6 +177,11 @@ impl Trie {
         self.births = self.births.wrapping_add(1);
         let new = Node::new(token, parent, self.births);
         let node = if self.len() < self.capacity {
+            if self.nodes.len() == self.nodes.capacity() {
+                // By a quarter: what stays unused of a large trie is to be small.
+                let more = (self.nodes.len() / 4).max(64);
+                self.nodes.reserve_exact(more.min(self.capacity - self.len()));
+            }
             self.nodes.push(new);
             (self.nodes.len() - 1) as u32
         } else {

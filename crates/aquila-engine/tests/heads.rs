@@ -270,13 +270,8 @@ fn heads_are_found_by_name_and_take_what_they_say() {
         let entry = registry.find(called).unwrap().unwrap();
         let DraftFor::Model(draft) = entry.draft_for("tiny") else { panic!("{called}") };
         let location = resolve(&draft).unwrap();
-        let mut opening = Opening {
-            target: &target,
-            draft: Some((&draft, &location)),
-            load: LoadFormat::Auto,
-            token_map: None,
-            shape: config.shape,
-        };
+        let mut opening =
+            Opening { draft: Some((&draft, &location)), ..Opening::new(&target, config.shape) };
         let opened = entry.open(&opening).unwrap();
         let algorithm = opened.load(&backend, &decoder, &allowance).unwrap();
         let declaration = algorithm.declaration();
@@ -295,13 +290,7 @@ fn heads_are_found_by_name_and_take_what_they_say() {
     let entry = registry.find("MTP").unwrap().unwrap();
     assert_eq!(entry.draft_for("other"), DraftFor::Itself);
     let tiny = resolve("tiny").unwrap();
-    let opening = Opening {
-        target: &target,
-        draft: Some(("tiny", &tiny)),
-        load: LoadFormat::Auto,
-        token_map: None,
-        shape: config.shape,
-    };
+    let opening = Opening { draft: Some(("tiny", &tiny)), ..Opening::new(&target, config.shape) };
     let refused = entry.open(&opening).err().unwrap().to_string();
     assert!(refused.contains("has no MTP layers"), "{refused}");
 }

@@ -7,6 +7,7 @@ use aquila_compute::{Backend, KvDtype, PlanBounds, WeightFormat};
 use aquila_model::{Checkpoint, Decoder, LoadFormat, Location, Needs};
 
 use crate::error::{Error, Result};
+use crate::ngram::{NgramEntry, NgramSources};
 use crate::{Algorithm, Shape, eagle, eagle3, mtp_entry, standalone};
 
 /// The name under which nothing drafts.
@@ -83,9 +84,17 @@ pub struct Opening<'a> {
     pub token_map: Option<&'a [u32]>,
     /// The largest tree.
     pub shape: Shape,
+    /// Where n-grams come from; as by default where nobody says.
+    pub ngram: Option<&'a NgramSources>,
 }
 
 impl<'a> Opening<'a> {
+    /// On a target, with trees up to `shape`, and everything else as where nobody says.
+    pub fn new(target: &'a Checkpoint, shape: Shape) -> Self {
+        let load = LoadFormat::Auto;
+        Self { target, draft: None, load, token_map: None, shape, ngram: None }
+    }
+
     /// What drafts, for an algorithm that cannot do without.
     pub fn draft(&self) -> Result<(&'a str, &'a Location)> {
         let missing = "nothing that drafts was given: use --speculative-draft-model-path";
@@ -135,11 +144,12 @@ impl<B: Backend> Registry<B> {
     /// Those that Aquila brings.
     pub fn built_in() -> Self {
         let mut registry = Self { entries: Vec::new() };
-        let built_in: [Box<dyn Entry<B>>; 4] = [
+        let built_in: [Box<dyn Entry<B>>; 5] = [
             Box::new(eagle3::Eagle3Entry),
             Box::new(eagle::EagleEntry),
             Box::new(mtp_entry::MtpEntry),
             Box::new(standalone::StandaloneEntry),
+            Box::new(NgramEntry),
         ];
         for entry in built_in {
             registry.register(entry).expect("the built-in names are different");

@@ -7,6 +7,7 @@ use aquila_compute::Backend;
 use aquila_compute::cpu::CpuBackend;
 use aquila_engine::{Budget, Engine, EngineConfig, EngineHandle, Runner, available_memory};
 use aquila_model::{Checkpoint, Decoder, Location, Needs, memory, resolve_with_progress};
+use aquila_spec::ngram::Corpora;
 use aquila_spec::{Opening, Shape, Verify};
 use aquila_text::{Generator, SamplingParams, Tokenizer};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -24,12 +25,34 @@ pub fn start(
     algorithms: &Algorithms,
     quiet: bool,
 ) -> Result<Generator> {
-    let (engine, checkpoint) = build(model, flags, algorithms, quiet)?;
+    Ok(start_with_corpora(model, flags, defaults, algorithms, quiet)?.0)
+}
+
+/// As [`start`], with the corpora that drafts come from, where they do.
+pub fn start_with_corpora(
+    model: &ModelFlags,
+    flags: &EngineFlags,
+    defaults: SamplingParams,
+    algorithms: &Algorithms,
+    quiet: bool,
+) -> Result<(Generator, Option<Arc<Corpora>>)> {
+    let Built { engine, checkpoint, corpora } = build(model, flags, algorithms, quiet)?;
     let tokenizer = checkpoint.folder().map(Tokenizer::load).transpose()?.flatten();
     let defaults = defaults.or(&model_defaults(&checkpoint)?);
     let handle = EngineHandle::start(engine)
         .map_err(|e| Error::Other(format!("cannot start the engine's thread: {e}")))?;
-    Ok(Generator::new(handle, tokenizer, checkpoint.eos_token_ids().to_vec(), defaults))
+    let eos = checkpoint.eos_token_ids().to_vec();
+    Ok((Generator::new(handle, tokenizer, eos, defaults), corpora))
+}
+
+/// An engine, and what belongs to it.
+pub struct Built {
+    /// It runs when it is stepped.
+    pub engine: Engine<CpuBackend>,
+    /// The model that it runs.
+    pub checkpoint: Checkpoint,
+    /// The corpora that drafts come from, where they do.
+    pub corpora: Option<Arc<Corpora>>,
 }
 
 /// Loads the model into an engine that runs when it is stepped.
@@ -38,7 +61,7 @@ pub fn build(
     flags: &EngineFlags,
     algorithms: &Algorithms,
     quiet: bool,
-) -> Result<(Engine<CpuBackend>, Checkpoint)> {
+) -> Result<Built> {
     let fraction = flags.fraction()?;
     let format = model.weight_format()?;
     let checkpoint = Checkpoint::open(&find(model.name(), quiet)?, model.load_format())?;
@@ -51,6 +74,16 @@ pub fn build(
         )));
     }
     let speculative = flags.speculative.resolve(model.name(), algorithms)?;
+    let ngram = match &speculative {
+        Some(speculative) if speculative.entry.name() == "NGRAM" => {
+            let (sources, warning) = flags.speculative.ngram.sources(&checkpoint)?;
+            if let Some(warning) = warning {
+                notice(format_args!("warning: {warning}"));
+            }
+            Some(sources)
+        }
+        _ => None,
+    };
     let opened = match &speculative {
         Some(speculative) => {
             let draft = &speculative.draft;
@@ -61,6 +94,7 @@ pub fn build(
                 load: model.load_format(),
                 token_map: None,
                 shape: speculative.shape,
+                ngram: ngram.as_ref(),
             })?)
         }
         None => None,
@@ -146,7 +180,7 @@ pub fn build(
         None => None,
     };
     let engine = Engine::new(Runner::new(backend, decoder, algorithm, &config)?, config)?;
-    Ok((engine, checkpoint))
+    Ok(Built { engine, checkpoint, corpora: ngram.map(|sources| sources.corpora) })
 }
 
 /// The model of this name; a download is shown as it goes.

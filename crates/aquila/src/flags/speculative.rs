@@ -7,16 +7,20 @@ use aquila_spec::{
 };
 use clap::{Args, ValueEnum};
 
+use super::ngram::NgramFlags;
 use super::number::whole;
 use crate::Algorithms;
 use crate::error::{Error, Result};
+
+/// The algorithm that the flags about n-grams are for.
+const NGRAM: &str = "NGRAM";
 
 /// What drafts, and how large its trees are.
 #[derive(Args, Debug, Clone, Default)]
 #[command(next_help_heading = "Speculation (it changes the speed and never the text)")]
 pub struct SpeculativeFlags {
-    /// How tokens are drafted: NONE, EAGLE, EAGLE3, MTP (or NEXTN), STANDALONE, or another that
-    /// this build has [default: EAGLE3 for the shipped model, else NONE]
+    /// How tokens are drafted: NONE, EAGLE, EAGLE3, MTP (or NEXTN), STANDALONE, NGRAM, or another
+    /// that this build has [default: EAGLE3 for the shipped model, else NONE]
     #[arg(long, value_name = "NAME")]
     speculative_algorithm: Option<String>,
 
@@ -61,6 +65,10 @@ pub struct SpeculativeFlags {
     /// How pretended lengths vary
     #[arg(long, value_enum, default_value_t = Method::MatchExpected)]
     simulate_acc_method: Method,
+
+    /// Those of NGRAM.
+    #[command(flatten)]
+    pub ngram: NgramFlags,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,6 +120,9 @@ impl SpeculativeFlags {
             self.refuse_without_algorithm(algorithms)?;
             return Ok(None);
         };
+        if let Some(flag) = self.ngram.given().filter(|_| entry.name() != NGRAM) {
+            return Err(Error::Usage(format!("{flag} is for --speculative-algorithm {NGRAM}")));
+        }
         let given = self.speculative_draft_model_path.clone();
         let draft = match entry.draft_for(model) {
             DraftFor::Nothing if given.is_some() => {
@@ -191,8 +202,9 @@ impl SpeculativeFlags {
             ("--speculative-use-rejection-sampling", self.speculative_use_rejection_sampling),
         ];
         let names: Vec<&str> = algorithms.entries().map(Entry::name).collect();
-        match given.iter().find(|(_, given)| *given) {
-            Some((flag, _)) => Err(Error::Usage(format!(
+        let given = given.iter().find_map(|(flag, given)| given.then_some(*flag));
+        match given.or(self.ngram.given()) {
+            Some(flag) => Err(Error::Usage(format!(
                 "{flag} needs --speculative-algorithm, one of {}",
                 names.join(", ")
             ))),
@@ -203,7 +215,7 @@ impl SpeculativeFlags {
     fn shape(&self, entry: &dyn Entry<CpuBackend>) -> Result<(Shape, Option<String>)> {
         let shape = entry.shape(AskedShape {
             steps: self.speculative_num_steps,
-            topk: self.speculative_eagle_topk,
+            topk: self.speculative_eagle_topk.or(self.ngram.topk()),
             nodes: self.speculative_num_draft_tokens,
         })?;
         let given = self.speculative_num_draft_tokens.filter(|&nodes| nodes != shape.nodes());

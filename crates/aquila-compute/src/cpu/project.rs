@@ -361,7 +361,7 @@ unsafe fn product<S: Stored>(isa: Isa, p: &Product, first: usize, last: usize) {
     let tiling = tiling(isa, p.rows, p.panel_bytes);
     let (tiles, together) = (tiling.tiles, tiling.panels);
     let lines = p.inputs.div_ceil(S::INPUTS);
-    let streams = p.rows == 1 || p.rows == 2 && together >= 4 && lines >= STREAM;
+    let streams = p.rows <= 2 && together >= 4 && lines >= STREAM;
     let ahead = if streams { AHEAD_IN_STREAMS } else { AHEAD };
     let mut carry = CARRY.take();
     let size = p.rows * together * LANES;

@@ -214,7 +214,7 @@ impl Backend for CpuBackend {
             self.project_int8(weight, &product);
             return Ok(());
         }
-        let together = project::panels_together(self.isa, rows);
+        let together = project::panels_together(self.isa, rows, weight.panel_bytes());
         self.over_panels(weight, rows, together, &|first, last| {
             // SAFETY: sizes were checked above, and chunks of panels are disjoint.
             unsafe {

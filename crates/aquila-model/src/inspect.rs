@@ -11,8 +11,7 @@ use serde_json::Value;
 
 use crate::checkpoint::{Configs, eos};
 use crate::config::Settings;
-use crate::safetensors::Safetensors;
-use crate::source::TensorSource;
+use crate::source::{TensorSource, open_folder};
 use crate::{Eagle3Spec, Location, ModelSpec, Result, arch, head, layout, memory};
 
 /// A report on a checkpoint. What could not be read is left out.
@@ -128,12 +127,12 @@ impl Inspection {
         let Configs { origin, config, generation_config, folder } = Configs::read(location)?;
         let spec = arch::read(&origin, &config);
         let eos = eos(&origin, &config, folder.as_deref(), generation_config.as_ref());
-        let tensors = folder.as_deref().map(Safetensors::open_folder).transpose();
+        let tensors = folder.as_deref().map(open_folder).transpose();
         let fits = match (&spec, &tensors) {
-            (Ok(spec), Ok(Some(tensors))) => layout::check(spec.tensors(), tensors).map(|_| ()),
+            (Ok(spec), Ok(Some(tensors))) => layout::check(spec.tensors(), &**tensors).map(|_| ()),
             _ => Ok(()),
         };
-        let stored = tensors.as_ref().ok().and_then(Option::as_ref).map(elements);
+        let stored = tensors.as_ref().ok().and_then(Option::as_deref).map(elements);
         let number = |field: &str| config.get(field).and_then(Value::as_u64);
         let text = |field: &str| config.get(field).and_then(Value::as_str).map(str::to_owned);
         let known = spec.as_ref().ok();
@@ -164,8 +163,7 @@ impl Inspection {
             reason: None,
         };
         if head::is_eagle3(&config) {
-            let tensors = tensors.as_ref().ok().and_then(Option::as_ref);
-            report.describe_head(&config, tensors.map(|t| t as &dyn TensorSource));
+            report.describe_head(&config, tensors.as_ref().ok().and_then(Option::as_deref));
             return Ok(report);
         }
         let mut wrong = [spec.err(), tensors.err(), fits.err()].into_iter().flatten();
@@ -214,7 +212,7 @@ impl Inspection {
     }
 }
 
-fn elements(tensors: &Safetensors) -> u64 {
+fn elements(tensors: &dyn TensorSource) -> u64 {
     let infos = tensors.names().into_iter().filter_map(|name| tensors.info(name));
     // Types that are not read have shapes that were not checked: a lie saturates.
     let counts = infos.map(|info| info.shape.iter().fold(1u64, |n, &d| n.saturating_mul(d as u64)));

@@ -3,8 +3,7 @@
 use crate::checkpoint::{Configs, LoadFormat};
 use crate::config::Settings;
 use crate::dummy::Dummy;
-use crate::safetensors::Safetensors;
-use crate::source::TensorSource;
+use crate::source::{TensorSource, open_folder};
 use crate::{Error, Location, ModelSpec, Result, arch, layout};
 
 use super::spec::{Eagle3Spec, is_eagle3};
@@ -26,10 +25,10 @@ impl HeadCheckpoint {
         let Configs { origin, config, folder, .. } = Configs::read(location)?;
         let settings = Settings::new(&origin, &config)?;
         let stored = match (&folder, load) {
-            (Some(folder), LoadFormat::Auto) => Some(Safetensors::open_folder(folder)?),
+            (Some(folder), LoadFormat::Auto) => Some(open_folder(folder)?),
             _ => None,
         };
-        let named = stored.as_ref().map(|s| s as &dyn TensorSource);
+        let named = stored.as_deref();
         match named {
             Some(tensors) => refuse_other_kinds(tensors)?,
             None if is_eagle3(&config) => {}
@@ -40,7 +39,7 @@ impl HeadCheckpoint {
         check_target(&spec, &settings, target)?;
         let capture_layers = spec.capture_layers(&settings, target.layers)?;
         let tensors: Box<dyn TensorSource> = match stored {
-            Some(tensors) => Box::new(tensors),
+            Some(tensors) => tensors,
             None => Box::new(random(&spec, load)?),
         };
         let tensor_bytes = layout::check(spec.tensors(), &*tensors)?;

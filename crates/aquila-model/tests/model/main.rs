@@ -14,3 +14,4 @@ mod places;
 mod random_weights;
 mod sequence;
 mod tiny;
+mod torch_files;

@@ -49,9 +49,9 @@ pub use decoder::{Decoder, Scratch};
 pub use dummy::Dummy;
 pub use error::{Error, Result};
 pub use head::{
-    DraftTokens, Eagle3Head, Eagle3Spec, EagleCheckpoint, EagleSpec, FusedHead, FusedScratch,
-    HeadCheckpoint, HeadScratch, Hidden, LayerScratch, LmHead, MtpCheckpoint, MtpNaming, MtpSpec,
-    Sources,
+    AuxLayerConvention, AuxLayers, DraftTokens, Eagle3Head, Eagle3Spec, EagleCheckpoint, EagleSpec,
+    FeatureNorm, FusedHead, FusedScratch, HeadCheckpoint, HeadOptions, HeadScratch, Hidden,
+    LayerScratch, LmHead, MtpCheckpoint, MtpNaming, MtpSpec, Sources, TokenMap,
 };
 pub use inspect::{DraftHead, FileSize, Inspection, MemoryEstimate};
 pub use layout::{Expected, TensorNames};

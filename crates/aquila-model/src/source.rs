@@ -52,6 +52,24 @@ pub trait TensorSource: Send + Sync {
     }
 }
 
+impl TensorSource for Box<dyn TensorSource> {
+    fn origin(&self) -> &str {
+        (**self).origin()
+    }
+
+    fn names(&self) -> Vec<&str> {
+        (**self).names()
+    }
+
+    fn info(&self, name: &str) -> Option<TensorInfo> {
+        (**self).info(name)
+    }
+
+    fn get(&self, name: &str) -> Result<HostTensor> {
+        (**self).get(name)
+    }
+}
+
 /// The tensors of a checkpoint folder: safetensors or, where there are none, torch files.
 pub(crate) fn open_folder(folder: &Path) -> Result<Box<dyn TensorSource>> {
     if Safetensors::are_in(folder) {

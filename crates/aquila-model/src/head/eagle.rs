@@ -116,7 +116,7 @@ impl EagleCheckpoint {
         let Configs { origin, config, folder, .. } = Configs::read(location)?;
         let settings = Settings::new(&origin, &config)?;
         let stored = stored(folder.as_deref(), load)?;
-        let named = stored.as_ref().map(|s| s as &dyn TensorSource);
+        let named = stored.as_deref();
         let architecture = arch::named(&config).unwrap_or_default();
         match named.map(|tensors| (HeadKind::of(tensors), tensors)) {
             Some((HeadKind::Eagle, _)) => {}
@@ -129,7 +129,7 @@ impl EagleCheckpoint {
         let spec = EagleSpec::read(&settings, architecture, named)?;
         check_target(&spec.layer, &settings, target)?;
         let tensors: Box<dyn TensorSource> = match stored {
-            Some(tensors) => Box::new(tensors),
+            Some(tensors) => tensors,
             None => Box::new(Dummy::of(architecture, spec.tensors(), seed(load))),
         };
         let tensor_bytes = layout::check(spec.tensors(), &*tensors)?;

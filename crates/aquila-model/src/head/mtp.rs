@@ -137,7 +137,7 @@ impl MtpCheckpoint {
         let settings = Settings::new(&origin, &config)?;
         let stored = stored(folder.as_deref(), load)?;
         let architecture = arch::named(&config).unwrap_or_default();
-        let named = match stored.as_ref().map(|s| s as &dyn TensorSource) {
+        let named = match stored.as_deref() {
             Some(tensors) => match HeadKind::of(tensors) {
                 HeadKind::Mtp(naming) => Some((tensors, naming)),
                 _ if settings.get(COUNT).is_some() => {
@@ -161,7 +161,7 @@ impl MtpCheckpoint {
         check_target(&spec.layer, &settings, target)?;
         let tensors: Box<dyn TensorSource> = match stored {
             Some(tensors) if spec.naming.norms_from_one() => Box::new(OnePlus(tensors)),
-            Some(tensors) => Box::new(tensors),
+            Some(tensors) => tensors,
             None => Box::new(Dummy::of(architecture, spec.tensors(), seed(load))),
         };
         let tensor_bytes = layout::check(spec.tensors(), &*tensors)?;

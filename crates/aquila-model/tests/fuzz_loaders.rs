@@ -92,29 +92,27 @@ fn spoiled(file: &[u8], random: &mut Random) -> Vec<u8> {
 fn spoiled_json(file: &Value, random: &mut Random) -> Value {
     let mut json = file.clone();
     for _ in 0..1 + random.below(3) {
-        let mut place = &mut json;
-        loop {
-            place = match place {
-                Value::Object(map) if !map.is_empty() && random.below(4) > 0 => {
-                    let field = map.keys().nth(random.below(map.len())).unwrap().clone();
-                    if random.below(10) == 0 {
-                        map.remove(&field);
-                        break;
-                    }
-                    map.get_mut(&field).unwrap()
-                }
-                Value::Array(list) if !list.is_empty() && random.below(4) > 0 => {
-                    let at = random.below(list.len());
-                    &mut list[at]
-                }
-                place => {
-                    *place = any_value(random);
-                    break;
-                }
-            };
-        }
+        spoil_value(&mut json, random);
     }
     json
+}
+
+fn spoil_value(value: &mut Value, random: &mut Random) {
+    let deeper = random.below(4) > 0;
+    match value {
+        Value::Object(map) if deeper && !map.is_empty() => {
+            let field = map.keys().nth(random.below(map.len())).unwrap().clone();
+            match random.below(10) {
+                0 => drop(map.remove(&field)),
+                _ => spoil_value(&mut map[&field], random),
+            }
+        }
+        Value::Array(list) if deeper && !list.is_empty() => {
+            let at = random.below(list.len());
+            spoil_value(&mut list[at], random);
+        }
+        value => *value = any_value(random),
+    }
 }
 
 fn any_value(random: &mut Random) -> Value {
@@ -328,7 +326,10 @@ fn torch_files() {
                 let storage = ("x/data/0".to_owned(), vec![7; 16]);
                 torch_writer::stored_zip(&[("x/data.pkl".to_owned(), pickle), storage])
             }
-            _ => spoiled(random.pick(&files), random),
+            _ => {
+                let file: &Vec<u8> = random.pick(&files);
+                spoiled(file, random)
+            }
         };
         if let Ok(tensors) = TorchTensors::open_file(&scene.write("a.bin", &bytes)) {
             read_all(&tensors);
@@ -344,7 +345,8 @@ fn token_maps() {
         b"[5, 3, 300, 1, 70000]".to_vec(),
     ];
     fuzz("token maps", |scene, random| {
-        let bytes = spoiled(random.pick(&files), random);
+        let file: &Vec<u8> = random.pick(&files);
+        let bytes = spoiled(file, random);
         let vocabulary = 1 + random.below(100_000);
         if let Ok(map) = TokenMap::open(&scene.write("map", &bytes), vocabulary) {
             assert!(map.ids().is_sorted_by(|a, b| a < b));

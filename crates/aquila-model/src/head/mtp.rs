@@ -10,7 +10,7 @@ use aquila_compute::{Backend, KvDtype, PlanBounds, WeightFormat};
 
 use super::LmHead;
 use super::fusion::{FusedHead, FusedLayout, Stored};
-use super::kind::{HeadKind, check_target, layer_spec, seed, stored};
+use super::kind::{HeadKind, check_target, layer_spec, refuse_unknown_kinds, seed, stored};
 use super::mtp_names::OnePlus;
 use crate::checkpoint::{Configs, LoadFormat};
 use crate::config::Settings;
@@ -135,6 +135,7 @@ impl MtpCheckpoint {
     pub fn open(location: &Location, load: LoadFormat, target: &ModelSpec) -> Result<Self> {
         let Configs { origin, config, folder, .. } = Configs::read(location)?;
         let settings = Settings::new(&origin, &config)?;
+        refuse_unknown_kinds(&settings, arch::named(&config).unwrap_or_default())?;
         let stored = stored(folder.as_deref(), load)?;
         let architecture = arch::named(&config).unwrap_or_default();
         let named = match stored.as_deref() {

@@ -186,18 +186,20 @@ impl Scene {
     }
 }
 
-/// Reads every tensor; each must be as large as it was said to be.
-fn read_all(tensors: &dyn TensorSource) {
-    for name in tensors.names() {
+/// Reads every tensor; each must be as large as it was said to be. Answers whether there was one.
+fn read_all(tensors: &dyn TensorSource) -> bool {
+    let names = tensors.names();
+    for &name in &names {
         let info = tensors.info(name).unwrap();
         if let Ok(tensor) = tensors.get(name) {
             assert_eq!(tensor.bytes().len() as u64, info.bytes, "{name}");
         }
     }
+    !names.is_empty()
 }
 
-/// Spoils files and loads them until the time is up; answers how many times.
-fn fuzz(what: &str, load: impl Fn(&Scene, &mut Random) + std::panic::RefUnwindSafe) {
+/// Loads spoiled files until the time is up; `load` answers whether one was still taken.
+fn fuzz(what: &str, load: impl Fn(&Scene, &mut Random) -> bool + std::panic::RefUnwindSafe) {
     let number = |name: &str, default: u64| {
         std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
     };
@@ -209,18 +211,22 @@ fn fuzz(what: &str, load: impl Fn(&Scene, &mut Random) + std::panic::RefUnwindSa
         Scene { folder: tempfile::tempdir().unwrap(), target: target.unwrap().spec().clone() };
     let scene = std::panic::AssertUnwindSafe(scene);
     let (before, start) = (peak_memory(), Instant::now());
-    let mut runs = 0u64;
+    let (mut runs, mut taken) = (0u64, 0u64);
     while start.elapsed() < time {
         let seed = first + runs;
-        let run = catch_unwind(|| load(&scene, &mut Random(seed)));
-        assert!(run.is_ok(), "{what}: a panic at run {runs} (seed {seed})");
+        match catch_unwind(|| load(&scene, &mut Random(seed))) {
+            Ok(was_taken) => taken += u64::from(was_taken),
+            Err(_) => panic!("{what}: a panic at run {runs} (seed {seed})"),
+        }
         runs += 1;
     }
     if let (Some(before), Some(after)) = (before, peak_memory()) {
         let grown = after - before;
         assert!(grown < MOST_MEMORY, "{what}: memory grew by {grown} bytes");
     }
-    println!("{what}: {runs} files in {:.0} s, no finding", start.elapsed().as_secs_f64());
+    assert!(taken > 0 && taken < runs, "{what}: {taken} of {runs} were taken: nothing was tested");
+    let seconds = start.elapsed().as_secs_f64();
+    println!("{what}: {runs} files in {seconds:.0} s, {taken} taken, no finding");
 }
 
 fn read_json(path: &Path) -> Value {
@@ -242,10 +248,9 @@ fn configs() {
         if random.below(4) == 0 {
             scene.write("generation_config.json", &spoiled(b"{\"eos_token_id\": [1, 2]}", random));
         }
-        if let Ok(opened) = Checkpoint::open(&scene.location(), LoadFormat::Dummy { seed: 1 }) {
-            assert!(opened.spec().parameters() > 0);
-        }
+        let opened = Checkpoint::open(&scene.location(), LoadFormat::Dummy { seed: 1 });
         let _ = Inspection::of(&scene.location()).map(|report| report.to_string());
+        opened.is_ok_and(|opened| opened.spec().parameters() > 0)
     });
 }
 
@@ -302,14 +307,12 @@ fn safetensors_headers() {
             let length = (header.len() as u64).to_le_bytes();
             [&length[..], header.as_bytes(), &file[end..]].concat()
         };
-        if let Ok(tensors) = Safetensors::open_file(&scene.write("a.safetensors", &bytes)) {
-            read_all(&tensors);
-        }
+        let opened = Safetensors::open_file(&scene.write("a.safetensors", &bytes));
+        let taken = opened.is_ok_and(|tensors| read_all(&tensors));
         let index = spoiled_json(&index, random).to_string();
         scene.write("model.safetensors.index.json", index.as_bytes());
-        if let Ok(tensors) = Safetensors::open_folder(scene.folder.path()) {
-            read_all(&tensors);
-        }
+        let sharded = Safetensors::open_folder(scene.folder.path());
+        sharded.is_ok_and(|tensors| read_all(&tensors)) || taken
     });
 }
 
@@ -331,9 +334,8 @@ fn torch_files() {
                 spoiled(file, random)
             }
         };
-        if let Ok(tensors) = TorchTensors::open_file(&scene.write("a.bin", &bytes)) {
-            read_all(&tensors);
-        }
+        let opened = TorchTensors::open_file(&scene.write("a.bin", &bytes));
+        opened.is_ok_and(|tensors| read_all(&tensors))
     });
 }
 
@@ -348,10 +350,12 @@ fn token_maps() {
         let file: &Vec<u8> = random.pick(&files);
         let bytes = spoiled(file, random);
         let vocabulary = 1 + random.below(100_000);
-        if let Ok(map) = TokenMap::open(&scene.write("map", &bytes), vocabulary) {
+        let opened = TokenMap::open(&scene.write("map", &bytes), vocabulary);
+        opened.is_ok_and(|map| {
             assert!(map.ids().is_sorted_by(|a, b| a < b));
             assert!(map.ids().last().is_some_and(|&id| (id as usize) < vocabulary));
-        }
+            true
+        })
     });
 }
 
@@ -412,7 +416,8 @@ fn heads() {
             tensors.push(HostTensor::new(name, dtype, shape, bytes.into()).unwrap());
         }
         scene.write("model.safetensors", &safetensors(&tensors));
-        let _ = HeadCheckpoint::open(&scene.location(), LoadFormat::Auto, &scene.target);
+        let opened = HeadCheckpoint::open(&scene.location(), LoadFormat::Auto, &scene.target);
         let _ = Inspection::of(&scene.location()).map(|report| report.to_string());
+        opened.is_ok()
     });
 }

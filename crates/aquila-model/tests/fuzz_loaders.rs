@@ -247,6 +247,8 @@ fn configs() {
         scene.write("config.json", &bytes);
         if random.below(4) == 0 {
             scene.write("generation_config.json", &spoiled(b"{\"eos_token_id\": [1, 2]}", random));
+        } else {
+            let _ = fs::remove_file(scene.at("generation_config.json"));
         }
         let opened = Checkpoint::open(&scene.location(), LoadFormat::Dummy { seed: 1 });
         let _ = Inspection::of(&scene.location()).map(|report| report.to_string());

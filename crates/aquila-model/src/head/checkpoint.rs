@@ -7,7 +7,7 @@ use crate::config::Settings;
 use crate::dummy::Dummy;
 use crate::layout::{self, Expected};
 use crate::source::TensorSource;
-use crate::{Location, ModelSpec, Result, arch};
+use crate::{Error, Location, ModelSpec, Result, arch};
 
 use super::kind::{HeadKind, refuse_unknown_kinds, seed, stored};
 use super::spec::{Eagle3Spec, HeadOptions, is_eagle3};
@@ -69,15 +69,21 @@ impl HeadCheckpoint {
             None => Box::new(random(&spec, load)?),
         };
         layout::check(spec.tensors(), &*tensors)?;
+        let vocabulary = DraftVocabulary::read(&spec, &*tensors)?;
+        if vocabulary.is_some() && !spec.own_lm_head {
+            let problem = "is missing, and the target's has its tokens in another order than d2t";
+            return Err(Error::tensor(tensors.origin(), &spec.lm_head().name, problem));
+        }
         if let Some(targets) = targets {
             let same = |ours: Expected, theirs: Expected| {
                 is_copy(&*tensors, &ours.name, targets, &theirs.name)
             };
             spec.own_embedding &= !same(spec.embedding(), target.embedding())?;
-            spec.own_lm_head &= !same(spec.lm_head(), target.head())?;
+            if vocabulary.is_none() {
+                spec.own_lm_head &= !same(spec.lm_head(), target.head())?;
+            }
         }
         let tensor_bytes = layout::check(spec.tensors(), &*tensors)?;
-        let vocabulary = DraftVocabulary::read(&spec, &*tensors)?;
         Ok(Self { spec, capture_layers, vocabulary, tensors, tensor_bytes })
     }
 

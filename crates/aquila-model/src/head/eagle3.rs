@@ -8,11 +8,12 @@
 use std::sync::Arc;
 
 use aquila_compute::{
-    Backend, DraftIds, ForwardPlan, HostTensor, KvDtype, KvShape, PlanBounds, Sink, WeightFormat,
+    Backend, DraftIds, ForwardPlan, HostTensor, KvDtype, KvShape, PlanBounds, WeightFormat,
 };
 
-use super::{Eagle3Spec, FeatureNorm, HeadCheckpoint, LmHead};
-use crate::block::{Block, Linear, Pass, Work, check_plan};
+use super::features::{FeatureRows, Features};
+use super::{Eagle3Spec, HeadCheckpoint, LmHead};
+use crate::block::{Block, Pass, Work, check_plan};
 use crate::loading::{Loading, Progress, check_positions};
 use crate::{Decoder, Error, Result};
 
@@ -30,13 +31,6 @@ pub struct Eagle3Head<B: Backend> {
     block: Block<B>,
     norm: B::Vector,
     lm_head: LmHead<B>,
-}
-
-/// How hidden states of the target become one of the head: normed, then joined.
-struct Features<B: Backend> {
-    /// As many as the head's [`FeatureNorm`] says.
-    norms: Vec<B::Vector>,
-    fc: Linear<B>,
 }
 
 /// Whose hidden states the rows of [`Eagle3Head::expand`] go on from.
@@ -63,13 +57,6 @@ pub struct HeadScratch<B: Backend> {
     gathered: B::Rows,
     hidden: B::Rows,
     logits: B::Rows,
-}
-
-/// The target's hidden states of a pass, and where they are normed.
-struct FeatureRows<B: Backend> {
-    given: B::Rows,
-    part: Option<B::Rows>,
-    normed: Option<B::Rows>,
 }
 
 impl<B: Backend> HeadScratch<B> {
@@ -145,14 +132,7 @@ impl<B: Backend> Eagle3Head<B> {
             embedding
         };
         let layout = spec.layer_layout();
-        let features = match spec.fc() {
-            Some(fc) => {
-                let norms = spec.feature_norms();
-                let norms = norms.iter().map(|norm| loading.vector(std::slice::from_ref(norm)));
-                Some(Features { norms: norms.collect::<Result<_>>()?, fc: loading.linear(&fc)? })
-            }
-            None => None,
-        };
+        let features = Features::load(&mut loading, &spec)?;
         let input_norm = loading.vector(std::slice::from_ref(&layout.input_norm))?;
         let hidden_norm = loading.vector(&[spec.hidden_norm()])?;
         let block = loading.block(&layout)?;
@@ -221,7 +201,7 @@ impl<B: Backend> Eagle3Head<B> {
         Ok(HeadScratch {
             bounds,
             work: Work::new(backend, &self.spec.layer, bounds)?,
-            features: self.feature_rows(backend, rows)?,
+            features: self.features.as_ref().map(|f| f.rows(backend, rows)).transpose()?,
             embedded: backend.rows(rows, hidden)?,
             normed: backend.rows(rows, hidden)?,
             joined: backend.rows(rows, 2 * hidden)?,
@@ -256,8 +236,7 @@ impl<B: Backend> Eagle3Head<B> {
         match (&self.features, &mut s.features) {
             (Some(features), Some(given)) => {
                 backend.gather_sources(captured, &s.work.plan, &mut given.given)?;
-                let normed = self.norm_features(backend, features, rows, given)?;
-                features.fc.project(backend, normed, rows, Sink::Set, &mut s.work.residual)?;
+                features.join(backend, rows, given, &mut s.work.residual)?;
             }
             _ => backend.gather_sources(captured, &s.work.plan, &mut s.work.residual)?,
         }
@@ -357,47 +336,6 @@ impl<B: Backend> Eagle3Head<B> {
         }
         backend.rms_norm(states, &self.norm, self.spec.layer.norm_epsilon, rows, normed)?;
         self.lm_head.read_out(backend, normed, rows, logits)
-    }
-
-    fn feature_rows(&self, backend: &B, rows: usize) -> Result<Option<FeatureRows<B>>> {
-        let (all, one) = (self.spec.fc_inputs(), self.spec.target_hidden_size);
-        let (part, normed) = match self.spec.feature_norm {
-            _ if self.features.is_none() => return Ok(None),
-            FeatureNorm::None => (None, None),
-            FeatureNorm::Whole => (None, Some(backend.rows(rows, all)?)),
-            FeatureNorm::Each => (Some(backend.rows(rows, one)?), Some(backend.rows(rows, one)?)),
-        };
-        Ok(Some(FeatureRows { given: backend.rows(rows, all)?, part, normed }))
-    }
-
-    /// The features as `fc` reads them.
-    fn norm_features<'s>(
-        &self,
-        backend: &B,
-        features: &Features<B>,
-        rows: usize,
-        there: &'s mut FeatureRows<B>,
-    ) -> Result<&'s B::Rows> {
-        let epsilon = self.spec.layer.norm_epsilon;
-        let FeatureRows { given, part, normed } = there;
-        match (part, normed) {
-            (Some(part), Some(normed)) => {
-                for (index, norm) in features.norms.iter().enumerate() {
-                    let column = index * self.spec.target_hidden_size;
-                    backend.take_columns(given, rows, column, part)?;
-                    backend.rms_norm(part, norm, epsilon, rows, normed)?;
-                    backend.copy_columns(normed, rows, column, given)?;
-                }
-                Ok(given)
-            }
-            (None, Some(normed)) => {
-                for norm in &features.norms {
-                    backend.rms_norm(given, norm, epsilon, rows, normed)?;
-                }
-                Ok(normed)
-            }
-            (_, None) => Ok(given),
-        }
     }
 }
 

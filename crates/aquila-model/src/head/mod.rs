@@ -10,6 +10,7 @@ mod aux_layers;
 mod checkpoint;
 mod eagle;
 mod eagle3;
+mod features;
 mod fusion;
 mod kind;
 mod lm_head;

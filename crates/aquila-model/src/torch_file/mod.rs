@@ -6,6 +6,7 @@
 
 mod names;
 mod pickle;
+mod value;
 mod zip;
 
 use std::collections::BTreeMap;
@@ -17,7 +18,8 @@ use bytes::Bytes;
 use crate::source::{TensorInfo, TensorSource, read_weight_map};
 use crate::{Error, Result, mapped};
 use names::Element;
-use pickle::{Object, Pickle, Strided, Value};
+use pickle::Pickle;
+use value::{Object, Strided, Value};
 
 /// The file of a checkpoint in one piece.
 const SINGLE: &str = "pytorch_model.bin";
@@ -109,15 +111,19 @@ impl TorchTensors {
     }
 }
 
+/// Whether a file, by its name, may be weights in this format.
+pub(crate) fn is_weight_file(name: &str) -> bool {
+    let ending = name.rsplit_once('.').map(|(_, ending)| ending);
+    ending.is_some_and(|ending| ENDINGS.contains(&ending))
+        && !OF_TRAINING.iter().any(|start| name.starts_with(start))
+}
+
 /// The torch files of a folder that may be weights, sorted.
 fn other_files(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let weights = entries.map(|entry| entry.path()).filter(|path| {
-        let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-        let ending = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
-        ENDINGS.contains(&ending)
-            && !OF_TRAINING.iter().any(|start| name.starts_with(start))
-            && path.is_file()
+        let name = path.file_name().and_then(|n| n.to_str());
+        name.is_some_and(is_weight_file) && path.is_file()
     });
     let mut weights: Vec<_> = weights.collect();
     weights.sort();

@@ -8,54 +8,14 @@
 
 use std::collections::HashMap;
 
-use super::names::{Element, Known};
+use super::names::Known;
+use super::value::{Object, Storage, Strided, Value};
 
 /// The largest pickle that is read; those of real checkpoints have a few hundred kilobytes.
 const LARGEST: usize = 8 << 20;
 
 /// The most dimensions of a tensor.
 const MOST_DIMENSIONS: usize = 8;
-
-/// A value; what has parts is an [`Object`].
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Value<'a> {
-    None,
-    Bool(bool),
-    Int(i64),
-    /// A number that no tensor needs: it is skipped, not kept.
-    Float,
-    Text(&'a str),
-    Known(Known),
-    /// The number of an object.
-    Object(usize),
-}
-
-/// What has parts.
-#[derive(Debug)]
-pub(super) enum Object<'a> {
-    List(Vec<Value<'a>>),
-    Tuple(Vec<Value<'a>>),
-    Dict(Vec<(Value<'a>, Value<'a>)>),
-    Storage(Storage<'a>),
-    Tensor(Strided<'a>),
-}
-
-/// The bytes that tensors lie in, kept in a member of the file.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Storage<'a> {
-    pub element: Element,
-    pub key: &'a str,
-    pub elements: u64,
-}
-
-/// A tensor as a view of a storage, in elements.
-#[derive(Debug, Clone)]
-pub(super) struct Strided<'a> {
-    pub storage: Storage<'a>,
-    pub offset: u64,
-    pub shape: Vec<u64>,
-    pub strides: Vec<u64>,
-}
 
 /// What a pickle builds.
 #[derive(Debug)]

@@ -83,6 +83,16 @@ fn what_is_wrong_with_a_head_is_named() {
             |h| h.set("input_norm.weight", DType::Bf16, vec![1], vec![0; 2]),
             "input_norm.weight: expected shape [128], found [1]",
         ),
+        (
+            |h| {
+                h.config["draft_vocab_size"] = json!(320);
+                h.tensors.remove("lm_head.weight");
+                let mut offsets = vec![0; 320];
+                (offsets[0], offsets[1]) = (1, -1);
+                h.set_offsets(&offsets);
+            },
+            "lm_head.weight: is missing, and the target's has its tokens in another order",
+        ),
         (|h| h.config["norm_before_fc"] = json!(true), "tensor input_norm.weight: is missing"),
         (|h| h.config["fc_norm"] = json!(true), "tensor fc_norm.0.weight: is missing"),
         (|h| h.config["norm_output"] = json!("yes"), "norm_output must be true or false"),

@@ -4,7 +4,7 @@
 //! known to suffice. The built-in algorithms are entries as any other.
 
 use aquila_compute::{Backend, KvDtype, PlanBounds, WeightFormat};
-use aquila_model::{Checkpoint, Decoder, LoadFormat, Location, Needs};
+use aquila_model::{Checkpoint, Decoder, HeadOptions, LoadFormat, Location, Needs};
 
 use crate::error::{Error, Result};
 use crate::ngram::{NgramEntry, NgramSources};
@@ -82,6 +82,8 @@ pub struct Opening<'a> {
     pub load: LoadFormat,
     /// The only tokens that a head without a vocabulary of its own may draft, if not all.
     pub token_map: Option<&'a [u32]>,
+    /// What users decide of a head where its config may mislead.
+    pub head: HeadOptions,
     /// The largest tree.
     pub shape: Shape,
     /// Where n-grams come from; as by default where nobody says.
@@ -99,6 +101,17 @@ impl<'a> Opening<'a> {
     pub fn draft(&self) -> Result<(&'a str, &'a Location)> {
         let missing = "nothing that drafts was given: use --speculative-draft-model-path";
         self.draft.ok_or_else(|| Error::Refused(missing.into()))
+    }
+
+    /// Refuses a token map, for an algorithm whose draft has a vocabulary of its own.
+    pub fn without_token_map(&self, algorithm: &str) -> Result<()> {
+        match self.token_map {
+            None => Ok(()),
+            Some(_) => Err(Error::Refused(format!(
+                "--speculative-token-map is not for {algorithm}: its drafts have a vocabulary of \
+                 their own"
+            ))),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use aquila_compute::Backend;
 use aquila_compute::cpu::CpuBackend;
 use aquila_engine::{Budget, Engine, EngineConfig, EngineHandle, Runner, available_memory};
-use aquila_model::{Checkpoint, Decoder, Location, Needs, memory, resolve_with_progress};
+use aquila_model::{Checkpoint, Decoder, Location, Needs, TokenMap, memory, resolve_with_progress};
 use aquila_spec::ngram::Corpora;
 use aquila_spec::{Opening, Shape, Verify};
 use aquila_text::{Generator, SamplingParams, Tokenizer};
@@ -88,11 +88,14 @@ pub fn build(
         Some(speculative) => {
             let draft = &speculative.draft;
             let location = draft.as_ref().map(|name| find(name, quiet)).transpose()?;
+            let map = speculative.token_map.as_deref();
+            let map = map.map(|path| TokenMap::open(path, spec.vocab_size)).transpose()?;
             Some(speculative.entry.open(&Opening {
                 target: &checkpoint,
                 draft: draft.as_deref().zip(location.as_ref()),
                 load: model.load_format(),
-                token_map: None,
+                token_map: map.as_ref().map(TokenMap::ids),
+                head: speculative.head,
                 shape: speculative.shape,
                 ngram: ngram.as_ref(),
             })?)

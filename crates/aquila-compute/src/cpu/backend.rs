@@ -364,6 +364,23 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn take_columns(
+        &self,
+        input: &CpuRows,
+        rows: usize,
+        column: usize,
+        out: &mut CpuRows,
+    ) -> Result<()> {
+        let end = column + out.width();
+        check(end <= input.width(), || {
+            format!("columns up to {end} are not in rows of {}", input.width())
+        })?;
+        for row in 0..rows {
+            out.row_mut(row).copy_from_slice(&input.row(row)[column..end]);
+        }
+        Ok(())
+    }
+
     fn gather_sources(&self, input: &CpuRows, plan: &CpuPlan, out: &mut CpuRows) -> Result<()> {
         let host = plan.host();
         check(input.width() == out.width() && host.sources.len() == host.rows(), || {

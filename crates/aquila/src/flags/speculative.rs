@@ -1,6 +1,9 @@
 //! How tokens are drafted.
 
+use std::path::PathBuf;
+
 use aquila_compute::cpu::CpuBackend;
+use aquila_model::{AuxLayerConvention, HeadOptions};
 use aquila_spec::{
     AskedShape, DraftFor, Entry, MOST_STEPS, MOST_TOPK, NONE, Shape, Simulate, SimulateMethod,
     Verify,
@@ -58,6 +61,21 @@ pub struct SpeculativeFlags {
     #[arg(long)]
     speculative_use_rejection_sampling: bool,
 
+    /// A list of the only tokens that an EAGLE or MTP head may draft, written by torch.save or as
+    /// JSON (FR-Spec)
+    #[arg(long, value_name = "FILE")]
+    speculative_token_map: Option<PathBuf>,
+
+    /// How an EAGLE3 head numbers the layers whose hidden states it reads; `aquila inspect HEAD`
+    /// says what auto chooses, and why
+    #[arg(long, value_enum, default_value_t = Convention::Auto, value_name = "WAY")]
+    speculative_aux_layer_convention: Convention,
+
+    /// The base of an EAGLE3 head's rotary frequencies, where it was not trained with the one that
+    /// its config declares
+    #[arg(long, value_name = "THETA", value_parser = theta, allow_negative_numbers = true)]
+    speculative_draft_rope_theta: Option<f64>,
+
     /// Pretend that rounds yield so many tokens on average, to measure their cost
     #[arg(long, value_name = "TOKENS", allow_negative_numbers = true)]
     simulate_acc_len: Option<f64>,
@@ -82,6 +100,17 @@ enum How {
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Convention {
+    /// As the numbers force, else as the publisher of the head does
+    #[default]
+    Auto,
+    /// By the layer whose output is read (SGLang, SpecForge)
+    Output,
+    /// By the boundary before a layer (vLLM, speculators)
+    Boundary,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Method {
     #[default]
     MatchExpected,
@@ -94,6 +123,10 @@ pub struct Speculative<'a> {
     pub entry: &'a dyn Entry<CpuBackend>,
     /// The head or model, where one is needed.
     pub draft: Option<String>,
+    /// The file that names the only tokens to draft.
+    pub token_map: Option<PathBuf>,
+    /// What the flags decide of a head.
+    pub head: HeadOptions,
     /// The trees.
     pub shape: Shape,
     /// How drafts are verified.
@@ -146,8 +179,20 @@ impl SpeculativeFlags {
         if shape == Shape::PLAIN {
             return Ok(None);
         }
+        let (token_map, head) = (self.speculative_token_map.clone(), self.head());
         let (verify, simulate) = (self.verify()?, self.simulate()?);
-        Ok(Some(Speculative { entry, draft, shape, verify, simulate, warning }))
+        Ok(Some(Speculative { entry, draft, token_map, head, shape, verify, simulate, warning }))
+    }
+
+    fn head(&self) -> HeadOptions {
+        HeadOptions {
+            aux_layer_convention: match self.speculative_aux_layer_convention {
+                Convention::Auto => AuxLayerConvention::Auto,
+                Convention::Output => AuxLayerConvention::Output,
+                Convention::Boundary => AuxLayerConvention::Boundary,
+            },
+            rope_theta: self.speculative_draft_rope_theta,
+        }
     }
 
     /// The flags with this algorithm and, unless none is given, these trees.
@@ -192,6 +237,12 @@ impl SpeculativeFlags {
             ("--speculative-num-steps", self.speculative_num_steps.is_some()),
             ("--speculative-eagle-topk", self.speculative_eagle_topk.is_some()),
             ("--speculative-num-draft-tokens", self.speculative_num_draft_tokens.is_some()),
+            ("--speculative-token-map", self.speculative_token_map.is_some()),
+            (
+                "--speculative-aux-layer-convention",
+                self.head().aux_layer_convention != AuxLayerConvention::Auto,
+            ),
+            ("--speculative-draft-rope-theta", self.speculative_draft_rope_theta.is_some()),
             ("--simulate-acc-len", self.simulate_acc_len.is_some()),
             ("--speculative-verify", self.speculative_verify.is_some()),
             (
@@ -283,5 +334,13 @@ impl SpeculativeFlags {
             Method::Multinomial => SimulateMethod::Multinomial,
         };
         Ok(Some(Simulate { length, method }))
+    }
+}
+
+/// The base of rotary frequencies.
+fn theta(text: &str) -> std::result::Result<f64, String> {
+    match text.parse() {
+        Ok(number) if (1.0..1e30).contains(&number) => Ok(number),
+        _ => Err("expected a number of at least 1".into()),
     }
 }

@@ -94,7 +94,8 @@ impl<'a> Opening<'a> {
     /// On a target, with trees up to `shape`, and everything else as where nobody says.
     pub fn new(target: &'a Checkpoint, shape: Shape) -> Self {
         let load = LoadFormat::Auto;
-        Self { target, draft: None, load, token_map: None, shape, ngram: None }
+        let head = HeadOptions::default();
+        Self { target, draft: None, load, token_map: None, head, shape, ngram: None }
     }
 
     /// What drafts, for an algorithm that cannot do without.

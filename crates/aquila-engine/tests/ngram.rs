@@ -77,12 +77,12 @@ fn n_grams_are_invisible_in_the_output() {
 #[test]
 fn drafts_of_a_request_do_not_depend_on_company_pages_chunks_hits_or_retraction() {
     let tiny = resolve("tiny").unwrap();
-    let written: Vec<Vec<u32>> = prompts().into_iter().step_by(6).map(|(_, ids)| ids).collect();
+    let written: Vec<Vec<u32>> = prompts().into_iter().step_by(4).map(|(_, ids)| ids).collect();
     let mut numbers = Numbers(5);
     let random: Vec<Vec<u32>> = (0..30).map(|_| numbers.prompt(40)).collect();
     let [qwen2, qwen3] = ["qwen2", "qwen3"].map(|name| Location::Folder(fixture(name)));
     for (location, prompts, match_type, mode, length, crowd) in [
-        (&tiny, &written, MatchType::Bfs, warm as Change, 2048, 600),
+        (&tiny, &written, MatchType::Bfs, greedy as Change, 2048, 700),
         (&qwen2, &random, MatchType::Bfs, greedy, 256, 300),
         (&qwen3, &random, MatchType::Prob, hot, 256, 300),
     ] {

@@ -11,6 +11,7 @@
 //! - [`accept`]: which drafts the target confirms; [`Verify`] where that is a matter of
 //!   probability, [`Simulate`] where it is only pretended.
 //! - [`commit()`]: one operation over everything that has a row per node.
+//! - [`policy`]: how large the trees of each round are.
 //! - [`SpecStats`]: what came of it.
 //!
 //! The one invariant: what is drafted changes how many rounds an answer takes, never the answer.
@@ -28,6 +29,7 @@ pub mod known_bugs;
 mod mtp;
 mod mtp_entry;
 pub mod ngram;
+pub mod policy;
 mod registry;
 mod shape;
 mod simulate;

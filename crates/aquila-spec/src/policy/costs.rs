@@ -1,0 +1,310 @@
+//! What a round costs: a table measured once, and what real rounds say about it.
+//!
+//! The one invariant: more requests, more nodes or more steps never look cheaper, however noisy
+//! the measurements were.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::PolicyError;
+
+/// Seconds of a verify pass by (batch, nodes of each request) and of drafting by (batch, steps,
+/// topk), on one machine with one model and one set of flags.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CostTable {
+    /// What it was measured for: machine, model and flags.
+    pub key: String,
+    /// Batch sizes, ascending.
+    pub batches: Vec<usize>,
+    /// Nodes of each request, ascending, from 1.
+    pub nodes: Vec<usize>,
+    /// Seconds of a target pass and the choice of its tokens: `verify[batch][nodes]`.
+    pub verify: Vec<Vec<f64>>,
+    /// Steps, ascending, from 1.
+    pub steps: Vec<usize>,
+    /// Widths, ascending.
+    pub topk: Vec<usize>,
+    /// Seconds of extending and drafting: `draft[batch][steps][topk]`.
+    pub draft: Vec<Vec<Vec<f64>>>,
+}
+
+/// One thing to measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Measured {
+    /// A target pass over `nodes` rows for each of `batch` requests.
+    Verify {
+        /// Requests.
+        batch: usize,
+        /// Rows of each.
+        nodes: usize,
+    },
+    /// The draft's part of a round.
+    Draft {
+        /// Requests.
+        batch: usize,
+        /// Levels.
+        steps: usize,
+        /// Width.
+        topk: usize,
+    },
+}
+
+impl CostTable {
+    /// Measures a table: `seconds` runs one thing and says what it took, and is asked `times`
+    /// times for each, of which the median counts.
+    pub fn measure<E>(
+        key: String,
+        (batches, nodes): (&[usize], &[usize]),
+        (steps, topk): (&[usize], &[usize]),
+        times: usize,
+        mut seconds: impl FnMut(Measured) -> Result<f64, E>,
+    ) -> Result<Self, E> {
+        let mut median = |what| -> Result<f64, E> {
+            let mut all =
+                (0..times.max(1)).map(|_| seconds(what)).collect::<Result<Vec<_>, E>>()?;
+            all.sort_unstable_by(f64::total_cmp);
+            Ok(all[all.len() / 2])
+        };
+        let mut verify = Vec::new();
+        let mut draft = Vec::new();
+        for &batch in batches {
+            let row = nodes.iter().map(|&nodes| median(Measured::Verify { batch, nodes }));
+            verify.push(row.collect::<Result<Vec<_>, E>>()?);
+            let mut levels = Vec::new();
+            for &steps in steps {
+                let row = topk.iter().map(|&topk| median(Measured::Draft { batch, steps, topk }));
+                levels.push(row.collect::<Result<Vec<_>, E>>()?);
+            }
+            draft.push(levels);
+        }
+        let own = |list: &[usize]| list.to_vec();
+        let (batches, nodes, steps, topk) = (own(batches), own(nodes), own(steps), own(topk));
+        let mut table = Self { key, batches, nodes, verify, steps, topk, draft };
+        table.make_monotone();
+        Ok(table)
+    }
+
+    /// Reads a table from its file.
+    pub fn from_json(text: &str) -> Result<Self, PolicyError> {
+        let what = "the cost table";
+        let mut table: Self =
+            serde_json::from_str(text).map_err(|source| PolicyError::Json { what, source })?;
+        table.check().map_err(|why| PolicyError::Costs { key: table.key.clone(), why })?;
+        table.make_monotone();
+        Ok(table)
+    }
+
+    /// The table as its file.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("a table of numbers can be written")
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let axes = [
+            ("batches", &self.batches),
+            ("nodes", &self.nodes),
+            ("steps", &self.steps),
+            ("topk", &self.topk),
+        ];
+        for (name, axis) in axes {
+            if axis.is_empty() || axis[0] == 0 || axis.windows(2).any(|pair| pair[0] >= pair[1]) {
+                return Err(format!("{name} must ascend from at least 1, not {axis:?}"));
+            }
+        }
+        let fits = self.verify.len() == self.batches.len()
+            && self.verify.iter().all(|row| row.len() == self.nodes.len())
+            && self.draft.len() == self.batches.len()
+            && self.draft.iter().all(|levels| levels.len() == self.steps.len())
+            && self.draft.iter().flatten().all(|row| row.len() == self.topk.len());
+        if !fits {
+            return Err("verify and draft do not have the lengths of their axes".to_owned());
+        }
+        let sane = |seconds: &f64| seconds.is_finite() && *seconds >= 0.0;
+        if !self.verify.iter().flatten().all(|s| sane(s) && *s > 0.0)
+            || !self.draft.iter().flatten().flatten().all(sane)
+        {
+            return Err("seconds must be finite, and above 0 for verify".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Noise may make a larger thing look cheaper; then it counts as much as the smaller one.
+    fn make_monotone(&mut self) {
+        for b in 0..self.batches.len() {
+            for n in 0..self.nodes.len() {
+                let before = [
+                    b.checked_sub(1).map(|b| self.verify[b][n]),
+                    n.checked_sub(1).map(|n| self.verify[b][n]),
+                ];
+                let least = before.into_iter().flatten().fold(0.0, f64::max);
+                self.verify[b][n] = self.verify[b][n].max(least);
+            }
+            for s in 0..self.steps.len() {
+                for k in 0..self.topk.len() {
+                    let before = [
+                        b.checked_sub(1).map(|b| self.draft[b][s][k]),
+                        s.checked_sub(1).map(|s| self.draft[b][s][k]),
+                        k.checked_sub(1).map(|k| self.draft[b][s][k]),
+                    ];
+                    let least = before.into_iter().flatten().fold(0.0, f64::max);
+                    self.draft[b][s][k] = self.draft[b][s][k].max(least);
+                }
+            }
+        }
+    }
+
+    /// Seconds of a pass over `nodes` rows on average for each of `batch` requests.
+    pub fn verify(&self, batch: f64, nodes: f64) -> f64 {
+        self.verify_in(Place::of(&self.batches, batch), nodes)
+    }
+
+    fn verify_in(&self, batch: Place, nodes: f64) -> f64 {
+        let nodes = Place::of(&self.nodes, nodes);
+        batch.between(|b| nodes.between(|n| self.verify[b][n]))
+    }
+
+    /// Seconds of extending and drafting; none for 0 steps.
+    pub fn draft(&self, batch: f64, steps: usize, topk: usize) -> f64 {
+        self.draft_in(Place::of(&self.batches, batch), steps, topk)
+    }
+
+    fn draft_in(&self, batch: Place, steps: usize, topk: usize) -> f64 {
+        if steps == 0 {
+            return 0.0;
+        }
+        let steps = Place::of(&self.steps, steps as f64);
+        let topk = Place::of(&self.topk, topk as f64);
+        batch.between(|b| steps.between(|s| topk.between(|k| self.draft[b][s][k])))
+    }
+}
+
+/// Where a value lies on an axis: between two of its points, or beyond its last two. Below the
+/// first point it lies at the first.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    low: usize,
+    high: usize,
+    part: f64,
+}
+
+impl Place {
+    fn of(axis: &[usize], value: f64) -> Self {
+        let last = axis.len() - 1;
+        let first = axis[0] as f64;
+        if last == 0 || value <= first {
+            return Self { low: 0, high: 0, part: 0.0 };
+        }
+        let high = axis.iter().position(|&point| point as f64 >= value).unwrap_or(last);
+        let (from, to) = (axis[high - 1] as f64, axis[high] as f64);
+        Self { low: high - 1, high, part: (value - from) / (to - from) }
+    }
+
+    fn between(self, at: impl Fn(usize) -> f64) -> f64 {
+        let low = at(self.low);
+        if self.low == self.high { low } else { low + (at(self.high) - low) * self.part }
+    }
+}
+
+/// A table, corrected by real rounds.
+#[derive(Debug, Clone)]
+pub struct RoundCosts {
+    table: CostTable,
+    corrections: HashMap<(usize, usize, usize, usize), f64>,
+}
+
+/// How far one round may move a correction: outliers count no more than that.
+const MOST_CORRECTION_STEP: f64 = 0.02;
+/// The share of a small difference that is taken over.
+const CORRECTION_SHARE: f64 = 0.05;
+
+impl RoundCosts {
+    /// Begins with a table as it is.
+    pub fn new(table: CostTable) -> Self {
+        Self { table, corrections: HashMap::new() }
+    }
+
+    /// The table as it was measured.
+    pub fn table(&self) -> &CostTable {
+        &self.table
+    }
+
+    /// What a round of this batch costs without drafts.
+    pub fn plain(&self, batch: usize) -> f64 {
+        self.table.verify(batch as f64, 1.0) * self.correction(batch, batch, 0, 1)
+    }
+
+    /// The costs of rounds of this batch, ready to be asked level by level.
+    pub fn of_batch(&self, batch: usize) -> BatchCosts<'_> {
+        BatchCosts { costs: self, batch, place: Place::of(&self.table.batches, batch as f64) }
+    }
+
+    /// What a round costs in which `at_level[l]` requests have at least l + 1 levels and `rows`
+    /// rows are verified in all.
+    pub fn round(&self, batch: usize, rows: usize, at_level: &[usize], topk: usize) -> f64 {
+        let costs = self.of_batch(batch);
+        let levels = at_level.iter().enumerate();
+        let draft = levels.map(|(l, &requests)| costs.level(requests, l + 1, topk)).sum::<f64>();
+        costs.total(rows, at_level.len(), topk, draft)
+    }
+
+    /// Takes in what a round took. The correction follows the logarithm of the ratio by bounded
+    /// steps, so that a few outliers do not matter.
+    pub fn refine(
+        &mut self,
+        (batch, rows): (usize, usize),
+        at_level: &[usize],
+        topk: usize,
+        seconds: f64,
+    ) {
+        let expected = self.round(batch, rows, at_level, topk);
+        if !(seconds > 0.0 && seconds.is_finite() && expected > 0.0) {
+            return;
+        }
+        let off = (seconds / expected).ln() * CORRECTION_SHARE;
+        let off = off.clamp(-MOST_CORRECTION_STEP, MOST_CORRECTION_STEP);
+        let key = cell(batch, rows, at_level.len(), topk);
+        *self.corrections.entry(key).or_insert(0.0) += off;
+    }
+
+    fn correction(&self, batch: usize, rows: usize, steps: usize, topk: usize) -> f64 {
+        let key = cell(batch, rows, steps, topk);
+        self.corrections.get(&key).map_or(1.0, |log| log.exp())
+    }
+}
+
+/// Rounds that share a correction: the same steps and width, about the same batch and rows.
+fn cell(batch: usize, rows: usize, steps: usize, topk: usize) -> (usize, usize, usize, usize) {
+    let octave = |n: usize| (usize::BITS - n.leading_zeros()) as usize;
+    (octave(batch), (2 * rows).div_ceil(batch.max(1)).min(16), steps, topk)
+}
+
+/// [`RoundCosts`] at one batch size.
+#[derive(Debug, Clone, Copy)]
+pub struct BatchCosts<'a> {
+    costs: &'a RoundCosts,
+    batch: usize,
+    place: Place,
+}
+
+impl BatchCosts<'_> {
+    /// What level `level` of the trees of `requests` requests adds to drafting.
+    pub fn level(&self, requests: usize, level: usize, topk: usize) -> f64 {
+        if requests == 0 {
+            return 0.0;
+        }
+        let table = &self.costs.table;
+        let place = match requests == self.batch {
+            true => self.place,
+            false => Place::of(&table.batches, requests as f64),
+        };
+        table.draft_in(place, level, topk) - table.draft_in(place, level - 1, topk)
+    }
+
+    /// The whole round, with what its levels add up to.
+    pub fn total(&self, rows: usize, steps: usize, topk: usize, draft: f64) -> f64 {
+        let nodes = rows as f64 / self.batch as f64;
+        (self.costs.table.verify_in(self.place, nodes) + draft)
+            * self.costs.correction(self.batch, rows, steps, topk)
+    }
+}

@@ -1,0 +1,230 @@
+//! How likely drafts are to be right: by depth and branch rank for all requests, by a factor for
+//! each request, by a factor for how sure the draft says it is.
+//!
+//! The one invariant: what has not been seen is taken to be as what is nearest to it: a request as
+//! all requests, a depth as the one above it.
+
+use std::collections::HashMap;
+
+use super::RequestOutcome;
+
+/// Depths that are told apart; deeper ones are taken to be as the last.
+const DEPTHS: usize = 16;
+/// Ranks that are told apart.
+const RANKS: usize = 8;
+/// Trials that the short memory holds.
+const SHORT: f64 = 24.0;
+/// Rounds after which the long memory has forgotten all but a third.
+const LONG_ROUNDS: f64 = 150.0;
+/// How many standard deviations the short memory must be off before the long one is given up.
+const CHANGE: f64 = 3.0;
+/// Trials that the depth above counts for.
+const PULL_DEPTH: f64 = 4.0;
+/// Trials that all requests count for in the factor of one.
+const PULL_REQUEST: f64 = 12.0;
+/// Trials that a request's factor remembers.
+const REQUEST_TRIALS: f64 = 60.0;
+/// The share of misses after which a second, third, … candidate is right, before anything is
+/// known.
+const FIRST_SHARES: [f64; RANKS] = [0.0, 0.30, 0.14, 0.09, 0.06, 0.045, 0.035, 0.03];
+const SURE: f64 = 0.995;
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Tally {
+    right: f64,
+    trials: f64,
+}
+
+impl Tally {
+    fn add(&mut self, right: bool) {
+        self.trials += 1.0;
+        self.right += f64::from(u8::from(right));
+    }
+
+    fn fade(&mut self, by: f64) {
+        self.right *= by;
+        self.trials *= by;
+    }
+
+    fn rate(&self, prior: f64, weight: f64) -> f64 {
+        (self.right + weight * prior) / (self.trials + weight)
+    }
+}
+
+/// What was right against what was expected, as a factor on the odds.
+#[derive(Debug, Clone, Copy, Default)]
+struct Odds {
+    right: f64,
+    wrong: f64,
+    expected_right: f64,
+    expected_wrong: f64,
+}
+
+impl Odds {
+    fn add(&mut self, right: bool, expected: f64, keep: f64) {
+        let (hit, miss) = if right { (1.0, 0.0) } else { (0.0, 1.0) };
+        self.right = self.right * keep + hit;
+        self.wrong = self.wrong * keep + miss;
+        self.expected_right = self.expected_right * keep + expected;
+        self.expected_wrong = self.expected_wrong * keep + (1.0 - expected);
+    }
+
+    fn factor(&self, pull: f64) -> f64 {
+        let pull = pull / 2.0;
+        (self.right + pull) / (self.expected_right + pull) * (self.expected_wrong + pull)
+            / (self.wrong + pull)
+    }
+}
+
+/// Running survival rates.
+#[derive(Debug, Clone)]
+pub struct Survival {
+    long: [Tally; DEPTHS],
+    short: [Tally; DEPTHS],
+    /// What the short memory's trials should have been by the long one, and their variance.
+    expected: f64,
+    variance: f64,
+    shares: [Tally; RANKS],
+    sureness: [Odds; 8],
+    requests: HashMap<u64, Odds>,
+    rates: [f64; DEPTHS],
+    first: f64,
+}
+
+impl Survival {
+    /// Nothing known but what is likely of a first draft.
+    pub fn new(first: f64) -> Self {
+        Self {
+            long: Default::default(),
+            short: Default::default(),
+            expected: 0.0,
+            variance: 0.0,
+            shares: Default::default(),
+            sureness: Default::default(),
+            requests: HashMap::new(),
+            rates: [first; DEPTHS],
+            first,
+        }
+    }
+
+    /// The rate at which the best draft of this depth (from 1) is right where its parent was.
+    pub fn rate(&self, depth: usize) -> f64 {
+        self.rates[depth.clamp(1, DEPTHS) - 1]
+    }
+
+    /// The rate at which the candidate of this rank is right, where its parent was.
+    pub fn rate_of_rank(&self, depth: usize, rank: usize) -> f64 {
+        match rank {
+            0 => self.rate(depth),
+            _ => (1.0 - self.rate(depth)) * self.share(rank),
+        }
+    }
+
+    fn share(&self, rank: usize) -> f64 {
+        let rank = rank.min(RANKS - 1);
+        self.shares[rank].rate(FIRST_SHARES[rank], 20.0)
+    }
+
+    /// By how much the odds of a request's drafts are better than those of all.
+    pub fn factor(&self, request: u64) -> f64 {
+        self.requests.get(&request).map_or(1.0, |odds| odds.factor(PULL_REQUEST))
+    }
+
+    /// By how much the odds of a first draft are better where the draft is so sure of it.
+    pub fn factor_of_confidence(&self, confidence: Option<f32>) -> f64 {
+        confidence.map_or(1.0, |sure| self.sureness[bucket(sure)].factor(20.0))
+    }
+
+    /// The rate of a depth with odds that are better by a factor.
+    pub fn rate_by(&self, depth: usize, factor: f64) -> f64 {
+        let rate = self.rate(depth);
+        let odds = rate / (1.0 - rate).max(1.0 - SURE) * factor;
+        (odds / (1.0 + odds)).min(SURE)
+    }
+
+    /// Trials of first drafts that the long memory still holds.
+    pub fn known(&self) -> f64 {
+        self.long[0].trials
+    }
+
+    /// Forgets a request.
+    pub fn leave(&mut self, request: u64) {
+        self.requests.remove(&request);
+    }
+
+    /// Takes in the drafts of a round; says whether they show that the text has changed, so that
+    /// the long memory was given up for the short one.
+    pub fn learn(&mut self, outcomes: &[RequestOutcome<'_>]) -> bool {
+        let trials: usize = outcomes.iter().map(trials).sum();
+        if trials == 0 {
+            return false;
+        }
+        let keep = SHORT / (SHORT + trials as f64);
+        self.expected *= keep;
+        self.variance *= keep;
+        for (short, long) in self.short.iter_mut().zip(&mut self.long) {
+            short.fade(keep);
+            long.fade(1.0 - 1.0 / LONG_ROUNDS);
+        }
+        for outcome in outcomes {
+            self.learn_one(outcome);
+        }
+        let right: f64 = self.short.iter().map(|tally| tally.right).sum();
+        let off = right - self.expected;
+        let changed = off * off > CHANGE * CHANGE * self.variance.max(0.5);
+        if changed {
+            self.long = self.short;
+        }
+        self.estimate();
+        if changed {
+            // What follows is judged by the new rates, and so is what the short memory holds.
+            self.expected = right;
+            let variance = |(tally, rate): (&Tally, &f64)| tally.trials * rate * (1.0 - rate);
+            self.variance = self.short.iter().zip(&self.rates).map(variance).sum();
+        }
+        changed
+    }
+
+    fn learn_one(&mut self, outcome: &RequestOutcome<'_>) {
+        let keep_request = 1.0 - 1.0 / REQUEST_TRIALS;
+        for depth in 1..=outcome.correct + usize::from(outcome.refused > 0) {
+            let refused = depth > outcome.correct;
+            let rank = outcome.ranks.get(depth - 1).map_or(0, |&rank| rank as usize);
+            let right = !refused && rank == 0;
+            let at = depth.min(DEPTHS) - 1;
+            let expected = self.rates[at];
+            self.long[at].add(right);
+            self.short[at].add(right);
+            self.expected += expected;
+            self.variance += expected * (1.0 - expected);
+            self.requests.entry(outcome.id).or_default().add(right, expected, keep_request);
+            if let (1, Some(sure)) = (depth, outcome.confidence) {
+                self.sureness[bucket(sure)].add(right, expected, 0.99);
+            }
+            if !right {
+                let offered = if refused { outcome.refused } else { rank + 1 };
+                for other in 1..offered.min(RANKS) {
+                    self.shares[other].fade(0.995);
+                    self.shares[other].add(!refused && other == rank);
+                }
+            }
+        }
+    }
+
+    fn estimate(&mut self) {
+        let mut prior = self.first;
+        for (rate, tally) in self.rates.iter_mut().zip(&self.long) {
+            *rate = tally.rate(prior, PULL_DEPTH).min(SURE);
+            prior = *rate;
+        }
+    }
+}
+
+fn bucket(sure: f32) -> usize {
+    ((sure.clamp(0.0, 1.0) * 8.0) as usize).min(7)
+}
+
+/// Drafts of an outcome that say whether a best candidate was right.
+fn trials(outcome: &RequestOutcome<'_>) -> usize {
+    outcome.correct + usize::from(outcome.refused > 0)
+}

@@ -1,0 +1,204 @@
+//! Policies in virtual time: a workload that changes, played over a table of costs.
+//!
+//! Whether a draft of a token is right depends on the token, its depth and its request alone, so
+//! every policy meets the same text. Results come one round late, and what a round took is known
+//! with noise only.
+
+use aquila_spec::Shape;
+use aquila_spec::policy::{
+    Adaptive, AdaptiveTable, Auto, AutoSettings, CostTable, Fixed, Policy, RequestOutcome,
+    RequestView, RoundCosts, RoundOutcome, RoundView, Setting,
+};
+
+/// A stretch of one kind of text at one batch size.
+#[derive(Debug, Clone, Copy)]
+pub struct Phase {
+    pub name: &'static str,
+    pub batch: usize,
+    /// How often a first draft is right in a request of the middle.
+    pub first: f64,
+    /// How much less often a draft is right for each level that it is deeper.
+    pub fade: f64,
+    /// How far the log-odds of the requests lie apart, each way.
+    pub spread: f64,
+    /// How long plain decoding takes for it, in rounds.
+    pub rounds: usize,
+}
+
+impl Phase {
+    /// How often a draft of this request is right at a depth where its parent was.
+    fn rate(&self, request: usize, depth: usize) -> f64 {
+        let place = match self.batch {
+            1 => 0.0,
+            batch => 2.0 * request as f64 / (batch - 1) as f64 - 1.0,
+        };
+        let rate = self.first * self.fade.powi(depth as i32 - 1);
+        let odds = rate / (1.0 - rate) * (self.spread * place).exp();
+        odds / (1.0 + odds)
+    }
+
+    /// Tokens that a request expects of a round with a chain of so many steps.
+    fn expected(&self, request: usize, steps: usize) -> f64 {
+        let (mut sum, mut chance) = (1.0, 1.0);
+        for depth in 1..=steps {
+            chance *= self.rate(request, depth);
+            sum += chance;
+        }
+        sum
+    }
+
+    /// Expected tokens per second where every request has a chain of so many steps.
+    pub fn speed(&self, costs: &RoundCosts, steps: usize) -> f64 {
+        let tokens: f64 = (0..self.batch).map(|request| self.expected(request, steps)).sum();
+        let levels = vec![self.batch; steps];
+        tokens / costs.round(self.batch, self.batch * (steps + 1), &levels, 1)
+    }
+}
+
+/// Easy code, hard prose, and what drafts cannot follow, at batch 1 → 8 → 32 → 1.
+pub fn workload() -> Vec<Phase> {
+    let code =
+        |batch| Phase { name: "code", batch, first: 0.88, fade: 0.985, spread: 0.8, rounds: 6000 };
+    let prose = |batch| Phase { name: "prose", first: 0.5, fade: 0.93, ..code(batch) };
+    let noise = |batch| Phase { name: "noise", first: 0.08, fade: 0.9, ..code(batch) };
+    vec![
+        code(1),
+        prose(1),
+        noise(1),
+        code(1),
+        code(8),
+        noise(8),
+        prose(8),
+        code(8),
+        code(32),
+        prose(32),
+        noise(32),
+        code(32),
+        prose(1),
+        code(1),
+    ]
+}
+
+/// What happened in a round.
+#[derive(Debug, Clone, Copy)]
+pub struct Round {
+    pub tokens: usize,
+    /// Tokens that its shapes give on average.
+    pub expected: f64,
+    pub seconds: f64,
+    /// The most steps of any request.
+    pub steps: usize,
+}
+
+/// A phase as a policy played it.
+#[derive(Debug, Clone)]
+pub struct Played {
+    pub rounds: Vec<Round>,
+}
+
+impl Played {
+    pub fn seconds(&self) -> f64 {
+        self.rounds.iter().map(|round| round.seconds).sum()
+    }
+
+    pub fn tokens(&self) -> usize {
+        self.rounds.iter().map(|round| round.tokens).sum()
+    }
+
+    /// Expected tokens per second of the shapes chosen in some of its rounds.
+    pub fn expected_speed(&self, rounds: std::ops::Range<usize>) -> f64 {
+        let rounds =
+            &self.rounds[rounds.start.min(self.rounds.len())..rounds.end.min(self.rounds.len())];
+        let tokens: f64 = rounds.iter().map(|round| round.expected).sum();
+        tokens / rounds.iter().map(|round| round.seconds).sum::<f64>()
+    }
+
+    pub fn speed(&self) -> f64 {
+        self.tokens() as f64 / self.seconds()
+    }
+}
+
+/// A number in [0, 1) that depends on its arguments alone.
+pub fn uniform(seed: u64, a: u64, b: u64) -> f64 {
+    let mut x =
+        seed ^ a.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ b.wrapping_mul(0xD1B5_4A32_D192_ED03);
+    for _ in 0..2 {
+        x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        x ^= x >> 31;
+    }
+    (x >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+/// Plays all phases, each until its tokens are there.
+pub fn play(
+    policy: &mut dyn Policy,
+    phases: &[Phase],
+    costs: &RoundCosts,
+    seed: u64,
+) -> Vec<Played> {
+    let mut late: Option<(Setting, Vec<RequestOutcome<'static>>, f64)> = None;
+    let mut positions = vec![0_u64; 64];
+    let mut count = 0;
+    let mut played = Vec::new();
+    for phase in phases {
+        let views: Vec<_> = (0..phase.batch as u64).map(RequestView::new).collect();
+        let mut rounds = Vec::new();
+        let mut left = phase.batch * phase.rounds;
+        while left > 0 {
+            let decision = policy.choose(&RoundView { requests: &views });
+            if let Some((setting, requests, seconds)) = late.take() {
+                let seconds = Some(seconds * (0.95 + 0.1 * uniform(seed, 77, count)));
+                policy.learn(&RoundOutcome { setting, requests: &requests, seconds });
+            }
+            count += 1;
+            let mut outcomes = Vec::with_capacity(phase.batch);
+            let (mut tokens, mut expected, mut levels) = (0, 0.0, Vec::new());
+            for (request, &shape) in decision.shapes.iter().enumerate() {
+                let position = positions[request];
+                let right = |&depth: &usize| {
+                    let at = position + depth as u64;
+                    uniform(seed, request as u64, at) < phase.rate(request, depth)
+                };
+                let correct = (1..=shape.steps()).take_while(right).count();
+                positions[request] += correct as u64 + 1;
+                tokens += correct + 1;
+                expected += phase.expected(request, shape.steps());
+                levels.resize(shape.steps().max(levels.len()), 0);
+                levels[..shape.steps()].iter_mut().for_each(|n| *n += 1);
+                outcomes.push(RequestOutcome::chain(request as u64, shape, correct));
+            }
+            let seconds = costs.round(phase.batch, decision.rows(), &levels, 1);
+            rounds.push(Round { tokens, expected, seconds, steps: levels.len() });
+            late = Some((decision.setting, outcomes, seconds));
+            left = left.saturating_sub(tokens);
+        }
+        played.push(Played { rounds });
+    }
+    played
+}
+
+/// The tables that there are to race over.
+pub fn tables() -> [(&'static str, CostTable); 2] {
+    let read = |text| CostTable::from_json(text).expect("the fixture is a table");
+    [
+        ("like a CPU", read(include_str!("../fixtures/costs-like-cpu.json"))),
+        ("like an H200", read(include_str!("../fixtures/costs-like-h200.json"))),
+    ]
+}
+
+/// Every policy in the race, by name; the last one is `auto`.
+pub fn racers(table: &CostTable) -> Vec<(String, Box<dyn Policy>)> {
+    let mut all: Vec<(String, Box<dyn Policy>)> =
+        vec![("plain".to_owned(), Box::new(Fixed::new(Shape::PLAIN)))];
+    for steps in FIXED {
+        all.push((format!("fixed {steps}"), Box::new(Fixed::new(Shape::chain(steps)))));
+    }
+    let adaptive = Adaptive::new(AdaptiveTable::default(), None, Vec::new());
+    all.push(("adaptive".to_owned(), Box::new(adaptive.expect("the default table is one"))));
+    all.push(("auto".to_owned(), Box::new(Auto::new(AutoSettings::default(), table.clone()))));
+    all
+}
+
+/// The steps of the fixed policies.
+pub const FIXED: [usize; 4] = [1, 3, 5, 7];

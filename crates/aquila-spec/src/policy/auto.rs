@@ -24,7 +24,7 @@ pub struct AutoSettings {
     pub loss_limit: f64,
     /// The share of plain decoding's time that may be lost for good.
     pub loss_allowance: f64,
-    /// The share of plain decoding's time that probes may take while nothing is drafted.
+    /// The share of plain decoding's time that watching drafts may take while none are verified.
     pub probe_share: f64,
     /// How likely a first draft is to be right before anything is known.
     pub first_rate: f64,
@@ -45,18 +45,22 @@ impl Default for AutoSettings {
             margin: 0.01,
             dwell: 3,
             loss_limit: 9.0,
-            loss_allowance: 0.01,
-            probe_share: 0.0075,
+            loss_allowance: 0.011,
+            probe_share: 0.009,
             first_rate: 0.6,
         }
     }
 }
 
-/// The most requests that a probe drafts for: more would not tell more.
-const PROBED: usize = 8;
+/// The most requests that are watched at once: more would not tell more.
+const WATCHED: usize = 8;
+/// Nats that make a look at drafts promising, so that the next look is at once.
+const PROMISING: f64 = 0.8;
+/// What looks at once may take before their share of time has come, in plain rounds.
+const PROBE_CREDIT: f64 = 0.6;
 /// Rounds between two looks at requests that are left out of drafting.
-const LEFT_OUT_ROUNDS: u64 = 16;
-/// Rounds after which the result of a probe is taken to be lost.
+const LEFT_OUT_ROUNDS: u64 = 8;
+/// Rounds after which the result of a look is taken to be lost.
 const LOST_ROUNDS: u32 = 64;
 /// Results after which trees are put in order anew.
 const TREE_RESULTS: u32 = 8;
@@ -73,9 +77,9 @@ pub struct Auto {
     held_batch: usize,
     held_rounds: u32,
     unsettled: bool,
-    /// Rounds since the last probe, and probes in a row that were right.
+    /// What may be spent on looks, in plain rounds; negative where looks at once were ahead.
+    probing: f64,
     since_probe: u32,
-    streak: u32,
     in_flight: u32,
     results_since_trees: u32,
     rounds: u64,
@@ -105,8 +109,8 @@ impl Auto {
             held_batch: 0,
             held_rounds: 0,
             unsettled: true,
+            probing: 0.0,
             since_probe: 0,
-            streak: 0,
             in_flight: 0,
             results_since_trees: 0,
             rounds: 0,
@@ -158,44 +162,31 @@ impl Auto {
         plan
     }
 
-    /// The shapes of a probe, if one is due: a short chain for a few requests, as rarely as the
-    /// share of time for probes asks, or at once while probes are right.
-    fn probe(&mut self, round: &RoundView<'_>, plain_seconds: f64) -> Option<Vec<Shape>> {
-        self.since_probe = self.since_probe.saturating_add(1);
-        let chains = self.ladders.first().filter(|ladder| ladder.largest.is_chain());
-        let most = chains.map_or(1, |ladder| ladder.largest.steps());
-        let steps = (1 << self.streak.min(3)).min(most);
+    /// Whom to watch in a plain round: a few requests in turn, as rarely as their share of time
+    /// asks, or at once while what is seen is promising.
+    fn probe(&mut self, round: &RoundView<'_>, plain_seconds: f64) -> Vec<usize> {
         let batch = round.requests.len();
-        let may = round.requests.iter().filter(|r| r.most_steps() > 0).count();
+        let most = PROBE_CREDIT;
+        self.probing = (self.probing + self.settings.probe_share).min(most);
+        self.since_probe = self.since_probe.saturating_add(1);
         let waits = self.in_flight > 0 && self.since_probe < LOST_ROUNDS;
-        if may == 0 || self.ladders.is_empty() || waits {
-            return None;
+        if self.ladders.is_empty() || waits {
+            return Vec::new();
         }
-        let extra = |requests: usize| {
-            let at_level = [requests; 8];
-            let rows = batch + requests * steps;
-            self.costs.round(batch, rows, &at_level[..steps], 1) / plain_seconds - 1.0
-        };
-        let sizes = [1, 2, 4, PROBED].map(|size| size.min(may));
-        // Of two probes the one that tells more for what it costs; a fixed part makes large ones
-        // worth it.
-        let tells = |size: usize| size as f64 / extra(size).max(1e-6);
-        let size = sizes.into_iter().max_by(|&a, &b| tells(a).total_cmp(&tells(b)))?;
-        let extra = extra(size);
-        let due = f64::from(self.since_probe) * self.settings.probe_share >= extra;
-        if !(due || self.streak > 0) || !self.account.affords(extra) {
-            return None;
+        let start = self.probes as usize * WATCHED % batch;
+        let turn = (0..batch).map(|i| (start + i) % batch);
+        let watch: Vec<usize> =
+            turn.filter(|&at| round.requests[at].most_steps() > 0).take(WATCHED).collect();
+        let extra = self.costs.watching(batch, watch.len()) / plain_seconds;
+        let promising = self.survival.promise() > PROMISING;
+        let least = if promising { extra - PROBE_CREDIT } else { extra };
+        if watch.is_empty() || self.probing < least {
+            return Vec::new();
         }
-        let mut shapes = vec![Shape::PLAIN; batch];
-        let start = self.probes as usize * PROBED % batch;
-        let eligible = (0..batch).map(|i| (start + i) % batch);
-        let eligible = eligible.filter(|&at| round.requests[at].most_steps() > 0);
-        for at in eligible.take(size) {
-            shapes[at] = Shape::chain(steps).capped(round.requests[at].most_steps());
-        }
+        self.probing -= extra;
         self.since_probe = 0;
         self.probes += 1;
-        Some(shapes)
+        watch
     }
 
     fn shared_out(&self, plan: &Plan, round: &RoundView<'_>) -> Vec<Shape> {
@@ -204,16 +195,16 @@ impl Auto {
         };
         let by_group: Vec<Shape> =
             self.groups.iter().map(|group| share(ladder, group, plan)).collect();
-        let mut shapes: Vec<Shape> = self.group_of.iter().map(|&at| by_group[at]).collect();
-        if self.rounds.is_multiple_of(LEFT_OUT_ROUNDS) {
-            let one = Shape::chain(1);
-            for (shape, request) in shapes.iter_mut().zip(round.requests) {
-                if shape.steps() == 0 {
-                    *shape = one.capped(request.most_steps());
-                }
-            }
+        self.group_of.iter().map(|&at| by_group[at]).collect()
+    }
+
+    /// Requests that get nothing while others do are watched now and then, lest a bad start stick.
+    fn left_out(&self, shapes: &[Shape], round: &RoundView<'_>) -> Vec<usize> {
+        if !self.rounds.is_multiple_of(LEFT_OUT_ROUNDS) {
+            return Vec::new();
         }
-        shapes
+        let idle = |&at: &usize| shapes[at].steps() == 0 && round.requests[at].most_steps() > 0;
+        (0..shapes.len()).filter(idle).collect()
     }
 
     /// What a round of these shapes costs.
@@ -251,34 +242,37 @@ impl Policy for Auto {
         let plain_seconds = self.costs.plain(batch);
         let plan = self.plan(batch, plain_seconds);
         let mut shapes = self.shared_out(&plan, round);
-        let mut probe = false;
-        if plan.ladder.is_none()
-            && let Some(probing) = self.probe(round, plain_seconds)
-        {
-            (shapes, probe) = (probing, true);
-        }
-        let mut extra = self.seconds(shapes.iter().copied()) / plain_seconds - 1.0;
+        let mut watch = match plan.ladder {
+            None => self.probe(round, plain_seconds),
+            Some(_) => self.left_out(&shapes, round),
+        };
+        let watching = self.costs.watching(batch, watch.len());
+        let seconds = self.seconds(shapes.iter().copied()) + watching;
+        let mut extra = seconds / plain_seconds - 1.0;
         if !self.account.affords(extra) {
             shapes.fill(Shape::PLAIN);
-            (extra, probe) = (0.0, false);
+            watch.clear();
+            extra = 0.0;
         }
         self.account.charge(extra);
         let largest = shapes.iter().copied().max_by_key(|s| (s.steps(), s.nodes()));
         let shape = largest.unwrap_or(Shape::PLAIN);
-        self.in_flight += u32::from(shape.steps() > 0);
+        self.in_flight += u32::from(shape.steps() > 0 || !watch.is_empty());
         let setting = Setting { batch, slot: 1, shape };
-        Decision { setting, shapes, expected: Some(plan.tokens), probe }
+        Decision { setting, shapes, expected: Some(plan.tokens), watch }
     }
 
     fn learn(&mut self, outcome: &RoundOutcome<'_>) {
         let batch = outcome.setting.batch.max(1);
+        let watched = outcome.requests.iter().any(|r| r.watched.is_some());
         if let Some(seconds) = outcome.seconds
             && outcome.requests.len() == batch
+            && !watched
         {
             let (batch, rows, topk) = self.count(outcome.requests.iter().map(|r| r.shape));
             self.costs.refine((batch, rows), &self.at_level, topk, seconds);
         }
-        if outcome.setting.shape.steps() == 0 {
+        if outcome.setting.shape.steps() == 0 && !watched {
             return;
         }
         self.in_flight = self.in_flight.saturating_sub(1);
@@ -286,9 +280,6 @@ impl Policy for Auto {
         self.account.pay_back(correct as f64 / batch as f64);
         let changed = self.survival.learn(outcome.requests);
         self.unsettled |= changed;
-        // A probe that found more than half of its drafts right is followed up at once.
-        let drafted: usize = outcome.requests.iter().map(|r| r.shape.steps()).sum();
-        self.streak = if correct * 2 > drafted { self.streak + 1 } else { 0 };
         self.results_since_trees += 1;
         let trees_due = changed || self.results_since_trees >= TREE_RESULTS;
         for ladder in &mut self.ladders {

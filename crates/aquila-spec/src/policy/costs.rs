@@ -179,30 +179,36 @@ impl CostTable {
     }
 }
 
-/// Where a value lies on an axis: between two of its points, or beyond its last two. Below the
-/// first point it lies at the first.
+/// Where a value lies on an axis: between two of its points. Below the first it lies at the
+/// first; beyond the last, what was measured there grows in proportion, which keeps the order of
+/// things and makes what was not measured look dear rather than cheap.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     low: usize,
     high: usize,
     part: f64,
+    times: f64,
 }
 
 impl Place {
     fn of(axis: &[usize], value: f64) -> Self {
         let last = axis.len() - 1;
-        let first = axis[0] as f64;
-        if last == 0 || value <= first {
-            return Self { low: 0, high: 0, part: 0.0 };
+        if value >= axis[last] as f64 {
+            return Self { low: last, high: last, part: 0.0, times: value / axis[last] as f64 };
         }
         let high = axis.iter().position(|&point| point as f64 >= value).unwrap_or(last);
-        let (from, to) = (axis[high - 1] as f64, axis[high] as f64);
-        Self { low: high - 1, high, part: (value - from) / (to - from) }
+        let low = high.saturating_sub(1);
+        let (from, to) = (axis[low] as f64, axis[high] as f64);
+        let part = if low == high { 0.0 } else { (value - from) / (to - from) };
+        Self { low, high, part, times: 1.0 }
     }
 
     fn between(self, at: impl Fn(usize) -> f64) -> f64 {
         let low = at(self.low);
-        if self.low == self.high { low } else { low + (at(self.high) - low) * self.part }
+        if self.low == self.high {
+            return low * self.times;
+        }
+        low + (at(self.high) - low) * self.part
     }
 }
 
@@ -232,6 +238,11 @@ impl RoundCosts {
     /// What a round of this batch costs without drafts.
     pub fn plain(&self, batch: usize) -> f64 {
         self.table.verify(batch as f64, 1.0) * self.correction(batch, batch, 0, 1)
+    }
+
+    /// What it costs beside a round to draft one step for some of its requests without verifying.
+    pub fn watching(&self, batch: usize, requests: usize) -> f64 {
+        self.of_batch(batch).level(requests, 1, 1)
     }
 
     /// The costs of rounds of this batch, ready to be asked level by level.

@@ -99,15 +99,16 @@ pub struct Decision {
     pub shapes: Vec<Shape>,
     /// Tokens that the policy expects of the round, where it has an opinion.
     pub expected: Option<f64>,
-    /// Whether the round is run to find out, not because it is expected to pay.
-    pub probe: bool,
+    /// Requests to be watched, by their place in the view: for each, one step is drafted and not
+    /// verified, and the outcome says whether it would have been right. Their shapes are plain.
+    pub watch: Vec<usize>,
 }
 
 impl Decision {
     fn uniform(round: &RoundView<'_>, slot: usize, shape: Shape) -> Self {
         let shapes: Vec<_> = round.requests.iter().map(|r| shape.capped(r.most_steps())).collect();
         let setting = Setting { batch: round.requests.len(), slot, shape };
-        Self { setting, shapes, expected: None, probe: false }
+        Self { setting, shapes, expected: None, watch: Vec::new() }
     }
 
     /// Rows of the verify pass.
@@ -141,6 +142,8 @@ pub struct RequestOutcome<'a> {
     pub ranks: &'a [u8],
     /// Drafts at the end of the accepted path, all of them wrong; 0 where the tree ended there.
     pub refused: usize,
+    /// Where the request was watched: whether the draft's likeliest token was the one chosen.
+    pub watched: Option<bool>,
     /// As the view had it.
     pub confidence: Option<f32>,
 }
@@ -149,7 +152,7 @@ impl RequestOutcome<'static> {
     /// The outcome of a chain of which `correct` drafts were right.
     pub fn chain(id: u64, shape: Shape, correct: usize) -> Self {
         let refused = usize::from(correct < shape.steps());
-        Self { id, shape, correct, ranks: &[], refused, confidence: None }
+        Self { id, shape, correct, ranks: &[], refused, watched: None, confidence: None }
     }
 }
 
@@ -162,7 +165,7 @@ pub struct PolicyState {
     pub slots: Vec<SlotState>,
     /// How often a slot's steps changed.
     pub switches: u64,
-    /// Rounds that were run to find out.
+    /// Rounds in which requests were watched to find out.
     pub probes: u64,
 }
 

@@ -12,16 +12,17 @@ use super::RequestOutcome;
 const DEPTHS: usize = 16;
 /// Ranks that are told apart.
 const RANKS: usize = 8;
-/// Trials that the short memory holds.
-const SHORT: f64 = 24.0;
 /// Rounds after which the long memory has forgotten all but a third.
 const LONG_ROUNDS: f64 = 150.0;
-/// How many standard deviations the short memory must be off before the long one is given up.
-const CHANGE: f64 = 3.0;
+/// How many nats a change of the odds must explain a run of results better than none before what
+/// was known is given up. Rounds with more trials need half a nat more for each e-fold.
+const CHANGE: f64 = 4.5;
+/// The change of the log-odds that is looked for.
+const TILT: f64 = 2.0;
 /// Trials that the depth above counts for.
 const PULL_DEPTH: f64 = 4.0;
 /// Trials that all requests count for in the factor of one.
-const PULL_REQUEST: f64 = 12.0;
+const PULL_REQUEST: f64 = 6.0;
 /// Trials that a request's factor remembers.
 const REQUEST_TRIALS: f64 = 60.0;
 /// The share of misses after which a second, third, … candidate is right, before anything is
@@ -76,14 +77,40 @@ impl Odds {
     }
 }
 
+/// A cumulative sum test for odds that have changed one way.
+#[derive(Debug, Clone, Default)]
+struct Drift {
+    /// Nats by which the results since `since` began speak for a change.
+    sum: f64,
+    since: [Tally; DEPTHS],
+}
+
+impl Drift {
+    /// Takes in a round's tallies, judged by the rates before it.
+    fn see(&mut self, round: &[Tally; DEPTHS], rates: &[f64; DEPTHS], tilt: f64) {
+        for (tally, rate) in round.iter().zip(rates).filter(|(tally, _)| tally.trials > 0.0) {
+            let rate = rate.clamp(0.02, 0.98);
+            let tilted = rate * tilt.exp() / (1.0 - rate + rate * tilt.exp());
+            self.sum += tally.right * (tilted / rate).ln();
+            self.sum += (tally.trials - tally.right) * ((1.0 - tilted) / (1.0 - rate)).ln();
+        }
+        if self.sum <= 0.0 {
+            *self = Self::default();
+            return;
+        }
+        for (since, tally) in self.since.iter_mut().zip(round) {
+            since.right += tally.right;
+            since.trials += tally.trials;
+        }
+    }
+}
+
 /// Running survival rates.
 #[derive(Debug, Clone)]
 pub struct Survival {
-    long: [Tally; DEPTHS],
-    short: [Tally; DEPTHS],
-    /// What the short memory's trials should have been by the long one, and their variance.
-    expected: f64,
-    variance: f64,
+    memory: [Tally; DEPTHS],
+    better: Drift,
+    worse: Drift,
     shares: [Tally; RANKS],
     sureness: [Odds; 8],
     requests: HashMap<u64, Odds>,
@@ -95,10 +122,9 @@ impl Survival {
     /// Nothing known but what is likely of a first draft.
     pub fn new(first: f64) -> Self {
         Self {
-            long: Default::default(),
-            short: Default::default(),
-            expected: 0.0,
-            variance: 0.0,
+            memory: Default::default(),
+            better: Drift::default(),
+            worse: Drift::default(),
             shares: Default::default(),
             sureness: Default::default(),
             requests: HashMap::new(),
@@ -142,9 +168,9 @@ impl Survival {
         (odds / (1.0 + odds)).min(SURE)
     }
 
-    /// Trials of first drafts that the long memory still holds.
-    pub fn known(&self) -> f64 {
-        self.long[0].trials
+    /// How many nats the latest results speak for better odds than those known.
+    pub fn promise(&self) -> f64 {
+        self.better.sum
     }
 
     /// Forgets a request.
@@ -152,60 +178,58 @@ impl Survival {
         self.requests.remove(&request);
     }
 
-    /// Takes in the drafts of a round; says whether they show that the text has changed, so that
-    /// the long memory was given up for the short one.
+    /// Takes in the drafts of a round; says whether they show that the text has changed. Then what
+    /// was known of all requests is given up for what came since.
     pub fn learn(&mut self, outcomes: &[RequestOutcome<'_>]) -> bool {
-        let trials: usize = outcomes.iter().map(trials).sum();
-        if trials == 0 {
+        let mut round = [Tally::default(); DEPTHS];
+        for outcome in outcomes {
+            self.learn_one(outcome, &mut round);
+        }
+        let trials: f64 = round.iter().map(|tally| tally.trials).sum();
+        if trials == 0.0 {
             return false;
         }
-        let keep = SHORT / (SHORT + trials as f64);
-        self.expected *= keep;
-        self.variance *= keep;
-        for (short, long) in self.short.iter_mut().zip(&mut self.long) {
-            short.fade(keep);
-            long.fade(1.0 - 1.0 / LONG_ROUNDS);
+        for (memory, tally) in self.memory.iter_mut().zip(&round) {
+            memory.fade(1.0 - 1.0 / LONG_ROUNDS);
+            memory.right += tally.right;
+            memory.trials += tally.trials;
         }
-        for outcome in outcomes {
-            self.learn_one(outcome);
-        }
-        let right: f64 = self.short.iter().map(|tally| tally.right).sum();
-        let off = right - self.expected;
-        let changed = off * off > CHANGE * CHANGE * self.variance.max(0.5);
+        self.better.see(&round, &self.rates, TILT);
+        self.worse.see(&round, &self.rates, -TILT);
+        let needed = CHANGE + 0.5 * trials.ln();
+        let drift = if self.better.sum > self.worse.sum { &self.better } else { &self.worse };
+        let changed = drift.sum > needed;
         if changed {
-            self.long = self.short;
+            self.memory = drift.since;
+            self.better = Drift::default();
+            self.worse = Drift::default();
         }
         self.estimate();
-        if changed {
-            // What follows is judged by the new rates, and so is what the short memory holds.
-            self.expected = right;
-            let variance = |(tally, rate): (&Tally, &f64)| tally.trials * rate * (1.0 - rate);
-            self.variance = self.short.iter().zip(&self.rates).map(variance).sum();
-        }
         changed
     }
 
-    fn learn_one(&mut self, outcome: &RequestOutcome<'_>) {
+    fn learn_one(&mut self, outcome: &RequestOutcome<'_>, round: &mut [Tally; DEPTHS]) {
         let keep_request = 1.0 - 1.0 / REQUEST_TRIALS;
-        for depth in 1..=outcome.correct + usize::from(outcome.refused > 0) {
-            let refused = depth > outcome.correct;
+        let (correct, refused) = match (outcome.shape.steps(), outcome.watched) {
+            (0, Some(right)) => (usize::from(right), usize::from(!right)),
+            _ => (outcome.correct, outcome.refused),
+        };
+        for depth in 1..=correct + usize::from(refused > 0) {
+            let wrong = depth > correct;
             let rank = outcome.ranks.get(depth - 1).map_or(0, |&rank| rank as usize);
-            let right = !refused && rank == 0;
+            let right = !wrong && rank == 0;
             let at = depth.min(DEPTHS) - 1;
             let expected = self.rates[at];
-            self.long[at].add(right);
-            self.short[at].add(right);
-            self.expected += expected;
-            self.variance += expected * (1.0 - expected);
+            round[at].add(right);
             self.requests.entry(outcome.id).or_default().add(right, expected, keep_request);
             if let (1, Some(sure)) = (depth, outcome.confidence) {
                 self.sureness[bucket(sure)].add(right, expected, 0.99);
             }
             if !right {
-                let offered = if refused { outcome.refused } else { rank + 1 };
+                let offered = if wrong { refused } else { rank + 1 };
                 for other in 1..offered.min(RANKS) {
                     self.shares[other].fade(0.995);
-                    self.shares[other].add(!refused && other == rank);
+                    self.shares[other].add(!wrong && other == rank);
                 }
             }
         }
@@ -213,7 +237,7 @@ impl Survival {
 
     fn estimate(&mut self) {
         let mut prior = self.first;
-        for (rate, tally) in self.rates.iter_mut().zip(&self.long) {
+        for (rate, tally) in self.rates.iter_mut().zip(&self.memory) {
             *rate = tally.rate(prior, PULL_DEPTH).min(SURE);
             prior = *rate;
         }
@@ -222,9 +246,4 @@ impl Survival {
 
 fn bucket(sure: f32) -> usize {
     ((sure.clamp(0.0, 1.0) * 8.0) as usize).min(7)
-}
-
-/// Drafts of an outcome that say whether a best candidate was right.
-fn trials(outcome: &RequestOutcome<'_>) -> usize {
-    outcome.correct + usize::from(outcome.refused > 0)
 }

@@ -166,9 +166,12 @@ pub fn play(
                 expected += phase.expected(request, shape.steps());
                 levels.resize(shape.steps().max(levels.len()), 0);
                 levels[..shape.steps()].iter_mut().for_each(|n| *n += 1);
-                outcomes.push(RequestOutcome::chain(request as u64, shape, correct));
+                let watched = decision.watch.contains(&request).then(|| right(&1));
+                let outcome = RequestOutcome::chain(request as u64, shape, correct);
+                outcomes.push(RequestOutcome { watched, ..outcome });
             }
-            let seconds = costs.round(phase.batch, decision.rows(), &levels, 1);
+            let seconds = costs.round(phase.batch, decision.rows(), &levels, 1)
+                + costs.watching(phase.batch, decision.watch.len());
             rounds.push(Round { tokens, expected, seconds, steps: levels.len() });
             late = Some((decision.setting, outcomes, seconds));
             left = left.saturating_sub(tokens);

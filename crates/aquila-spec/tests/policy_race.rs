@@ -1,0 +1,115 @@
+//! `auto` in virtual time, against every fixed choice and plain decoding.
+
+#[allow(dead_code)]
+mod race;
+
+use std::sync::OnceLock;
+
+use aquila_spec::policy::{Auto, AutoSettings, CostTable, Policy, RoundCosts};
+use race::{FIXED, Phase, Played, play, racers, tables, workload};
+
+const SEEDS: std::ops::Range<u64> = 1..9;
+
+/// Rounds within which `auto` must have settled after a change.
+fn settled(phase: &Phase) -> usize {
+    if phase.batch >= 8 { 20 } else { 60 }
+}
+
+/// The expected speed of the best of plain and the fixed chains.
+fn best_fixed(phase: &Phase, costs: &RoundCosts) -> f64 {
+    [0].into_iter().chain(FIXED).map(|steps| phase.speed(costs, steps)).fold(0.0, f64::max)
+}
+
+/// Calls with every phase that `auto` played, on every table and with every seed.
+fn each_phase(mut see: impl FnMut(&str, &Phase, &RoundCosts, &Played)) {
+    static PLAYED: OnceLock<Vec<Vec<Played>>> = OnceLock::new();
+    let (phases, tables) = (workload(), tables());
+    let runs = || tables.iter().flat_map(|table| SEEDS.map(move |seed| (table, seed)));
+    let all = PLAYED.get_or_init(|| {
+        let play = |(table, seed): (&(&str, CostTable), u64)| {
+            let mut auto = Auto::new(AutoSettings::default(), table.1.clone());
+            play(&mut auto, &phases, &RoundCosts::new(table.1.clone()), seed)
+        };
+        runs().map(play).collect()
+    });
+    for (((table, costs), seed), run) in runs().zip(all) {
+        let costs = RoundCosts::new(costs.clone());
+        for (at, (phase, played)) in phases.iter().zip(run).enumerate() {
+            let text = format!("{} × {}", phase.name, phase.batch);
+            see(&format!("{table}, seed {seed}, phase {at}, {text}"), phase, &costs, played);
+        }
+    }
+}
+
+#[test]
+fn auto_is_within_3_percent_of_the_best_fixed_choice_once_it_has_settled() {
+    let mut short = Vec::new();
+    each_phase(|name, phase, costs, played| {
+        let speed = played.expected_speed(settled(phase)..played.rounds.len());
+        let ratio = speed / best_fixed(phase, costs);
+        if ratio < 0.97 {
+            short.push(format!("{name}: {ratio:.3}"));
+        }
+    });
+    assert!(short.is_empty(), "{short:#?}");
+}
+
+#[test]
+fn auto_settles_within_20_rounds_of_a_change_at_batch_8_and_within_60_at_batch_1() {
+    let mut short = Vec::new();
+    let mut phases = 0;
+    each_phase(|name, phase, costs, played| {
+        phases += 1;
+        let from = settled(phase);
+        let ratio = played.expected_speed(from..from + 60) / best_fixed(phase, costs);
+        if ratio < 0.97 {
+            let steps: Vec<_> = played.rounds[..from + 60].iter().map(|r| r.steps).collect();
+            short.push(format!("{name}: {ratio:.3} {steps:?}"));
+        }
+    });
+    assert!(short.is_empty(), "{} of {phases}: {short:#?}", short.len());
+}
+
+#[test]
+fn auto_is_never_below_0_98_of_plain_over_a_phase() {
+    each_phase(|name, phase, costs, played| {
+        let ratio = played.speed() / phase.speed(costs, 0);
+        assert!(played.rounds.len() >= 1000, "{name}: {} rounds", played.rounds.len());
+        assert!(ratio >= 0.98, "{name}: {ratio:.4}");
+    });
+}
+
+#[test]
+fn auto_is_ahead_of_every_fixed_choice_overall() {
+    let phases = workload();
+    for (name, table) in tables() {
+        let costs = RoundCosts::new(table.clone());
+        for seed in SEEDS.take(2) {
+            let mut totals = Vec::new();
+            for (policy, mut racer) in racers(&table) {
+                let played = play(racer.as_mut(), &phases, &costs, seed);
+                totals.push((policy, played.iter().map(Played::seconds).sum::<f64>()));
+            }
+            let auto = totals.pop().unwrap().1;
+            for (policy, seconds) in totals {
+                assert!(
+                    auto < seconds,
+                    "{name}, seed {seed}: {policy} took {seconds}, auto {auto}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn auto_does_not_flap() {
+    let phases = workload();
+    for (name, table) in tables() {
+        let costs = RoundCosts::new(table.clone());
+        let mut auto = Auto::new(AutoSettings::default(), table);
+        let played = play(&mut auto, &phases, &costs, 1);
+        let rounds: usize = played.iter().map(|phase| phase.rounds.len()).sum();
+        let switches = auto.state().switches;
+        assert!(switches * 20 < rounds as u64, "{name}: {switches} in {rounds}");
+    }
+}

@@ -277,7 +277,7 @@ fn a_sure_request_gets_more_nodes_than_an_unsure_one() {
     let views = views(8);
     let sure = |at: usize, steps: usize| if at < 4 { steps } else { 0 };
     let mut last = round(&mut auto, &views, sure);
-    for _ in 0..120 {
+    for _ in 0..300 {
         last = round(&mut auto, &views, sure);
     }
     for sure in &last.shapes[..4] {

@@ -56,8 +56,13 @@ impl Default for AutoSettings {
 const WATCHED: usize = 8;
 /// Nats that make a look at drafts promising, so that the next look is at once.
 const PROMISING: f64 = 0.8;
-/// What looks at once may take before their share of time has come, in plain rounds.
-const PROBE_CREDIT: f64 = 0.6;
+/// What may be saved up for looks, in plain rounds.
+const MOST_PROBING: f64 = 0.15;
+/// Drafts that are looked at once after the text has changed or drafting has ended, where that rests
+/// on few results.
+const SECOND_LOOKS: usize = 8;
+/// First drafts that are not few.
+const WELL_KNOWN: f64 = 60.0;
 /// Rounds between two looks at requests that are left out of drafting.
 const LEFT_OUT_ROUNDS: u64 = 8;
 /// Rounds after which the result of a look is taken to be lost.
@@ -77,9 +82,10 @@ pub struct Auto {
     held_batch: usize,
     held_rounds: u32,
     unsettled: bool,
-    /// What may be spent on looks, in plain rounds; negative where looks at once were ahead.
+    /// What may be spent on looks, in plain rounds.
     probing: f64,
     since_probe: u32,
+    second_looks: usize,
     in_flight: u32,
     results_since_trees: u32,
     rounds: u64,
@@ -111,6 +117,7 @@ impl Auto {
             unsettled: true,
             probing: 0.0,
             since_probe: 0,
+            second_looks: 0,
             in_flight: 0,
             results_since_trees: 0,
             rounds: 0,
@@ -155,6 +162,9 @@ impl Auto {
         } else {
             self.held_rounds = 0;
             self.switches += 1;
+            if plan.ladder.is_none() && self.survival.known() < WELL_KNOWN {
+                self.second_looks = SECOND_LOOKS;
+            }
         }
         self.held = plan;
         self.held_batch = batch;
@@ -166,24 +176,26 @@ impl Auto {
     /// asks, or at once while what is seen is promising.
     fn probe(&mut self, round: &RoundView<'_>, plain_seconds: f64) -> Vec<usize> {
         let batch = round.requests.len();
-        let most = PROBE_CREDIT;
-        self.probing = (self.probing + self.settings.probe_share).min(most);
+        self.probing = (self.probing + self.settings.probe_share)
+            .min(MOST_PROBING.max(self.settings.probe_share));
         self.since_probe = self.since_probe.saturating_add(1);
         let waits = self.in_flight > 0 && self.since_probe < LOST_ROUNDS;
         if self.ladders.is_empty() || waits {
             return Vec::new();
         }
-        let start = self.probes as usize * WATCHED % batch;
-        let turn = (0..batch).map(|i| (start + i) % batch);
+        // Spread over the batch, as neighbours may be alike.
+        let stride = batch.div_ceil(WATCHED);
+        let turn = (0..stride).flat_map(|first| (first..batch).step_by(stride));
+        let turn = turn.map(|at| (at + self.probes as usize) % batch);
         let watch: Vec<usize> =
             turn.filter(|&at| round.requests[at].most_steps() > 0).take(WATCHED).collect();
         let extra = self.costs.watching(batch, watch.len()) / plain_seconds;
-        let promising = self.survival.promise() > PROMISING;
-        let least = if promising { extra - PROBE_CREDIT } else { extra };
-        if watch.is_empty() || self.probing < least {
+        let at_once = self.second_looks > 0 || self.survival.promise() > PROMISING;
+        if watch.is_empty() || !(at_once || self.probing >= extra) {
             return Vec::new();
         }
-        self.probing -= extra;
+        self.second_looks = self.second_looks.saturating_sub(watch.len());
+        self.probing = (self.probing - extra).max(0.0);
         self.since_probe = 0;
         self.probes += 1;
         watch
@@ -280,6 +292,9 @@ impl Policy for Auto {
         self.account.pay_back(correct as f64 / batch as f64);
         let changed = self.survival.learn(outcome.requests);
         self.unsettled |= changed;
+        if changed {
+            self.second_looks = SECOND_LOOKS;
+        }
         self.results_since_trees += 1;
         let trees_due = changed || self.results_since_trees >= TREE_RESULTS;
         for ladder in &mut self.ladders {

@@ -12,17 +12,20 @@ use super::RequestOutcome;
 const DEPTHS: usize = 16;
 /// Ranks that are told apart.
 const RANKS: usize = 8;
-/// Rounds after which the long memory has forgotten all but a third.
-const LONG_ROUNDS: f64 = 150.0;
+/// Rounds, and drafts, after which the memory has forgotten all but a third; whichever come first.
+const MEMORY_ROUNDS: f64 = 150.0;
+const MEMORY_TRIALS: f64 = 600.0;
+/// The same for a depth that is not drafted: it becomes unknown again, and worth a try.
+const IDLE_ROUNDS: f64 = 40.0;
 /// How many nats a change of the odds must explain a run of results better than none before what
 /// was known is given up. Rounds with more trials need half a nat more for each e-fold.
-const CHANGE: f64 = 4.5;
+const CHANGE: f64 = 5.5;
 /// The change of the log-odds that is looked for.
 const TILT: f64 = 2.0;
 /// Trials that the depth above counts for.
 const PULL_DEPTH: f64 = 4.0;
 /// Trials that all requests count for in the factor of one.
-const PULL_REQUEST: f64 = 6.0;
+const PULL_REQUEST: f64 = 12.0;
 /// Trials that a request's factor remembers.
 const REQUEST_TRIALS: f64 = 60.0;
 /// The share of misses after which a second, third, … candidate is right, before anything is
@@ -88,7 +91,11 @@ struct Drift {
 impl Drift {
     /// Takes in a round's tallies, judged by the rates before it.
     fn see(&mut self, round: &[Tally; DEPTHS], rates: &[f64; DEPTHS], tilt: f64) {
-        for (tally, rate) in round.iter().zip(rates).filter(|(tally, _)| tally.trials > 0.0) {
+        for (tally, &rate) in round.iter().zip(rates).filter(|(tally, _)| tally.trials > 0.0) {
+            // What is almost never right hardly gets worse, nor the opposite better.
+            if if tilt > 0.0 { rate > 0.95 } else { rate < 0.05 } {
+                continue;
+            }
             let rate = rate.clamp(0.02, 0.98);
             let tilted = rate * tilt.exp() / (1.0 - rate + rate * tilt.exp());
             self.sum += tally.right * (tilted / rate).ln();
@@ -173,6 +180,11 @@ impl Survival {
         self.better.sum
     }
 
+    /// First drafts that the rates rest on.
+    pub fn known(&self) -> f64 {
+        self.memory[0].trials
+    }
+
     /// Forgets a request.
     pub fn leave(&mut self, request: u64) {
         self.requests.remove(&request);
@@ -189,8 +201,10 @@ impl Survival {
         if trials == 0.0 {
             return false;
         }
+        let keep = (1.0 - 1.0 / MEMORY_ROUNDS).min(1.0 - trials / (trials + MEMORY_TRIALS));
         for (memory, tally) in self.memory.iter_mut().zip(&round) {
-            memory.fade(1.0 - 1.0 / LONG_ROUNDS);
+            let idle = tally.trials == 0.0;
+            memory.fade(if idle { keep.min(1.0 - 1.0 / IDLE_ROUNDS) } else { keep });
             memory.right += tally.right;
             memory.trials += tally.trials;
         }

@@ -18,6 +18,8 @@ pub struct AutoSettings {
     pub candidates: Vec<Shape>,
     /// By how much another shape must be faster to be taken.
     pub margin: f64,
+    /// By how much a shape must be faster than plain decoding to begin drafting.
+    pub margin_to_draft: f64,
     /// Rounds that a shape is kept for at least.
     pub dwell: u32,
     /// The loss against plain decoding that may be run up at once, in plain rounds.
@@ -43,6 +45,7 @@ impl Default for AutoSettings {
         Self {
             candidates: (1..=7).map(Shape::chain).collect(),
             margin: 0.01,
+            margin_to_draft: 0.025,
             dwell: 3,
             loss_limit: 9.0,
             loss_allowance: 0.011,
@@ -55,7 +58,7 @@ impl Default for AutoSettings {
 /// The most requests that are watched at once: more would not tell more.
 const WATCHED: usize = 8;
 /// Nats that make a look at drafts promising, so that the next look is at once.
-const PROMISING: f64 = 0.8;
+const PROMISING: f64 = 0.5;
 /// What may be saved up for looks, in plain rounds.
 const MOST_PROBING: f64 = 0.15;
 /// Drafts that are looked at once after the text has changed or drafting has ended, where that rests
@@ -150,11 +153,13 @@ impl Auto {
         let ladders = (&self.ladders[..], &self.groups[..]);
         let choice = weigh(ladders, &self.costs, batch, self.held, most_seconds);
         let free = self.unsettled || self.held_batch != batch;
+        let margin = match self.held.ladder {
+            Some(_) => self.settings.margin,
+            None => self.settings.margin_to_draft,
+        };
         let plan = match choice.held {
             Some(held) if !free && self.held_rounds < self.settings.dwell => held,
-            Some(held) if choice.best.speed() <= held.speed() * (1.0 + self.settings.margin) => {
-                held
-            }
+            Some(held) if choice.best.speed() <= held.speed() * (1.0 + margin) => held,
             _ => choice.best,
         };
         if plan.is_like(&self.held) {
@@ -190,7 +195,10 @@ impl Auto {
         let watch: Vec<usize> =
             turn.filter(|&at| round.requests[at].most_steps() > 0).take(WATCHED).collect();
         let extra = self.costs.watching(batch, watch.len()) / plain_seconds;
+        // Looks at once leave enough to draft with what they find.
+        let affluent = self.account.balance() > self.settings.loss_limit / 4.0;
         let at_once = self.second_looks > 0 || self.survival.promise() > PROMISING;
+        let at_once = at_once && affluent;
         if watch.is_empty() || !(at_once || self.probing >= extra) {
             return Vec::new();
         }

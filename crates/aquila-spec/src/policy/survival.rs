@@ -15,15 +15,23 @@ const RANKS: usize = 8;
 /// Rounds, and drafts, after which the memory has forgotten all but a third; whichever come first.
 const MEMORY_ROUNDS: f64 = 150.0;
 const MEMORY_TRIALS: f64 = 600.0;
+/// The same for rounds in which drafts were only watched: they are few, and old ones mislead.
+const WATCHED_ROUNDS: f64 = 32.0;
 /// The same for a depth that is not drafted: it becomes unknown again, and worth a try.
-const IDLE_ROUNDS: f64 = 40.0;
+const IDLE_ROUNDS: f64 = 30.0;
 /// How many nats a change of the odds must explain a run of results better than none before what
 /// was known is given up. Rounds with more trials need half a nat more for each e-fold.
 const CHANGE: f64 = 5.5;
+/// The same where drafts were only watched: to be misled costs a few rounds, to be late many.
+const CHANGE_WATCHED: f64 = 4.5;
 /// The change of the log-odds that is looked for.
 const TILT: f64 = 2.0;
 /// Trials that the depth above counts for.
 const PULL_DEPTH: f64 = 4.0;
+/// Trials that the guess before anything was seen counts for.
+const PULL_FIRST: f64 = 1.0;
+/// Trials that what was known counts for after a change.
+const AFTERTHOUGHT: f64 = 2.0;
 /// Trials that all requests count for in the factor of one.
 const PULL_REQUEST: f64 = 12.0;
 /// Trials that a request's factor remembers.
@@ -201,7 +209,9 @@ impl Survival {
         if trials == 0.0 {
             return false;
         }
-        let keep = (1.0 - 1.0 / MEMORY_ROUNDS).min(1.0 - trials / (trials + MEMORY_TRIALS));
+        let only_watched = outcomes.iter().all(|outcome| outcome.shape.steps() == 0);
+        let rounds = if only_watched { WATCHED_ROUNDS } else { MEMORY_ROUNDS };
+        let keep = (1.0 - 1.0 / rounds).min(1.0 - trials / (trials + MEMORY_TRIALS));
         for (memory, tally) in self.memory.iter_mut().zip(&round) {
             let idle = tally.trials == 0.0;
             memory.fade(if idle { keep.min(1.0 - 1.0 / IDLE_ROUNDS) } else { keep });
@@ -210,11 +220,15 @@ impl Survival {
         }
         self.better.see(&round, &self.rates, TILT);
         self.worse.see(&round, &self.rates, -TILT);
-        let needed = CHANGE + 0.5 * trials.ln();
+        let needed = if only_watched { CHANGE_WATCHED } else { CHANGE } + 0.5 * trials.ln();
         let drift = if self.better.sum > self.worse.sum { &self.better } else { &self.worse };
         let changed = drift.sum > needed;
         if changed {
+            // The run that shows a change is more extreme than what comes after it.
+            let old = Tally { right: AFTERTHOUGHT * self.rates[0], trials: AFTERTHOUGHT };
             self.memory = drift.since;
+            self.memory[0].right += old.right;
+            self.memory[0].trials += old.trials;
             self.better = Drift::default();
             self.worse = Drift::default();
         }
@@ -250,10 +264,10 @@ impl Survival {
     }
 
     fn estimate(&mut self) {
-        let mut prior = self.first;
+        let (mut prior, mut pull) = (self.first, PULL_FIRST);
         for (rate, tally) in self.rates.iter_mut().zip(&self.memory) {
-            *rate = tally.rate(prior, PULL_DEPTH).min(SURE);
-            prior = *rate;
+            *rate = tally.rate(prior, pull).min(SURE);
+            (prior, pull) = (*rate, PULL_DEPTH);
         }
     }
 }

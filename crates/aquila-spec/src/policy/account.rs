@@ -7,7 +7,8 @@
 //!
 //! The one invariant: the account is never overdrawn. So over any n rounds in a row, whatever is
 //! accepted, the time beyond what plain decoding would have taken for the same tokens is at most
-//! `limit + allowance * n` plain rounds, and what rounds already in flight pay back.
+//! `limit + allowance * n` plain rounds, and what rounds already in flight pay back. Costs are those
+//! that are expected: a hiccup of the machine is nobody's loss.
 
 /// The account.
 #[derive(Debug, Clone, PartialEq)]

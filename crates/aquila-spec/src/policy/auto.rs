@@ -184,8 +184,10 @@ impl Auto {
         self.probing = (self.probing + self.settings.probe_share)
             .min(MOST_PROBING.max(self.settings.probe_share));
         self.since_probe = self.since_probe.saturating_add(1);
-        let waits = self.in_flight > 0 && self.since_probe < LOST_ROUNDS;
-        if self.ladders.is_empty() || waits {
+        if self.since_probe >= LOST_ROUNDS {
+            self.in_flight = 0;
+        }
+        if self.ladders.is_empty() || self.in_flight > 0 {
             return Vec::new();
         }
         // Spread over the batch, as neighbours may be alike.
@@ -268,18 +270,18 @@ impl Policy for Auto {
         };
         let watching = self.costs.watching(batch, watch.len());
         let seconds = self.seconds(shapes.iter().copied()) + watching;
-        let mut extra = seconds / plain_seconds - 1.0;
+        let (mut extra, mut expected) = (seconds / plain_seconds - 1.0, plan.tokens);
         if !self.account.affords(extra) {
             shapes.fill(Shape::PLAIN);
             watch.clear();
-            extra = 0.0;
+            (extra, expected) = (0.0, batch as f64);
         }
         self.account.charge(extra);
         let largest = shapes.iter().copied().max_by_key(|s| (s.steps(), s.nodes()));
         let shape = largest.unwrap_or(Shape::PLAIN);
         self.in_flight += u32::from(shape.steps() > 0 || !watch.is_empty());
         let setting = Setting { batch, slot: 1, shape };
-        Decision { setting, shapes, expected: Some(plan.tokens), watch }
+        Decision { setting, shapes, expected: Some(expected), watch }
     }
 
     fn learn(&mut self, outcome: &RoundOutcome<'_>) {

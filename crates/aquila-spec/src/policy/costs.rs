@@ -1,7 +1,7 @@
 //! What a round costs: a table measured once, and what real rounds say about it.
 //!
-//! The one invariant: more requests, more nodes or more steps never look cheaper, however noisy
-//! the measurements were.
+//! The one invariant: in a table, more requests, more nodes or more steps never look cheaper,
+//! however noisy the measurements were.
 
 use std::collections::HashMap;
 

@@ -36,13 +36,15 @@ pub trait Policy: Send {
     /// The shapes of the round that begins.
     fn choose(&mut self, round: &RoundView<'_>) -> Decision;
 
-    /// Hears what came of a round, in any later round.
+    /// Hears what came of a round, in any later round. Every decision that drafts or watches has
+    /// its outcome, be it one without requests.
     fn learn(&mut self, outcome: &RoundOutcome<'_>);
 
     /// The request of this number has ended: what was kept for it may go.
     fn leave(&mut self, _request: u64) {}
 
-    /// Every shape that a request may get, for reservations and for what is captured beforehand.
+    /// The shapes that it chooses among, for reservations and for what is captured beforehand. A
+    /// request may get less than one of them, never more.
     fn shapes(&self) -> Vec<Shape>;
 
     /// Where it stands, for people.

@@ -20,7 +20,7 @@ impl Queue {
     /// Puts a request where its arrival belongs: a new one at the end, a retracted one before
     /// all that came after it.
     pub fn put(&mut self, request: Waiting) {
-        let at = self.requests.partition_point(|other| other.seat.id < request.seat.id);
+        let at = self.requests.partition_point(|other| other.seat.id() < request.seat.id());
         self.requests.insert(at, request);
     }
 
@@ -36,7 +36,7 @@ impl Queue {
 
     /// Takes a request by its name.
     pub fn take_by_id(&mut self, id: RequestId) -> Option<Waiting> {
-        let at = self.requests.iter().position(|request| request.seat.id == id)?;
+        let at = self.requests.iter().position(|request| request.seat.id() == id)?;
         self.requests.remove(at)
     }
 

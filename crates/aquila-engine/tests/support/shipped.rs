@@ -84,14 +84,29 @@ fn engine_of(
     wrap_model: impl FnOnce(Draft) -> Draft,
     wrap: impl FnOnce(Drafts) -> Drafts,
 ) -> Engine<CpuBackend> {
+    let runner = runner_of(algorithm, &config, wrap_model, wrap);
+    super::in_lanes(Engine::new(runner, config).unwrap())
+}
+
+/// What runs the rounds of such an engine.
+pub fn runner(algorithm: Algorithm, config: &EngineConfig) -> Runner<CpuBackend> {
+    runner_of(algorithm, config, |draft| draft, |drafts| drafts)
+}
+
+fn runner_of(
+    algorithm: Algorithm,
+    config: &EngineConfig,
+    wrap_model: impl FnOnce(Draft) -> Draft,
+    wrap: impl FnOnce(Drafts) -> Drafts,
+) -> Runner<CpuBackend> {
     let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
     let positions = config.context_length;
     let target = decoder(&backend, "tiny", positions);
     let bounds = config.draft_bounds();
     let drafter: Option<Draft> = match algorithm {
         Algorithm::None => None,
-        Algorithm::Standalone => Some(standalone_of(&backend, "draft", &config)),
-        Algorithm::Itself => Some(standalone_of(&backend, "tiny", &config)),
+        Algorithm::Standalone => Some(standalone_of(&backend, "draft", config)),
+        Algorithm::Itself => Some(standalone_of(&backend, "tiny", config)),
         Algorithm::Eagle3 => {
             let location = resolve("tiny-eagle3").unwrap();
             let head = HeadCheckpoint::open(&location, LoadFormat::Auto, target.spec()).unwrap();
@@ -111,5 +126,5 @@ fn engine_of(
         let (slots, dtype) = (config.slots(), config.kv_dtype);
         wrap(Box::new(Speculator::new(&*backend, wrap_model(drafter), slots, dtype).unwrap()))
     });
-    Engine::new(Runner::new(backend, target, speculator, &config).unwrap(), config).unwrap()
+    Runner::new(backend, target, speculator, config).unwrap()
 }

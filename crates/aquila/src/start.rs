@@ -97,6 +97,7 @@ pub fn build(
     )?;
     config.max_total_tokens = budget.tokens;
 
+    let overlap = flags.overlap();
     let backend = Arc::new(CpuBackend::new(model.isa(), model.threads)?);
     if !quiet {
         notice(format_args!("model     {} ({})", model.name(), spec.architecture));
@@ -112,6 +113,8 @@ pub fn build(
             if config.prefix_cache { "on" } else { "off" },
             config.random_seed,
         ));
+        let state = if overlap.on { "on" } else { "off" };
+        notice(format_args!("schedule  overlap {state}: {}", overlap.why));
         match &speculative {
             Some(s) => {
                 let with = s.draft.as_ref().map(|draft| format!(" with {draft}"));
@@ -145,7 +148,11 @@ pub fn build(
         Some(opened) => Some(opened.load(&backend, &decoder, &config.allowance(format))?),
         None => None,
     };
-    let engine = Engine::new(Runner::new(backend, decoder, algorithm, &config)?, config)?;
+    let mut engine = Engine::new(Runner::new(backend, decoder, algorithm, &config)?, config)?;
+    if overlap.on {
+        let failed = |e| Error::Other(format!("cannot start the compute lane's thread: {e}"));
+        engine = engine.apart().map_err(failed)?;
+    }
     Ok((engine, checkpoint))
 }
 

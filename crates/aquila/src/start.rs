@@ -122,6 +122,7 @@ pub fn build(
         weights: memory::weight_bytes(&spec, format),
         scratch: memory::scratch_bytes(&spec, config.bounds()) + memory::rope_bytes(&spec, context),
         kv_per_token: memory::kv_bytes_per_token(&spec, config.kv_dtype),
+        ..Needs::default()
     };
     let budget = Budget::plan(
         needs,

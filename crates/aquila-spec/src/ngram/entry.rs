@@ -65,8 +65,8 @@ impl<B: Backend> Opened<B> for NgramSources {
             NgramScope::Request => (0, max_trie_depth),
         };
         let bytes = |ngrams: usize| (ngrams * super::NGRAM_BYTES) as u64;
-        let scratch = self.corpora.bytes() as u64 + bytes(shared);
-        Needs { weights: 0, scratch, kv_per_token: bytes(own) }
+        let texts = self.corpora.bytes() as u64 + bytes(shared);
+        Needs { kv_per_token: bytes(own), texts, ..Needs::default() }
     }
 
     fn load(&self, _: &B, _: &Decoder<B>, _: &Allowance) -> Result<Box<dyn Algorithm<B>>> {

@@ -136,6 +136,15 @@ pub trait Backend: Send + Sync + 'static {
         out: &mut Self::Rows,
     ) -> Result<()>;
 
+    /// Copies columns of the first `rows` rows of `input`, from `column` on, as many as `out` has.
+    fn take_columns(
+        &self,
+        input: &Self::Rows,
+        rows: usize,
+        column: usize,
+        out: &mut Self::Rows,
+    ) -> Result<()>;
+
     /// `out[r] = input[sources[r]]` for every row of the plan.
     fn gather_sources(
         &self,

@@ -37,7 +37,10 @@ fn main() {
     for (index, (got, wanted)) in wanted.iter().zip(&plain).enumerate() {
         assert!(got.is(wanted, false), "joined, request {index}: {got:?}, not {wanted:?}");
     }
-    println!("joined: {requests} texts are those of plain decoding; {:?}", joined.stats().snapshot());
+    println!(
+        "joined: {requests} texts are those of plain decoding; {:?}",
+        joined.stats().snapshot()
+    );
     for schedule in 0..schedules {
         let began = Instant::now();
         let compute = Lane::new(runner(Algorithm::Eagle3, &config), config.clone());

@@ -13,7 +13,7 @@ use aquila_engine::{Engine, EngineConfig, Runner};
 use aquila_model::{
     Checkpoint, Decoder, DraftTokens, EagleCheckpoint, LoadFormat, Location, MtpCheckpoint, resolve,
 };
-use aquila_spec::{Algorithm, Eagle, Mtp, MtpRoom, Shape, Speculator};
+use aquila_spec::{Algorithm, DraftFor, Eagle, Mtp, MtpRoom, Opening, Registry, Shape, Speculator};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use support::answers::*;
@@ -230,7 +230,7 @@ fn chains_of_heads_are_as_effective_as_the_reference() {
 #[test]
 fn trees_of_heads_are_as_effective_as_the_reference() {
     let table = table("tiny-tree-acceptance.json");
-    for (steps, topk, nodes) in [(3, 4, 16), (5, 8, 48)] {
+    for (steps, topk, nodes) in [(5, 4, 16), (5, 8, 48)] {
         let key = format!("steps {steps} topk {topk} nodes {nodes}");
         compare(Head::Eagle, shape(steps, topk, nodes), &table["eagle"], &key);
     }
@@ -255,4 +255,43 @@ fn steps_beyond_the_layers_are_refused_by_a_sentence() {
     let refused = draft(Head::Mtp, &backend, &checkpoint, &target, &config).err().unwrap();
     let sentence = "--speculative-num-steps 4: the head has 3 MTP layers, one for each step";
     assert!(refused.to_string().starts_with(sentence), "{refused}");
+}
+
+#[test]
+fn heads_are_found_by_name_and_take_what_they_say() {
+    let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
+    let target = Checkpoint::open(&resolve("tiny").unwrap(), LoadFormat::Auto).unwrap();
+    let format = WeightFormat::Bf16;
+    let decoder = Decoder::load(&backend, &target, format, 64, &mut |_| ()).unwrap();
+    let registry = Registry::<CpuBackend>::built_in();
+    let config = config(shape(3, 2, 6));
+    let allowance = config.allowance(format);
+    let few: Vec<u32> = (0..100).collect();
+    for (called, name, groups) in [("Eagle", "EAGLE", 1), ("nextn", "MTP", 3)] {
+        let entry = registry.find(called).unwrap().unwrap();
+        let DraftFor::Model(draft) = entry.draft_for("tiny") else { panic!("{called}") };
+        let location = resolve(&draft).unwrap();
+        let mut opening =
+            Opening { draft: Some((&draft, &location)), ..Opening::new(&target, config.shape) };
+        let opened = entry.open(&opening).unwrap();
+        let algorithm = opened.load(&backend, &decoder, &allowance).unwrap();
+        let declaration = algorithm.declaration();
+        assert_eq!((declaration.name, declaration.groups.len()), (name, groups));
+        // Keys and values of two heads of 64 in each group.
+        let needs = opened.needs(&allowance);
+        assert_eq!(needs.kv_per_token, groups as u64 * 1024);
+        // A token map takes its rows of the head, and less room for logits.
+        opening.token_map = Some(&few);
+        let mapped = entry.open(&opening).unwrap().needs(&allowance);
+        assert_eq!(mapped.weights, needs.weights + 100 * 384 * 2);
+        let logits = allowance.bounds.outputs * (8192 - 100) * 4;
+        assert_eq!(mapped.scratch, needs.scratch - logits as u64);
+    }
+    // Where nobody names a draft, MTP layers are looked for in the model itself.
+    let entry = registry.find("MTP").unwrap().unwrap();
+    assert_eq!(entry.draft_for("other"), DraftFor::Itself);
+    let tiny = resolve("tiny").unwrap();
+    let opening = Opening { draft: Some(("tiny", &tiny)), ..Opening::new(&target, config.shape) };
+    let refused = entry.open(&opening).err().unwrap().to_string();
+    assert!(refused.contains("has no MTP layers"), "{refused}");
 }

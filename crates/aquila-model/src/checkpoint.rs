@@ -7,8 +7,7 @@ use serde_json::Value;
 use crate::config::Settings;
 use crate::dummy::Dummy;
 use crate::location::Location;
-use crate::safetensors::{Safetensors, read_json};
-use crate::source::TensorSource;
+use crate::source::{TensorSource, open_folder, read_json};
 use crate::{ModelSpec, Result, arch, layout, preset};
 
 /// Where the weights of a checkpoint come from.
@@ -42,7 +41,7 @@ impl Checkpoint {
         let spec = arch::read(&origin, &config)?;
         let eos_token_ids = eos(&origin, &config, folder.as_deref(), generation_config.as_ref())?;
         let tensors: Box<dyn TensorSource> = match (&folder, load) {
-            (Some(folder), LoadFormat::Auto) => Box::new(Safetensors::open_folder(folder)?),
+            (Some(folder), LoadFormat::Auto) => open_folder(folder)?,
             (_, LoadFormat::Dummy { seed }) => Box::new(Dummy::new(&spec, seed)),
             (None, LoadFormat::Auto) => Box::new(Dummy::new(&spec, 0)),
         };

@@ -68,13 +68,14 @@ impl<'a> HubId<'a> {
         let repository = builder.build().map_err(|e| failed(&e))?.model(id.clone());
         let info = repository.info().map_err(|e| failed(&e))?;
         // Folders and `consolidated*` hold the same weights once more, in other layouts.
-        let wanted = |file: &str| {
-            !file.contains('/')
-                && !file.starts_with("consolidated")
-                && [".safetensors", ".json", ".jinja"].iter().any(|end| file.ends_with(end))
-        };
+        let ours = |file: &String| !file.contains('/') && !file.starts_with("consolidated");
         let mut files: Vec<String> =
-            info.siblings.into_iter().map(|s| s.rfilename).filter(|f| wanted(f)).collect();
+            info.siblings.into_iter().map(|s| s.rfilename).filter(ours).collect();
+        let has_safetensors = files.iter().any(|file| file.ends_with(".safetensors"));
+        files.retain(|file| {
+            [".safetensors", ".json", ".jinja"].iter().any(|end| file.ends_with(end))
+                || !has_safetensors && crate::torch_file::is_weight_file(file)
+        });
         // A snapshot counts as complete once its config is there, so that comes last.
         files.sort_by_key(|f| f == "config.json");
         let local = cache.map(|c| hf_hub::Cache::new(c.to_owned()).model(id.clone()));

@@ -11,9 +11,12 @@ use serde_json::Value;
 
 use crate::checkpoint::{Configs, eos};
 use crate::config::Settings;
-use crate::safetensors::Safetensors;
-use crate::source::TensorSource;
-use crate::{Eagle3Spec, Location, ModelSpec, Result, arch, head, layout, memory};
+use crate::head::{self, HeadKind};
+use crate::source::{TensorSource, open_folder};
+use crate::{
+    AuxLayerConvention, Eagle3Spec, FeatureNorm, HeadOptions, Location, ModelSpec, Result, arch,
+    layout, memory,
+};
 
 /// A report on a checkpoint. What could not be read is left out.
 #[derive(Debug, Clone, Serialize)]
@@ -82,6 +85,47 @@ pub struct DraftHead {
     pub draft_vocab_size: u64,
     /// The layers of the model whose outputs it reads; none where the config leaves that open.
     pub aux_layers: Option<Vec<usize>>,
+    /// How the config numbers those layers, and why that was assumed.
+    pub aux_layer_convention: Option<String>,
+    /// What it does otherwise than most, and what it shares with its model.
+    pub particulars: Vec<String>,
+    /// The tensors by which its kind is known.
+    pub known_by: Option<&'static str>,
+}
+
+impl DraftHead {
+    fn of(spec: &Eagle3Spec, kind: Option<HeadKind>) -> Self {
+        let (convention, why) = spec.aux_layers.convention(None);
+        let ids = spec.aux_layers.ids.as_ref().filter(|_| spec.aux_count > 0);
+        let (shift, what) = match convention {
+            AuxLayerConvention::Boundary => (1, "boundaries"),
+            _ => (0, "outputs"),
+        };
+        let on = |holds: bool, what: &str| holds.then(|| what.to_owned());
+        let particulars = [
+            on(spec.aux_count == 0, "no fc: reads what the model's language-model head reads"),
+            on(spec.feature_norm == FeatureNorm::Whole, "norms hidden states together before fc"),
+            on(spec.feature_norm == FeatureNorm::Each, "norms each hidden state before fc"),
+            on(spec.norm_before_residual, "norm_before_residual"),
+            on(
+                spec.norm_output,
+                "norm_output: the next step takes the hidden state after the norm",
+            ),
+            on(spec.layer.qk_norm, "norms on queries and keys"),
+            on(spec.layer.qkv_bias, "biases on queries, keys and values"),
+            on(spec.own_embedding, "an embedding table of its own"),
+            on(!spec.own_lm_head, "the language-model head of the model"),
+        ];
+        Self {
+            algorithm: "EAGLE3",
+            target_hidden_size: spec.target_hidden_size as u64,
+            draft_vocab_size: spec.draft_vocab_size as u64,
+            aux_layers: ids.map(|ids| ids.iter().map(|id| id - shift).collect()),
+            aux_layer_convention: ids.map(|ids| format!("{ids:?} are {what}: {why}")),
+            particulars: particulars.into_iter().flatten().collect(),
+            known_by: kind.map(HeadKind::known_by),
+        }
+    }
 }
 
 /// Bytes that a model takes, from its spec alone.
@@ -128,12 +172,12 @@ impl Inspection {
         let Configs { origin, config, generation_config, folder } = Configs::read(location)?;
         let spec = arch::read(&origin, &config);
         let eos = eos(&origin, &config, folder.as_deref(), generation_config.as_ref());
-        let tensors = folder.as_deref().map(Safetensors::open_folder).transpose();
+        let tensors = folder.as_deref().map(open_folder).transpose();
         let fits = match (&spec, &tensors) {
-            (Ok(spec), Ok(Some(tensors))) => layout::check(spec.tensors(), tensors).map(|_| ()),
+            (Ok(spec), Ok(Some(tensors))) => layout::check(spec.tensors(), &**tensors).map(|_| ()),
             _ => Ok(()),
         };
-        let stored = tensors.as_ref().ok().and_then(Option::as_ref).map(elements);
+        let stored = tensors.as_ref().ok().and_then(Option::as_deref).map(elements);
         let number = |field: &str| config.get(field).and_then(Value::as_u64);
         let text = |field: &str| config.get(field).and_then(Value::as_str).map(str::to_owned);
         let known = spec.as_ref().ok();
@@ -163,9 +207,10 @@ impl Inspection {
             servable: true,
             reason: None,
         };
-        if head::is_eagle3(&config) {
-            let tensors = tensors.as_ref().ok().and_then(Option::as_ref);
-            report.describe_head(&config, tensors.map(|t| t as &dyn TensorSource));
+        let stored = tensors.as_ref().ok().and_then(Option::as_deref);
+        let kind = stored.map(HeadKind::of);
+        if head::is_eagle3(&config) || kind == Some(HeadKind::Eagle3) {
+            report.describe_head(&config, stored, kind);
             return Ok(report);
         }
         let mut wrong = [spec.err(), tensors.err(), fits.err()].into_iter().flatten();
@@ -175,16 +220,25 @@ impl Inspection {
             Err(e) => reason = reason.or(Some(e)),
         }
         report.servable = reason.is_none();
-        report.reason = reason.map(|e| e.to_string());
+        report.reason = reason.map(|e| match kind {
+            Some(kind @ HeadKind::Eagle) => drafts_only("EAGLE", kind),
+            Some(kind @ HeadKind::Mtp(_)) => drafts_only("MTP", kind),
+            _ => e.to_string(),
+        });
         Ok(report)
     }
 
     /// Fills in what only heads have; what is wrong with the head is the reason, if anything is.
-    fn describe_head(&mut self, config: &Value, tensors: Option<&dyn TensorSource>) {
+    fn describe_head(
+        &mut self,
+        config: &Value,
+        tensors: Option<&dyn TensorSource>,
+        kind: Option<HeadKind>,
+    ) {
         let architecture = self.architecture.clone().unwrap_or_default();
         let origin = self.location.clone();
         let read = Settings::new(&origin, config)
-            .and_then(|settings| Eagle3Spec::read(&settings, &architecture, tensors));
+            .and_then(|s| Eagle3Spec::read(&s, &architecture, tensors, &HeadOptions::default()));
         self.servable = false;
         let spec = match read {
             Ok(spec) => spec,
@@ -194,16 +248,18 @@ impl Inspection {
             }
         };
         self.parameters = Some(spec.parameters());
+        let layer = &spec.layer;
+        self.vocab_size = Some(layer.vocab_size as u64);
+        self.hidden_size = Some(layer.hidden_size as u64);
+        self.intermediate_size = Some(layer.intermediate_size as u64);
+        self.layers = Some(layer.layers as u64);
+        self.heads = Some(layer.heads.heads as u64);
+        self.context_length = Some(layer.max_positions as u64);
         self.kv_heads = Some(spec.layer.heads.kv_heads as u64);
         self.head_dim = Some(spec.layer.heads.head_dim as u64);
         self.rope = Some(spec.layer.rope.to_string());
         self.memory = Some(MemoryEstimate::of_head(&spec));
-        self.draft_head = Some(DraftHead {
-            algorithm: "EAGLE3",
-            target_hidden_size: spec.target_hidden_size as u64,
-            draft_vocab_size: spec.draft_vocab_size as u64,
-            aux_layers: spec.aux_layers.clone(),
-        });
+        self.draft_head = Some(DraftHead::of(&spec, kind));
         let fits = tensors.map(|t| layout::check(spec.tensors(), t)).transpose();
         self.reason = Some(match fits {
             Ok(_) => "it is an EAGLE-3 head and drafts for a model: \
@@ -214,7 +270,16 @@ impl Inspection {
     }
 }
 
-fn elements(tensors: &Safetensors) -> u64 {
+/// Why a head is not served.
+fn drafts_only(algorithm: &str, kind: HeadKind) -> String {
+    format!(
+        "it is a draft head ({algorithm}, known by {}) and drafts for a model: use \
+         --speculative-algorithm {algorithm} with --speculative-draft-model-path",
+        kind.known_by()
+    )
+}
+
+fn elements(tensors: &dyn TensorSource) -> u64 {
     let infos = tensors.names().into_iter().filter_map(|name| tensors.info(name));
     // Types that are not read have shapes that were not checked: a lie saturates.
     let counts = infos.map(|info| info.shape.iter().fold(1u64, |n, &d| n.saturating_mul(d as u64)));
@@ -253,6 +318,12 @@ impl fmt::Display for Inspection {
         line("heads", heads.map(|((q, kv), d)| format!("{q}, {kv} for keys and values, of {d}")))?;
         line("rope", self.rope.clone())?;
         line("draft head", self.draft_head.as_ref().map(DraftHead::to_string))?;
+        if let Some(head) = &self.draft_head {
+            line("layer numbers", head.aux_layer_convention.clone())?;
+            let particulars = head.particulars.join("; ");
+            line("particulars", (!particulars.is_empty()).then_some(particulars))?;
+            line("known by", head.known_by.map(str::to_owned))?;
+        }
         line("context", self.context_length.map(|n| n.to_string()))?;
         let eos = self.eos_token_ids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
         line("end of text", Some(if eos.is_empty() { "none".into() } else { eos }))?;
@@ -280,7 +351,7 @@ impl fmt::Display for Inspection {
 
 impl fmt::Display for DraftHead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { algorithm, target_hidden_size, draft_vocab_size, aux_layers } = self;
+        let Self { algorithm, target_hidden_size, draft_vocab_size, aux_layers, .. } = self;
         write!(f, "{algorithm} for models of width {target_hidden_size}, ")?;
         write!(f, "draft vocabulary {draft_vocab_size}, ")?;
         match aux_layers {

@@ -3,7 +3,8 @@
 //! - [`resolve`]: from a name to a [`Location`]: a preset, a folder, a shipped model, the hub.
 //! - [`Checkpoint`]: a config that was understood and tensors that fit it.
 //! - [`ModelSpec`]: the description of an architecture that drives the decoder.
-//! - [`TensorSource`]: named tensors, from [`Safetensors`] files or random ([`Dummy`]).
+//! - [`TensorSource`]: named tensors, from [`Safetensors`] or [`TorchTensors`] files or random
+//!   ([`Dummy`]).
 //! - [`Decoder`]: the model on a backend; [`Scratch`]: what its passes work in.
 //! - [`Capture`]: the hidden states that a pass leaves for a head to draft from.
 //! - [`HeadCheckpoint`], [`Eagle3Head`]: a head that drafts for a model.
@@ -39,6 +40,7 @@ mod safetensors;
 mod shipped;
 mod source;
 mod spec;
+mod torch_file;
 
 pub use arch::supported_architectures;
 pub use capture::Capture;
@@ -47,9 +49,9 @@ pub use decoder::{Decoder, Scratch};
 pub use dummy::Dummy;
 pub use error::{Error, Result};
 pub use head::{
-    DraftTokens, Eagle3Head, Eagle3Spec, EagleCheckpoint, EagleSpec, FusedHead, FusedScratch,
-    HeadCheckpoint, HeadScratch, Hidden, LayerScratch, LmHead, MtpCheckpoint, MtpNaming, MtpSpec,
-    Sources,
+    AuxLayerConvention, AuxLayers, DraftTokens, Eagle3Head, Eagle3Spec, EagleCheckpoint, EagleSpec,
+    FeatureNorm, FusedHead, FusedScratch, HeadCheckpoint, HeadOptions, HeadScratch, Hidden,
+    LayerScratch, LmHead, MtpCheckpoint, MtpNaming, MtpSpec, Sources, TokenMap,
 };
 pub use inspect::{DraftHead, FileSize, Inspection, MemoryEstimate};
 pub use layout::{Expected, TensorNames};
@@ -63,3 +65,4 @@ pub use safetensors::Safetensors;
 pub use shipped::shipped_models;
 pub use source::{TensorInfo, TensorSource};
 pub use spec::ModelSpec;
+pub use torch_file::TorchTensors;

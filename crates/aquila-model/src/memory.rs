@@ -3,7 +3,7 @@
 use aquila_compute::{INT8_GROUP, KvDtype, KvShape, PlanBounds, WeightFormat};
 
 use crate::layout::Expected;
-use crate::{Eagle3Spec, ModelSpec};
+use crate::{Eagle3Spec, FeatureNorm, ModelSpec};
 
 /// What a model takes, known before the KV pool is sized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -14,6 +14,8 @@ pub struct Needs {
     pub scratch: u64,
     /// Bytes of keys and values of one token.
     pub kv_per_token: u64,
+    /// Bytes of texts that drafts are looked up in.
+    pub texts: u64,
 }
 
 impl ModelSpec {
@@ -121,16 +123,13 @@ pub(crate) fn fused_scratch_bytes(layer: &ModelSpec, bounds: PlanBounds, tokens:
 }
 
 impl Eagle3Spec {
-    /// Bytes of the head's weights once packed; the embedding table only where it is its own.
+    /// Bytes of the head's weights once packed; tables and language-model head only where they are
+    /// its own.
     pub fn weight_bytes(&self, format: WeightFormat) -> u64 {
-        let hidden = self.layer.hidden_size;
-        // Besides those of a layer: the norm of hidden states, the last norm, the bias of `fc`.
-        let vectors = if self.fc_bias() { 3 * hidden } else { 2 * hidden };
-        layer_bytes(&self.layer, 2 * hidden, format)
-            + matrix_bytes(hidden, self.fc_inputs(), format)
-            + matrix_bytes(self.draft_vocab_size, hidden, format)
-            + 4 * vectors as u64
-            + if self.own_embedding() { table_bytes(&self.layer) } else { 0 }
+        let table = self.embedding().name;
+        let weights = self.tensors().filter(|tensor| tensor.name != table);
+        tensor_bytes(weights, format)
+            + if self.own_embedding { table_bytes(&self.layer) } else { 0 }
     }
 
     /// Bytes of the head's keys and values that one token takes.
@@ -141,7 +140,12 @@ impl Eagle3Spec {
     /// Bytes of the buffers of the head's passes.
     pub fn scratch_bytes(&self, bounds: PlanBounds) -> u64 {
         let hidden = self.layer.hidden_size;
-        let per_row = work_width(&self.layer) + self.fc_inputs() + 5 * hidden;
+        let norms = match self.feature_norm {
+            FeatureNorm::None => 0,
+            FeatureNorm::Whole => self.fc_inputs(),
+            FeatureNorm::Each => 2 * self.target_hidden_size,
+        };
+        let per_row = work_width(&self.layer) + self.fc_inputs() + norms + 5 * hidden;
         buffer_bytes(bounds, per_row, 3 * hidden + self.draft_vocab_size)
     }
 

@@ -10,17 +10,16 @@ use aquila_compute::{DType, HostTensor};
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use crate::config::shown;
-use crate::source::{TensorInfo, TensorSource};
+use crate::source::{TensorInfo, TensorSource, read_weight_map};
 use crate::{Error, Result, mapped};
 
 /// The largest header that is read; the format's own limit.
 const LARGEST_HEADER: u64 = 100_000_000;
 
 /// The file of a checkpoint in one piece.
-pub(crate) const SINGLE: &str = "model.safetensors";
+const SINGLE: &str = "model.safetensors";
 /// The index of a checkpoint in several.
-pub(crate) const INDEX: &str = "model.safetensors.index.json";
+const INDEX: &str = "model.safetensors.index.json";
 
 /// The tensors of one file or of several.
 pub struct Safetensors {
@@ -45,6 +44,11 @@ impl Safetensors {
         })
     }
 
+    /// Whether a folder holds weights in this format.
+    pub(crate) fn are_in(folder: &Path) -> bool {
+        folder.join(SINGLE).exists() || folder.join(INDEX).exists()
+    }
+
     /// The tensors of a checkpoint folder: in one file, or in those that its index names.
     pub fn open_folder(folder: &Path) -> Result<Self> {
         let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
@@ -52,38 +56,26 @@ impl Safetensors {
             return Self::open_file(&single);
         }
         if !index.exists() {
-            let other = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
-            let hint = match other.iter().find(|name| folder.join(name).exists()) {
-                Some(name) => format!("; convert {name} to safetensors"),
-                None => String::new(),
-            };
-            return Err(Error::file(folder, format!("holds neither {SINGLE} nor {INDEX}{hint}")));
+            return Err(Error::file(folder, format!("holds neither {SINGLE} nor {INDEX}")));
         }
         Self::open_shards(folder, &index)
     }
 
     fn open_shards(folder: &Path, index: &Path) -> Result<Self> {
-        let value = read_json(index)?;
-        let Some(map) = value.get("weight_map").and_then(Value::as_object) else {
-            return Err(Error::file(index, "has no weight_map"));
-        };
-        let mut shards: BTreeMap<&str, BTreeMap<String, Entry>> = BTreeMap::new();
-        let mut tensors = BTreeMap::new();
-        let mut files = Vec::new();
-        for (tensor, shard) in map {
-            let shard = shard.as_str().filter(|name| is_plain_name(name)).ok_or_else(|| {
-                Error::file(index, format!("weight_map.{tensor}: {} names no file", shown(shard)))
-            })?;
-            let path = folder.join(shard);
-            if !shards.contains_key(shard) {
-                shards.insert(shard, read(&path, &mapped::map(&path)?)?);
+        let mut shards: BTreeMap<String, BTreeMap<String, Entry>> = BTreeMap::new();
+        let (mut tensors, mut files) = (BTreeMap::new(), Vec::new());
+        for (tensor, shard) in read_weight_map(index)? {
+            let path = folder.join(&shard);
+            if !shards.contains_key(&shard) {
+                shards.insert(shard.clone(), read(&path, &mapped::map(&path)?)?);
                 files.push(path.clone());
             }
-            let entry = shards.get_mut(shard).and_then(|s| s.remove(tensor)).ok_or_else(|| {
-                let problem = format!("is missing, though {INDEX} says that it is here");
-                Error::tensor(&path.display().to_string(), tensor, problem)
-            })?;
-            tensors.insert(tensor.clone(), entry);
+            let entry =
+                shards.get_mut(&shard).and_then(|s| s.remove(&tensor)).ok_or_else(|| {
+                    let problem = format!("is missing, though {INDEX} says that it is here");
+                    Error::tensor(&path.display().to_string(), &tensor, problem)
+                })?;
+            tensors.insert(tensor, entry);
         }
         Ok(Self { origin: index.display().to_string(), tensors, files })
     }
@@ -116,17 +108,6 @@ impl TensorSource for Safetensors {
         })?;
         Ok(HostTensor::new(name, dtype, info.shape.clone(), bytes.clone())?)
     }
-}
-
-/// A JSON file.
-pub(crate) fn read_json(path: &Path) -> Result<Value> {
-    let text = std::fs::read(path).map_err(|e| Error::file(path, e))?;
-    serde_json::from_slice(&text).map_err(|e| Error::file(path, format!("not valid JSON: {e}")))
-}
-
-/// Whether a name is that of a file right in the folder.
-fn is_plain_name(name: &str) -> bool {
-    !name.is_empty() && !name.contains(['/', '\\', '\0']) && name != "." && name != ".."
 }
 
 fn read(path: &Path, file: &Bytes) -> Result<BTreeMap<String, Entry>> {

@@ -1,8 +1,14 @@
 //! Where the tensors of a checkpoint come from.
 
-use aquila_compute::{DType, HostTensor};
+use std::path::Path;
 
-use crate::Result;
+use aquila_compute::{DType, HostTensor};
+use serde_json::Value;
+
+use crate::config::shown;
+use crate::safetensors::Safetensors;
+use crate::torch_file::TorchTensors;
+use crate::{Error, Result};
 
 /// What is known of a tensor before its bytes are read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,4 +50,61 @@ pub trait TensorSource: Send + Sync {
     fn contains(&self, name: &str) -> bool {
         self.info(name).is_some()
     }
+}
+
+impl TensorSource for Box<dyn TensorSource> {
+    fn origin(&self) -> &str {
+        (**self).origin()
+    }
+
+    fn names(&self) -> Vec<&str> {
+        (**self).names()
+    }
+
+    fn info(&self, name: &str) -> Option<TensorInfo> {
+        (**self).info(name)
+    }
+
+    fn get(&self, name: &str) -> Result<HostTensor> {
+        (**self).get(name)
+    }
+}
+
+/// The tensors of a checkpoint folder: safetensors or, where there are none, torch files.
+pub(crate) fn open_folder(folder: &Path) -> Result<Box<dyn TensorSource>> {
+    if Safetensors::are_in(folder) {
+        return Ok(Box::new(Safetensors::open_folder(folder)?));
+    }
+    if let Some(tensors) = TorchTensors::open_folder(folder)? {
+        return Ok(Box::new(tensors));
+    }
+    let problem = "holds neither model.safetensors nor model.safetensors.index.json, and no torch \
+                   file (pytorch_model.bin) either";
+    Err(Error::file(folder, problem))
+}
+
+/// A JSON file.
+pub(crate) fn read_json(path: &Path) -> Result<Value> {
+    let text = std::fs::read(path).map_err(|e| Error::file(path, e))?;
+    serde_json::from_slice(&text).map_err(|e| Error::file(path, format!("not valid JSON: {e}")))
+}
+
+/// The index of a checkpoint in several files: each tensor and the file that it is in.
+pub(crate) fn read_weight_map(index: &Path) -> Result<Vec<(String, String)>> {
+    let value = read_json(index)?;
+    let Some(map) = value.get("weight_map").and_then(Value::as_object) else {
+        return Err(Error::file(index, "has no weight_map"));
+    };
+    let place = |(tensor, shard): (&String, &Value)| {
+        let name = shard.as_str().filter(|name| is_plain_name(name)).ok_or_else(|| {
+            Error::file(index, format!("weight_map.{tensor}: {} names no file", shown(shard)))
+        })?;
+        Ok((tensor.clone(), name.to_owned()))
+    };
+    map.iter().map(place).collect()
+}
+
+/// Whether a name is that of a file right in the folder.
+fn is_plain_name(name: &str) -> bool {
+    !name.is_empty() && !name.contains(['/', '\\', '\0']) && name != "." && name != ".."
 }

@@ -7,6 +7,7 @@
 //! - `routes`: one file for each thing that can be asked, in OpenAI's form and in SGLang's
 //! - `ask`, `answer`, `under_way`: from a checked request to the engine and back
 //! - `stream`: answers as server-sent events
+//! - [`add_documents`] and [`add_file`]: texts into corpora that drafts come from
 //! - `fields`, `body`, `refusal`: what comes in, and how it is refused
 //! - `metrics`: counters in Prometheus' form
 //! - `connection`, `server`: sockets, time limits, draining
@@ -19,6 +20,7 @@ mod answer;
 mod ask;
 mod body;
 mod connection;
+mod corpus;
 mod error;
 mod fields;
 mod identifier;
@@ -31,6 +33,7 @@ mod state;
 mod stream;
 mod under_way;
 
+pub use corpus::{Added, CorpusTextError, add_documents, add_file};
 pub use error::{Error, Result};
 pub use server::{Server, run};
 pub use settings::{Limits, ModelCard, Settings};

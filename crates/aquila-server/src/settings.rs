@@ -1,6 +1,9 @@
 //! What a server is told at start.
 
+use std::sync::Arc;
 use std::time::Duration;
+
+use aquila_spec::ngram::Corpora;
 
 /// What clients may use up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,7 +61,7 @@ impl ModelCard {
 }
 
 /// A server's settings.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Settings {
     /// The address to listen on.
     pub host: String,
@@ -72,4 +75,6 @@ pub struct Settings {
     pub default_max_tokens: Option<usize>,
     /// What clients may use up.
     pub limits: Limits,
+    /// The corpora that clients may change, where drafts come from them.
+    pub corpora: Option<Arc<Corpora>>,
 }

@@ -19,9 +19,13 @@ pub struct Eagle3<B: Backend> {
 impl<B: Backend> Eagle3<B> {
     /// Drafts with `head`, in passes up to `bounds`.
     pub fn new(backend: &B, head: Eagle3Head<B>, bounds: PlanBounds) -> Result<Self> {
+        let hidden = match head.capture_layers() {
+            [] => HiddenStates::Final,
+            layers => HiddenStates::Layers(layers.to_vec()),
+        };
         let declaration = Declaration {
             name: "EAGLE3",
-            hidden: HiddenStates::Layers(head.capture_layers().to_vec()),
+            hidden,
             groups: vec![DraftGroup { lookahead: 1, tree: TreeRows::EveryLevel }],
         };
         let scratch = head.scratch(backend, bounds)?;
@@ -87,9 +91,10 @@ impl<B: Backend> Entry<B> for Eagle3Entry {
     }
 
     fn open(&self, opening: &Opening<'_>) -> crate::Result<Box<dyn Opened<B>>> {
+        opening.without_token_map("EAGLE3")?;
         let (_, location) = opening.draft()?;
-        let target = opening.target.spec().clone();
-        let head = HeadCheckpoint::open(location, opening.load, &target)?;
+        let (load, target) = (opening.load, opening.target.spec().clone());
+        let head = HeadCheckpoint::open_with(location, load, opening.target, &opening.head)?;
         Ok(Box::new(OpenedEagle3 { head, target }))
     }
 }
@@ -103,13 +108,15 @@ impl<B: Backend> Opened<B> for OpenedEagle3 {
     fn needs(&self, allowance: &Allowance) -> Needs {
         let Allowance { format, kv_dtype, positions, bounds, target_rows, .. } = *allowance;
         let spec = self.head.spec();
-        let layers = self.head.capture_layers().len();
+        // The stream after the final norm is as wide as the output of one layer.
+        let layers = self.head.capture_layers().len().max(1);
         Needs {
             weights: spec.weight_bytes(format),
             scratch: spec.scratch_bytes(bounds)
                 + spec.rope_bytes(positions)
                 + memory::capture_bytes(&self.target, layers, target_rows),
             kv_per_token: spec.kv_bytes_per_token(kv_dtype),
+            ..Needs::default()
         }
     }
 
@@ -119,9 +126,8 @@ impl<B: Backend> Opened<B> for OpenedEagle3 {
         target: &Decoder<B>,
         allowance: &Allowance,
     ) -> crate::Result<Box<dyn Algorithm<B>>> {
-        let Allowance { format, kv_dtype, slots, positions, bounds, .. } = *allowance;
-        let table = target.embedding();
-        let head = Eagle3Head::load(backend, &self.head, format, positions, table, &mut |_| ())?;
+        let Allowance { format, kv_dtype, slots, bounds, .. } = *allowance;
+        let head = Eagle3Head::load_for(backend, &self.head, format, target, &mut |_| ())?;
         let drafter = Box::new(Eagle3::new(backend, head, bounds)?);
         Ok(Box::new(Speculator::new(backend, drafter, slots, kv_dtype)?))
     }

@@ -6,6 +6,7 @@
 //! - [`Speculator`]: the algorithm of every [`Drafter`], a model that drafts recurrently; [`Eagle3`],
 //!   [`Eagle`] and [`Standalone`] are three.
 //! - [`Mtp`]: the algorithm of heads that have a layer for each step.
+//! - [`ngram`]: drafts from what followed the same tokens before, without any model.
 //! - [`Registry`]: algorithms by name, from the flag to something that drafts.
 //! - [`accept`]: which drafts the target confirms; [`Verify`] where that is a matter of
 //!   probability, [`Simulate`] where it is only pretended.
@@ -26,6 +27,7 @@ mod kept_states;
 pub mod known_bugs;
 mod mtp;
 mod mtp_entry;
+pub mod ngram;
 mod registry;
 mod shape;
 mod simulate;

@@ -203,9 +203,10 @@ impl<B: Backend> Algorithm<B> for Mtp<B> {
     }
 
     fn draft(&mut self, backend: &B, requests: &[Drafting<'_>]) -> Result<Vec<Tree>> {
-        let start = |r: &Drafting<'_>| r.seed.offer.begin(r.shape);
-        let mut trees: Vec<Sapling> =
-            requests.iter().map(|r| Sapling { growth: start(r), firsts: HashMap::new() }).collect();
+        let mut trees: Vec<Sapling> = requests
+            .iter()
+            .map(|r| Sapling { growth: r.seed.offer.begin(r.shape), firsts: HashMap::new() })
+            .collect();
         let count = requests.iter().map(|r| r.shape.topk()).max().unwrap_or(1);
         for depth in 1.. {
             let paths = self.plan_level(requests, &mut trees, depth)?;

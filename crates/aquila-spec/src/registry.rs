@@ -4,9 +4,10 @@
 //! known to suffice. The built-in algorithms are entries as any other.
 
 use aquila_compute::{Backend, KvDtype, PlanBounds, WeightFormat};
-use aquila_model::{Checkpoint, Decoder, LoadFormat, Location, Needs};
+use aquila_model::{Checkpoint, Decoder, HeadOptions, LoadFormat, Location, Needs};
 
 use crate::error::{Error, Result};
+use crate::ngram::{NgramEntry, NgramSources};
 use crate::{Algorithm, Shape, eagle, eagle3, mtp_entry, standalone};
 
 /// The name under which nothing drafts.
@@ -81,15 +82,37 @@ pub struct Opening<'a> {
     pub load: LoadFormat,
     /// The only tokens that a head without a vocabulary of its own may draft, if not all.
     pub token_map: Option<&'a [u32]>,
+    /// What users decide of a head where its config may mislead.
+    pub head: HeadOptions,
     /// The largest tree.
     pub shape: Shape,
+    /// Where n-grams come from; as by default where nobody says.
+    pub ngram: Option<&'a NgramSources>,
 }
 
 impl<'a> Opening<'a> {
+    /// On a target, with trees up to `shape`, and everything else as where nobody says.
+    pub fn new(target: &'a Checkpoint, shape: Shape) -> Self {
+        let load = LoadFormat::Auto;
+        let head = HeadOptions::default();
+        Self { target, draft: None, load, token_map: None, head, shape, ngram: None }
+    }
+
     /// What drafts, for an algorithm that cannot do without.
     pub fn draft(&self) -> Result<(&'a str, &'a Location)> {
         let missing = "nothing that drafts was given: use --speculative-draft-model-path";
         self.draft.ok_or_else(|| Error::Refused(missing.into()))
+    }
+
+    /// Refuses a token map, for an algorithm whose draft has a vocabulary of its own.
+    pub fn without_token_map(&self, algorithm: &str) -> Result<()> {
+        match self.token_map {
+            None => Ok(()),
+            Some(_) => Err(Error::Refused(format!(
+                "--speculative-token-map is not for {algorithm}: its drafts have a vocabulary of \
+                 their own"
+            ))),
+        }
     }
 }
 
@@ -135,11 +158,12 @@ impl<B: Backend> Registry<B> {
     /// Those that Aquila brings.
     pub fn built_in() -> Self {
         let mut registry = Self { entries: Vec::new() };
-        let built_in: [Box<dyn Entry<B>>; 4] = [
+        let built_in: [Box<dyn Entry<B>>; 5] = [
             Box::new(eagle3::Eagle3Entry),
             Box::new(eagle::EagleEntry),
             Box::new(mtp_entry::MtpEntry),
             Box::new(standalone::StandaloneEntry),
+            Box::new(NgramEntry),
         ];
         for entry in built_in {
             registry.register(entry).expect("the built-in names are different");

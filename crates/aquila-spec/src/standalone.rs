@@ -86,6 +86,7 @@ impl<B: Backend> Entry<B> for StandaloneEntry {
     }
 
     fn open(&self, opening: &Opening<'_>) -> crate::Result<Box<dyn Opened<B>>> {
+        opening.without_token_map("STANDALONE")?;
         let (name, location) = opening.draft()?;
         let draft = Checkpoint::open(location, opening.load)?;
         let refuse =
@@ -113,6 +114,7 @@ impl<B: Backend> Opened<B> for OpenedStandalone {
             scratch: memory::scratch_bytes(spec, allowance.bounds)
                 + memory::rope_bytes(spec, allowance.positions),
             kv_per_token: memory::kv_bytes_per_token(spec, allowance.kv_dtype),
+            ..Needs::default()
         }
     }
 

@@ -55,6 +55,15 @@ impl Tree {
         self.nodes.is_empty()
     }
 
+    /// Adds a child of `parent`, which the draft gives `probability` behind it; answers its place.
+    pub fn add(&mut self, parent: usize, token: u32, probability: f32) -> usize {
+        let Node { depth, score, .. } = self.nodes[parent];
+        // A probability that rounding pushed above one must not lift a child over its parent.
+        let score = (score * probability).min(score).max(0.0);
+        self.nodes.push(Node { token, parent, depth: depth + 1, score });
+        self.nodes.len() - 1
+    }
+
     /// The path from the root to a node, both included.
     pub fn path(&self, node: usize) -> Vec<usize> {
         let mut path = vec![node];

@@ -226,7 +226,7 @@ impl Run<'_> {
         let matches = command.try_get_matches_from(flags).map_err(wrong)?;
         let model = ModelFlags::from_arg_matches(&matches).map_err(wrong)?;
         let engine = EngineFlags::from_arg_matches(&matches).map_err(wrong)?;
-        Ok(build(&model, &engine, self.algorithms, true)?.0)
+        Ok(build(&model, &engine, self.algorithms, true)?.engine)
     }
 }
 

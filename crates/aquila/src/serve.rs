@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::Algorithms;
 use crate::error::{Error, Result};
 use crate::flags::{EngineFlags, ModelFlags, SamplingFlags};
-use crate::start::start;
+use crate::start::start_with_corpora;
 
 /// Serve a model over HTTP: OpenAI's API and SGLang's.
 #[derive(Args)]
@@ -106,17 +106,20 @@ impl Serve {
             return Err(Error::Usage("--api-key must not be empty".into()));
         }
         let mut defaults = self.sampling.params()?;
-        let settings = Settings {
+        let mut settings = Settings {
             host: self.server.host.clone(),
             port: self.server.port,
             api_key: self.server.api_key.clone(),
             model: self.card()?,
             default_max_tokens: defaults.max_tokens.take(),
             limits,
+            corpora: None,
         };
         let name = settings.model.served_name.clone();
         let key = settings.api_key.is_some();
-        let generator = start(&self.model, &self.engine, defaults, algorithms, false)?;
+        let (generator, corpora) =
+            start_with_corpora(&self.model, &self.engine, defaults, algorithms, false)?;
+        settings.corpora = corpora;
         aquila_server::run(generator, settings, |address| announce(address, &name, key))
             .map_err(|error| Error::Other(error.to_string()))?;
         Ok(ExitCode::SUCCESS)

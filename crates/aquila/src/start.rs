@@ -6,7 +6,8 @@ use std::sync::Arc;
 use aquila_compute::Backend;
 use aquila_compute::cpu::CpuBackend;
 use aquila_engine::{Budget, Engine, EngineConfig, EngineHandle, Runner, available_memory};
-use aquila_model::{Checkpoint, Decoder, Location, Needs, memory, resolve_with_progress};
+use aquila_model::{Checkpoint, Decoder, Location, Needs, TokenMap, memory, resolve_with_progress};
+use aquila_spec::ngram::Corpora;
 use aquila_spec::{Opening, Shape, Verify};
 use aquila_text::{Generator, SamplingParams, Tokenizer};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -24,12 +25,34 @@ pub fn start(
     algorithms: &Algorithms,
     quiet: bool,
 ) -> Result<Generator> {
-    let (engine, checkpoint) = build(model, flags, algorithms, quiet)?;
+    Ok(start_with_corpora(model, flags, defaults, algorithms, quiet)?.0)
+}
+
+/// As [`start`], with the corpora that drafts come from, where they do.
+pub fn start_with_corpora(
+    model: &ModelFlags,
+    flags: &EngineFlags,
+    defaults: SamplingParams,
+    algorithms: &Algorithms,
+    quiet: bool,
+) -> Result<(Generator, Option<Arc<Corpora>>)> {
+    let Built { engine, checkpoint, corpora } = build(model, flags, algorithms, quiet)?;
     let tokenizer = checkpoint.folder().map(Tokenizer::load).transpose()?.flatten();
     let defaults = defaults.or(&model_defaults(&checkpoint)?);
     let handle = EngineHandle::start(engine)
         .map_err(|e| Error::Other(format!("cannot start the engine's thread: {e}")))?;
-    Ok(Generator::new(handle, tokenizer, checkpoint.eos_token_ids().to_vec(), defaults))
+    let eos = checkpoint.eos_token_ids().to_vec();
+    Ok((Generator::new(handle, tokenizer, eos, defaults), corpora))
+}
+
+/// An engine, and what belongs to it.
+pub struct Built {
+    /// It runs when it is stepped.
+    pub engine: Engine<CpuBackend>,
+    /// The model that it runs.
+    pub checkpoint: Checkpoint,
+    /// The corpora that drafts come from, where they do.
+    pub corpora: Option<Arc<Corpora>>,
 }
 
 /// Loads the model into an engine that runs when it is stepped.
@@ -38,7 +61,7 @@ pub fn build(
     flags: &EngineFlags,
     algorithms: &Algorithms,
     quiet: bool,
-) -> Result<(Engine<CpuBackend>, Checkpoint)> {
+) -> Result<Built> {
     let fraction = flags.fraction()?;
     let format = model.weight_format()?;
     let checkpoint = Checkpoint::open(&find(model.name(), quiet)?, model.load_format())?;
@@ -51,16 +74,30 @@ pub fn build(
         )));
     }
     let speculative = flags.speculative.resolve(model.name(), algorithms)?;
+    let ngram = match &speculative {
+        Some(speculative) if speculative.entry.name() == "NGRAM" => {
+            let (sources, warning) = flags.speculative.ngram.sources(&checkpoint)?;
+            if let Some(warning) = warning {
+                notice(format_args!("warning: {warning}"));
+            }
+            Some(sources)
+        }
+        _ => None,
+    };
     let opened = match &speculative {
         Some(speculative) => {
             let draft = &speculative.draft;
             let location = draft.as_ref().map(|name| find(name, quiet)).transpose()?;
+            let map = speculative.token_map.as_deref();
+            let map = map.map(|path| TokenMap::open(path, spec.vocab_size)).transpose()?;
             Some(speculative.entry.open(&Opening {
                 target: &checkpoint,
                 draft: draft.as_deref().zip(location.as_ref()),
                 load: model.load_format(),
-                token_map: None,
+                token_map: map.as_ref().map(TokenMap::ids),
+                head: speculative.head,
                 shape: speculative.shape,
+                ngram: ngram.as_ref(),
             })?)
         }
         None => None,
@@ -85,6 +122,7 @@ pub fn build(
         weights: memory::weight_bytes(&spec, format),
         scratch: memory::scratch_bytes(&spec, config.bounds()) + memory::rope_bytes(&spec, context),
         kv_per_token: memory::kv_bytes_per_token(&spec, config.kv_dtype),
+        ..Needs::default()
     };
     let budget = Budget::plan(
         needs,
@@ -153,7 +191,7 @@ pub fn build(
         let failed = |e| Error::Other(format!("cannot start the compute lane's thread: {e}"));
         engine = engine.apart().map_err(failed)?;
     }
-    Ok((engine, checkpoint))
+    Ok(Built { engine, checkpoint, corpora: ngram.map(|sources| sources.corpora) })
 }
 
 /// The model of this name; a download is shown as it goes.

@@ -17,3 +17,11 @@ fn models_that_draft_conform_and_their_drafts_are_invariant() {
         assert!(report.accept_length > 1.2, "{name}: {report:?}");
     }
 }
+
+#[test]
+fn n_grams_conform_and_those_of_a_request_are_invariant() {
+    let report = conforms("NGRAM", &["--speculative-ngram-scope", "request"]);
+    assert!(report.invariant && report.accept_length > 1.1, "{report:?}");
+    // What all share depends on who comes when; the text does not.
+    conforms("ngram", &["--speculative-ngram-match-type", "prob"]);
+}

@@ -214,7 +214,7 @@ impl Backend for CpuBackend {
             self.project_int8(weight, &product);
             return Ok(());
         }
-        let together = project::panels_together(self.isa, rows);
+        let together = project::panels_together(self.isa, rows, weight.panel_bytes());
         self.over_panels(weight, rows, together, &|first, last| {
             // SAFETY: sizes were checked above, and chunks of panels are disjoint.
             unsafe {
@@ -360,6 +360,23 @@ impl Backend for CpuBackend {
         })?;
         for row in 0..rows {
             out.row_mut(row)[column..end].copy_from_slice(input.row(row));
+        }
+        Ok(())
+    }
+
+    fn take_columns(
+        &self,
+        input: &CpuRows,
+        rows: usize,
+        column: usize,
+        out: &mut CpuRows,
+    ) -> Result<()> {
+        let end = column + out.width();
+        check(end <= input.width(), || {
+            format!("columns up to {end} are not in rows of {}", input.width())
+        })?;
+        for row in 0..rows {
+            out.row_mut(row).copy_from_slice(&input.row(row)[column..end]);
         }
         Ok(())
     }

@@ -1,11 +1,14 @@
 //! Threads that share one operation at a time. The caller is one of them.
 //!
-//! Work is a number of chunks; whoever is free takes the next. A thread that finds no work looks
-//! out for some tens of microseconds, since a forward pass brings the next operation soon, then
-//! sleeps until it is woken. Which thread runs a chunk never changes a result.
+//! Work is a number of chunks. Each thread has a share of its own, one chunk behind the other, so
+//! that what it asked for ahead is what it comes to next; whoever is done helps with the shares of
+//! others. A thread that finds no work looks out for some tens of microseconds, since a forward
+//! pass brings the next operation soon, then sleeps until it is woken. Which thread runs a chunk
+//! never changes a result.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,10 +31,16 @@ struct Job {
     chunks: usize,
 }
 
+/// The next chunk of one thread's share, on a cache line of its own and of the line that is
+/// fetched with it.
+#[repr(align(128))]
+struct Next(AtomicUsize);
+
 struct Board {
     state: AtomicU64,
     job: UnsafeCell<Option<Job>>,
-    next: AtomicUsize,
+    /// One for each thread; the caller's comes first.
+    next: Vec<Next>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     stop: AtomicBool,
     asleep: Vec<AtomicBool>,
@@ -58,7 +67,7 @@ impl Pool {
         let board = Arc::new(Board {
             state: AtomicU64::new(0),
             job: UnsafeCell::new(None),
-            next: AtomicUsize::new(0),
+            next: (0..=helpers).map(|_| Next(AtomicUsize::new(0))).collect(),
             panic: Mutex::new(None),
             stop: AtomicBool::new(false),
             asleep: (0..helpers).map(|_| AtomicBool::new(false)).collect(),
@@ -107,7 +116,9 @@ impl Pool {
             let task = std::mem::transmute::<Task<'_>, Task<'static>>(task);
             *board.job.get() = Some(Job { task, chunks });
         }
-        board.next.store(0, Ordering::Relaxed);
+        for (thread, next) in board.next.iter().enumerate() {
+            next.0.store(board.share(thread, chunks).start, Ordering::Relaxed);
+        }
         let number = board.state.load(Ordering::Relaxed) / JOB;
         board.state.store((number + 1) % JOB * JOB + OPEN, Ordering::SeqCst);
         for (asleep, thread) in board.asleep.iter().zip(&self.wake).take(chunks - 1) {
@@ -115,9 +126,9 @@ impl Pool {
                 thread.unpark();
             }
         }
-        let outcome = catch_unwind(AssertUnwindSafe(|| board.take_chunks(task, chunks)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| board.take_chunks(0, task, chunks)));
         if outcome.is_err() {
-            board.next.store(usize::MAX / 2, Ordering::Relaxed);
+            board.give_up();
         }
         board.state.fetch_and(!OPEN, Ordering::AcqRel);
         let mut looks = 0u32;
@@ -149,13 +160,30 @@ impl Drop for Pool {
 }
 
 impl Board {
-    fn take_chunks(&self, task: Task<'_>, chunks: usize) {
-        loop {
-            let chunk = self.next.fetch_add(1, Ordering::Relaxed);
-            if chunk >= chunks {
-                return;
+    /// The chunks of one thread's own.
+    fn share(&self, thread: usize, chunks: usize) -> Range<usize> {
+        let threads = self.next.len();
+        thread * chunks / threads..(thread + 1) * chunks / threads
+    }
+
+    /// Runs what is left of the thread's own share, then of the others'.
+    fn take_chunks(&self, thread: usize, task: Task<'_>, chunks: usize) {
+        let threads = self.next.len();
+        for owner in (thread..threads).chain(0..thread) {
+            let (next, end) = (&self.next[owner].0, self.share(owner, chunks).end);
+            while next.load(Ordering::Relaxed) < end {
+                let chunk = next.fetch_add(1, Ordering::Relaxed);
+                if chunk < end {
+                    task(chunk);
+                }
             }
-            task(chunk);
+        }
+    }
+
+    /// Leaves nothing to take.
+    fn give_up(&self) {
+        for next in &self.next {
+            next.0.store(usize::MAX / 2, Ordering::Relaxed);
         }
     }
 
@@ -165,9 +193,11 @@ impl Board {
             seen = number;
             // SAFETY: the job stands while a thread that joined it has not left.
             let job = unsafe { &*self.job.get() }.as_ref().expect("an open board has a job");
-            let outcome = catch_unwind(AssertUnwindSafe(|| self.take_chunks(job.task, job.chunks)));
+            let outcome = catch_unwind(AssertUnwindSafe(|| {
+                self.take_chunks(index + 1, job.task, job.chunks);
+            }));
             if let Err(payload) = outcome {
-                self.next.store(usize::MAX / 2, Ordering::Relaxed);
+                self.give_up();
                 let mut first = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
                 first.get_or_insert(payload);
             }

@@ -33,9 +33,12 @@ unsafe impl Sync for Product {}
 
 /// Lines ahead of those in use that are asked for when weights are read once, over all panels.
 /// They go to the second-level cache, which measured faster than the first.
-const AHEAD: usize = 64;
-/// The same for a tile of one panel, whose lines go by one at a time.
-const AHEAD_OF_ONE: usize = 128;
+const AHEAD: usize = 256;
+/// The same where memory is all that is waited for and the machine follows long streams by
+/// itself: asking far ahead of it measured slower.
+const AHEAD_IN_STREAMS: usize = 64;
+/// Lines of a panel from which on it is such a stream.
+const STREAM: usize = 513;
 /// Lines of one block of inputs when weights are read by several tiles.
 const BLOCK_LINES: usize = 128;
 
@@ -286,8 +289,8 @@ tiles!(
 #[cfg(target_arch = "x86_64")]
 tiles!(
     avx2, crate::cpu::lanes::Avx2, ["avx2,fma"],
-    [4, 1, 1, 1, 1],
-    1 x 4, 1 x 1, 2 x 1, 3 x 1, 4 x 1, 5 x 1
+    [4, 2, 1, 1, 1],
+    1 x 4, 2 x 2, 1 x 1, 2 x 1, 3 x 1, 4 x 1, 5 x 1
 );
 tiles!(
     portable, crate::cpu::lanes::Portable, [],
@@ -329,9 +332,19 @@ fn panels_of(isa: Isa) -> &'static [usize] {
     }
 }
 
+/// Tiles for `rows` rows of panels of so many bytes.
+fn tiling(isa: Isa, rows: usize, panel_bytes: usize) -> Tiling {
+    let mut tiling = Tiling::of(panels_of(isa), rows);
+    // Two rows fill too few sums with one panel, but of streams two at a time measured slower.
+    if tiling.panels == 2 && rows == 2 && panel_bytes >= STREAM * LINE {
+        tiling.panels = 1;
+    }
+    tiling
+}
+
 /// How many panels belong together in a task.
-pub(super) fn panels_together(isa: Isa, rows: usize) -> usize {
-    Tiling::of(panels_of(isa), rows).panels
+pub(super) fn panels_together(isa: Isa, rows: usize, panel_bytes: usize) -> usize {
+    tiling(isa, rows, panel_bytes).panels
 }
 
 fn tile_fn<S: Stored>(isa: Isa, rows: usize, panels: usize) -> TileFn {
@@ -345,9 +358,11 @@ fn tile_fn<S: Stored>(isa: Isa, rows: usize, panels: usize) -> TileFn {
 }
 
 unsafe fn product<S: Stored>(isa: Isa, p: &Product, first: usize, last: usize) {
-    let tiling = Tiling::of(panels_of(isa), p.rows);
+    let tiling = tiling(isa, p.rows, p.panel_bytes);
     let (tiles, together) = (tiling.tiles, tiling.panels);
     let lines = p.inputs.div_ceil(S::INPUTS);
+    let streams = p.rows <= 2 && together >= 4 && lines >= STREAM;
+    let ahead = if streams { AHEAD_IN_STREAMS } else { AHEAD };
     let mut carry = CARRY.take();
     let size = p.rows * together * LANES;
     carry.resize(carry.len().max(size), 0.0);
@@ -357,7 +372,7 @@ unsafe fn product<S: Stored>(isa: Isa, p: &Product, first: usize, last: usize) {
         carry[..size].fill(0.0);
         // A single tile runs some lines ahead of itself, and in its last block ahead into the
         // panels that come next. Several tiles share the asking for the block that comes next.
-        let ahead = if panels == 1 { AHEAD_OF_ONE } else { AHEAD / panels };
+        let ahead = ahead / panels;
         let mut line = 0;
         loop {
             let left = lines - line;

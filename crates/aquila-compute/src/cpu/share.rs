@@ -14,6 +14,9 @@ use crate::{Error, HeadShape, Result};
 /// Packed bytes below which a product is not worth waking anyone for.
 const SMALL_PRODUCT: usize = 128 << 10;
 
+/// Packed bytes that a thread takes of a product at a time, at most, unless a tile is larger.
+const CHUNK: usize = 64 << 10;
+
 /// Elements of a row-wise operation below which it is not worth waking anyone for.
 const SMALL_ROWS: usize = 64 << 10;
 
@@ -56,8 +59,10 @@ impl CpuBackend {
         if small || self.threads() == 1 {
             return task(0, panels);
         }
-        // Some chunks per thread even out what the threads meet; whole tiles waste none.
-        let chunk = panels.div_ceil(self.threads() * 12).next_multiple_of(together);
+        // Some chunks per thread even out what the threads meet, small ones what is left in the
+        // end; whole tiles waste none.
+        let most = (CHUNK / weight.panel_bytes()).max(1);
+        let chunk = panels.div_ceil(self.threads() * 12).min(most).next_multiple_of(together);
         self.pool.run(panels.div_ceil(chunk), &|index| {
             task(index * chunk, ((index + 1) * chunk).min(panels));
         });

@@ -300,6 +300,29 @@ impl Backend for CudaBackend {
         unsafe { self.launch(&self.kernels.copy_columns, grid, &arguments, &names) }
     }
 
+    fn take_columns(
+        &self,
+        input: &CudaRows,
+        rows: usize,
+        column: usize,
+        out: &mut CudaRows,
+    ) -> Result<()> {
+        input.hold("rows to take columns of", rows, column + out.width)?;
+        out.hold("rows to put them in", rows, out.width)?;
+        let arguments = arguments::Copy {
+            input: input.memory.at(4 * column),
+            out: out.memory.at(0),
+            width: out.width as u32,
+            in_stride: input.stride as u32,
+            out_stride: out.stride as u32,
+            column: 0,
+        };
+        let grid = [out.width.div_ceil(THREADS), rows, 1];
+        let names = [&input.memory, &out.memory];
+        // SAFETY: both sides hold these rows and columns.
+        unsafe { self.launch(&self.kernels.copy_columns, grid, &arguments, &names) }
+    }
+
     fn gather_sources(&self, input: &CudaRows, plan: &CudaPlan, out: &mut CudaRows) -> Result<()> {
         let parts = plan.parts();
         self.gather(input, plan, parts.counts, parts.sources, plan.rows, out)

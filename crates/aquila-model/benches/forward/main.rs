@@ -1,7 +1,7 @@
-//! Whole forward passes of `preset:bench` against what the machine gives.
+//! Whole forward passes of a model, `preset:bench` unless told, against what the machine gives.
 //!
-//! `cargo bench -p aquila-model --bench forward -- [--isa avx512|avx2|portable] [--threads N]
-//! [--format bf16|int8] [--rows 1,2,4] [--context N] [--repeat N] [--profile rows|requests]`
+//! `cargo bench -p aquila-model --bench forward -- [--model NAME]
+//! [--isa avx512|avx2|portable] [--threads N] [--format bf16|int8] [--rows 1,2,4] [--context N] [--repeat N] [--profile rows|requests]`
 //!
 //! One request whose last M positions are the rows of the pass, all with logits. A repetition
 //! visits every format and row count once, so that whatever else the machine does meets all of
@@ -26,6 +26,7 @@ use machine::Machine;
 use scene::{Batch, Scene};
 
 struct Options {
+    model: String,
     isas: Vec<Isa>,
     threads: usize,
     formats: Vec<WeightFormat>,
@@ -37,6 +38,7 @@ struct Options {
 
 fn options() -> Options {
     let mut options = Options {
+        model: "preset:bench".into(),
         isas: Isa::available().into_iter().filter(|isa| *isa != Isa::Portable).collect(),
         threads: 0,
         formats: vec![WeightFormat::Bf16, WeightFormat::Int8],
@@ -55,6 +57,7 @@ fn options() -> Options {
                     Isa::available().into_iter().filter(|i| i.to_string() == name).collect();
                 assert!(!options.isas.is_empty(), "this machine has no {name}");
             }
+            "--model" => options.model = value(),
             "--threads" => options.threads = value().parse().expect("a number"),
             "--repeat" => options.repeat = value().parse().expect("a number"),
             "--context" => options.context = value().parse().expect("a number"),
@@ -133,7 +136,7 @@ fn measure(backend: &CpuBackend, machine: Machine, options: &Options) {
     let mut scenes: Vec<Scene<CpuBackend>> = options
         .formats
         .iter()
-        .map(|&format| Scene::load(backend, format, options.context, 1))
+        .map(|&format| Scene::load(backend, &options.model, format, options.context, 1))
         .collect();
     let rows = &options.rows;
     let mut times = vec![vec![Vec::new(); rows.len()]; scenes.len()];

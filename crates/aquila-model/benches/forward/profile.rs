@@ -24,7 +24,7 @@ pub fn run(backend: CpuBackend, machine: Machine, batch: Batch, options: &Option
     let mut scenes: Vec<Scene<Timed>> = options
         .formats
         .iter()
-        .map(|&format| Scene::load(&backend, format, options.context, requests))
+        .map(|&format| Scene::load(&backend, &options.model, format, options.context, requests))
         .collect();
     let mut samples = vec![vec![Samples::new(); options.rows.len()]; scenes.len()];
     let mut totals = vec![vec![Vec::new(); options.rows.len()]; scenes.len()];

@@ -1,4 +1,4 @@
-//! A model of the bench shape with the keys and values of some requests, ready for passes over
+//! A model with the keys and values of some requests, ready for passes over
 //! their last positions.
 
 use aquila_compute::cpu::CpuBackend;
@@ -24,9 +24,16 @@ pub struct Scene<B: Backend> {
 }
 
 impl<B: Backend> Scene<B> {
-    pub fn load(backend: &B, format: WeightFormat, context: usize, requests: usize) -> Self {
-        let location = resolve("preset:bench").expect("the preset exists");
-        let checkpoint = Checkpoint::open(&location, LoadFormat::Auto).expect("a preset opens");
+    pub fn load(
+        backend: &B,
+        model: &str,
+        format: WeightFormat,
+        context: usize,
+        requests: usize,
+    ) -> Self {
+        let location = resolve(model).unwrap_or_else(|e| panic!("{model}: {e}"));
+        let checkpoint = Checkpoint::open(&location, LoadFormat::Auto)
+            .unwrap_or_else(|e| panic!("{model}: {e}"));
         let decoder =
             Decoder::load(backend, &checkpoint, format, context, &mut |_| {}).expect("memory");
         let slots = requests * context;

@@ -171,6 +171,16 @@ impl Backend for Timed {
         self.note(Named("copy"), || self.inner.copy_columns(input, rows, column, out))
     }
 
+    fn take_columns(
+        &self,
+        input: &Self::Rows,
+        rows: usize,
+        column: usize,
+        out: &mut Self::Rows,
+    ) -> Result<()> {
+        self.note(Named("copy"), || self.inner.take_columns(input, rows, column, out))
+    }
+
     fn gather_sources(
         &self,
         input: &Self::Rows,

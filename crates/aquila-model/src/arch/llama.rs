@@ -7,7 +7,7 @@ use crate::{ModelSpec, Result};
 
 pub(super) const NAME: &str = "LlamaForCausalLM";
 
-pub(crate) fn read(config: &Settings<'_>) -> Result<ModelSpec> {
+pub(super) fn read(config: &Settings<'_>) -> Result<ModelSpec> {
     let attention_bias = config.flag("attention_bias", false)?;
     let habits = Habits {
         head_dim: None,

@@ -8,8 +8,6 @@ use serde_json::Value;
 use crate::config::Settings;
 use crate::{ModelSpec, Result, head};
 
-pub(crate) use llama::read as read_llama;
-
 type Read = fn(&Settings<'_>) -> Result<ModelSpec>;
 
 /// Name in `architectures`, `model_type`, and how its config is read.

@@ -1,13 +1,16 @@
 //! A head on disk, or a preset, checked against the model that it is to draft for.
 
-use crate::checkpoint::{Configs, LoadFormat};
+use serde_json::Value;
+
+use crate::checkpoint::{Checkpoint, Configs, LoadFormat};
 use crate::config::Settings;
 use crate::dummy::Dummy;
-use crate::safetensors::Safetensors;
+use crate::layout::{self, Expected};
 use crate::source::TensorSource;
-use crate::{Error, Location, ModelSpec, Result, arch, layout};
+use crate::{Error, Location, ModelSpec, Result, arch};
 
-use super::spec::{Eagle3Spec, is_eagle3};
+use super::kind::{HeadKind, refuse_unknown_kinds, seed, stored};
+use super::spec::{Eagle3Spec, HeadOptions, is_eagle3};
 use super::vocabulary::DraftVocabulary;
 
 /// An EAGLE-3 head that fits its target: everything but its weights has been read and checked.
@@ -23,28 +26,64 @@ impl HeadCheckpoint {
     /// Opens the head at `location` for `target`; refuses what is no EAGLE-3 head, what lacks a
     /// tensor and what was made for another model, by name.
     pub fn open(location: &Location, load: LoadFormat, target: &ModelSpec) -> Result<Self> {
+        Self::read(location, load, target, None, &HeadOptions::default())
+    }
+
+    /// [`HeadCheckpoint::open`] with what users decide; tables that are copies of the target's
+    /// are shared with it.
+    pub fn open_with(
+        location: &Location,
+        load: LoadFormat,
+        target: &Checkpoint,
+        options: &HeadOptions,
+    ) -> Result<Self> {
+        Self::read(location, load, target.spec(), Some(target.tensors()), options)
+    }
+
+    fn read(
+        location: &Location,
+        load: LoadFormat,
+        target: &ModelSpec,
+        targets: Option<&dyn TensorSource>,
+        options: &HeadOptions,
+    ) -> Result<Self> {
         let Configs { origin, config, folder, .. } = Configs::read(location)?;
         let settings = Settings::new(&origin, &config)?;
-        let stored = match (&folder, load) {
-            (Some(folder), LoadFormat::Auto) => Some(Safetensors::open_folder(folder)?),
-            _ => None,
-        };
-        let named = stored.as_ref().map(|s| s as &dyn TensorSource);
-        match named {
-            Some(tensors) => refuse_other_kinds(tensors)?,
+        let architecture = arch::named(&config).unwrap_or_default();
+        refuse_unknown_kinds(&settings, architecture)?;
+        let stored = stored(folder.as_deref(), load)?;
+        match stored.as_deref().map(|tensors| (HeadKind::of(tensors), tensors)) {
+            Some((HeadKind::Eagle3 | HeadKind::Unknown, _)) => {}
+            Some((other, tensors)) => return Err(other.refusal(tensors, "an EAGLE-3 head")),
             None if is_eagle3(&config) => {}
             None => return Err(settings.unsupported("is not the config of an EAGLE-3 head")),
         }
-        let architecture = arch::named(&config).unwrap_or_default();
-        let spec = Eagle3Spec::read(&settings, architecture, named)?;
-        check_target(&spec, &settings, target)?;
-        let capture_layers = spec.capture_layers(&settings, target.layers)?;
+        check_target(&settings, target)?;
+        let mut spec = Eagle3Spec::read(&settings, architecture, stored.as_deref(), options)?;
+        let capture_layers = match spec.aux_count {
+            0 => Vec::new(),
+            _ => spec.aux_layers.outputs(&settings, target.layers)?,
+        };
         let tensors: Box<dyn TensorSource> = match stored {
-            Some(tensors) => Box::new(tensors),
+            Some(tensors) => tensors,
             None => Box::new(random(&spec, load)?),
         };
-        let tensor_bytes = layout::check(spec.tensors(), &*tensors)?;
+        layout::check(spec.tensors(), &*tensors)?;
         let vocabulary = DraftVocabulary::read(&spec, &*tensors)?;
+        if vocabulary.is_some() && !spec.own_lm_head {
+            let problem = "is missing, and the target's has its tokens in another order than d2t";
+            return Err(Error::tensor(tensors.origin(), &spec.lm_head().name, problem));
+        }
+        if let Some(targets) = targets {
+            let same = |ours: Expected, theirs: Expected| {
+                is_copy(&*tensors, &ours.name, targets, &theirs.name)
+            };
+            spec.own_embedding &= !same(spec.embedding(), target.embedding())?;
+            if vocabulary.is_none() {
+                spec.own_lm_head &= !same(spec.lm_head(), target.head())?;
+            }
+        }
+        let tensor_bytes = layout::check(spec.tensors(), &*tensors)?;
         Ok(Self { spec, capture_layers, vocabulary, tensors, tensor_bytes })
     }
 
@@ -53,7 +92,8 @@ impl HeadCheckpoint {
         &self.spec
     }
 
-    /// The layers of the target, from 0, whose outputs the head reads, in the order it reads them.
+    /// The layers of the target, from 0, whose outputs the head reads, in the order it reads them;
+    /// none where it reads what the target's language-model head reads.
     pub fn capture_layers(&self) -> &[usize] {
         &self.capture_layers
     }
@@ -70,57 +110,61 @@ impl HeadCheckpoint {
 }
 
 fn random(spec: &Eagle3Spec, load: LoadFormat) -> Result<Dummy> {
-    let seed = match load {
-        LoadFormat::Auto => 0,
-        LoadFormat::Dummy { seed } => seed,
-    };
-    let dummy = Dummy::of(&spec.layer.architecture, spec.tensors(), seed);
+    let dummy = Dummy::of(&spec.layer.architecture, spec.tensors(), seed(load));
     Ok(dummy.with(DraftVocabulary::evenly_spread(spec)?))
 }
 
-/// Refuses what its tensors show to be something else.
-fn refuse_other_kinds(tensors: &dyn TensorSource) -> Result<()> {
-    let refuse = |reason: &str| {
-        Err(Error::Unsupported { origin: tensors.origin().into(), reason: reason.into() })
-    };
-    let names = tensors.names();
-    let any = |start: &str| names.iter().any(|name| name.starts_with(start));
-    let has = |name: &str| names.contains(&name);
-    if !has("fc.weight") {
-        if any("model.mtp_layers.") {
-            return refuse("holds MTP layers, not an EAGLE-3 head");
+/// Whether a tensor is, to the bit, one of the target's.
+fn is_copy(
+    ours: &dyn TensorSource,
+    our_name: &str,
+    theirs: &dyn TensorSource,
+    their_name: &str,
+) -> Result<bool> {
+    match (ours.info(our_name), theirs.info(their_name)) {
+        (Some(a), Some(b)) if a.shape == b.shape && a.dtype.is_some() && a.dtype == b.dtype => {
+            Ok(ours.get(our_name)?.bytes() == theirs.get(their_name)?.bytes())
         }
-        if any("model.layers.") {
-            return refuse(
-                "is an ordinary model, not an EAGLE-3 head; \
-                 it may draft with --speculative-algorithm STANDALONE",
-            );
-        }
-        return Ok(());
+        _ => Ok(false),
     }
-    let parts = ["lm_head.weight", "midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"];
-    if parts.into_iter().any(has) {
-        return Ok(());
-    }
-    refuse("is an EAGLE head, not an EAGLE-3 head: it has neither hidden_norm nor lm_head")
 }
 
-fn check_target(spec: &Eagle3Spec, config: &Settings<'_>, target: &ModelSpec) -> Result<()> {
-    if spec.target_hidden_size != target.hidden_size {
-        let given = config.get("target_hidden_size").is_some();
-        let field = if given { "target_hidden_size" } else { "hidden_size" };
+/// Refuses a head that its config shows to be made for another model.
+fn check_target(config: &Settings<'_>, target: &ModelSpec) -> Result<()> {
+    let sizes = config.object("transformer_layer_config")?.unwrap_or(*config);
+    let (width, field, settings) = match config.size_if_any("target_hidden_size")? {
+        Some(width) => (width, "target_hidden_size", config),
+        None => (sizes.size("hidden_size")?, "hidden_size", &sizes),
+    };
+    if width != target.hidden_size {
         let problem = format!(
-            "is {}, but the hidden size of the target is {}: the head was made for another model",
-            spec.target_hidden_size, target.hidden_size
+            "is {width}, but the hidden size of the target is {}: the head was made for another \
+             model",
+            target.hidden_size
         );
-        return Err(config.wrong(field, problem));
+        return Err(settings.wrong(field, problem));
     }
-    if spec.layer.vocab_size != target.vocab_size {
+    let vocabulary = sizes.size("vocab_size")?;
+    if vocabulary != target.vocab_size {
         let problem = format!(
-            "is {}, but the target has {} tokens: the head was made for another model",
-            spec.layer.vocab_size, target.vocab_size
+            "is {vocabulary}, but the target has {} tokens: the head was made for another model",
+            target.vocab_size
         );
-        return Err(config.wrong("vocab_size", problem));
+        return Err(sizes.wrong("vocab_size", problem));
     }
-    Ok(())
+    let speculators = config.object("speculators_config")?;
+    let verifier = speculators.map(|s| s.object("verifier")).transpose()?.flatten();
+    let Some(verifier) = verifier else { return Ok(()) };
+    let Some(Value::Array(made_for)) = verifier.get("architectures") else { return Ok(()) };
+    let ours = |name: &Value| name.as_str() == Some(&target.architecture);
+    if made_for.is_empty() || made_for.iter().any(ours) {
+        return Ok(());
+    }
+    let names: Vec<_> = made_for.iter().filter_map(Value::as_str).collect();
+    let problem = format!(
+        "are {}, but the target is a {}: the head was made for another model",
+        names.join(", "),
+        target.architecture
+    );
+    Err(verifier.wrong("architectures", problem))
 }

@@ -7,7 +7,7 @@
 use aquila_compute::{Backend, KvDtype, PlanBounds, WeightFormat};
 
 use super::fusion::{FusedHead, FusedLayout, Stored};
-use super::kind::{HeadKind, check_target, layer_spec, seed, stored};
+use super::kind::{HeadKind, check_target, layer_spec, refuse_unknown_kinds, seed, stored};
 use super::{LmHead, is_eagle3};
 use crate::checkpoint::{Configs, LoadFormat};
 use crate::config::Settings;
@@ -115,8 +115,9 @@ impl EagleCheckpoint {
     pub fn open(location: &Location, load: LoadFormat, target: &ModelSpec) -> Result<Self> {
         let Configs { origin, config, folder, .. } = Configs::read(location)?;
         let settings = Settings::new(&origin, &config)?;
+        refuse_unknown_kinds(&settings, arch::named(&config).unwrap_or_default())?;
         let stored = stored(folder.as_deref(), load)?;
-        let named = stored.as_ref().map(|s| s as &dyn TensorSource);
+        let named = stored.as_deref();
         let architecture = arch::named(&config).unwrap_or_default();
         match named.map(|tensors| (HeadKind::of(tensors), tensors)) {
             Some((HeadKind::Eagle, _)) => {}
@@ -129,7 +130,7 @@ impl EagleCheckpoint {
         let spec = EagleSpec::read(&settings, architecture, named)?;
         check_target(&spec.layer, &settings, target)?;
         let tensors: Box<dyn TensorSource> = match stored {
-            Some(tensors) => Box::new(tensors),
+            Some(tensors) => tensors,
             None => Box::new(Dummy::of(architecture, spec.tensors(), seed(load))),
         };
         let tensor_bytes = layout::check(spec.tensors(), &*tensors)?;

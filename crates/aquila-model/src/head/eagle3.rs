@@ -1,20 +1,21 @@
 //! The passes of an EAGLE-3 head: a token and a hidden state in, logits of the next token out.
 //!
 //! A row takes the token at p + 1 and the hidden state at p, runs at position p and predicts the
-//! token at p + 2. The hidden state is the target's (through `fc`) in [`Eagle3Head::extend`] and
-//! the head's own in [`Eagle3Head::expand`]. The invariant: no pass reads a hidden state from a
+//! token at p + 2. The hidden state is the target's (through `fc`, where the head has one) in
+//! [`Eagle3Head::extend`] and the head's own in [`Eagle3Head::expand`]. The invariant: no pass reads a hidden state from a
 //! buffer that it writes.
 
 use std::sync::Arc;
 
 use aquila_compute::{
-    Backend, DraftIds, ForwardPlan, HostTensor, KvDtype, KvShape, PlanBounds, Sink, WeightFormat,
+    Backend, DraftIds, ForwardPlan, HostTensor, KvDtype, KvShape, PlanBounds, WeightFormat,
 };
 
-use super::{Eagle3Spec, HeadCheckpoint};
-use crate::block::{Block, Linear, Pass, Work, check_plan};
+use super::features::{FeatureRows, Features};
+use super::{Eagle3Spec, HeadCheckpoint, LmHead};
+use crate::block::{Block, Pass, Work, check_plan};
 use crate::loading::{Loading, Progress, check_positions};
-use crate::{Error, Result};
+use crate::{Decoder, Error, Result};
 
 /// An EAGLE-3 head on a backend.
 pub struct Eagle3Head<B: Backend> {
@@ -24,12 +25,12 @@ pub struct Eagle3Head<B: Backend> {
     positions: usize,
     embedding: Arc<B::Table>,
     rope: B::Rope,
-    fc: Linear<B>,
+    features: Option<Features<B>>,
     input_norm: B::Vector,
     hidden_norm: B::Vector,
     block: Block<B>,
     norm: B::Vector,
-    lm_head: B::Weight,
+    lm_head: LmHead<B>,
 }
 
 /// Whose hidden states the rows of [`Eagle3Head::expand`] go on from.
@@ -45,7 +46,7 @@ pub enum Hidden {
 pub struct HeadScratch<B: Backend> {
     bounds: PlanBounds,
     work: Work<B>,
-    features: B::Rows,
+    features: Option<FeatureRows<B>>,
     embedded: B::Rows,
     normed: B::Rows,
     joined: B::Rows,
@@ -64,12 +65,12 @@ impl<B: Backend> HeadScratch<B> {
         &self.logits
     }
 
-    /// The hidden states of the last extend's outputs, before the norm.
+    /// The hidden states of the last extend's outputs, as expanding goes on from them.
     pub fn seeds(&self) -> &B::Rows {
         &self.seeds
     }
 
-    /// The hidden states of all rows of the last expand, before the norm.
+    /// The hidden states of all rows of the last expand, as expanding goes on from them.
     pub fn last(&self) -> &B::Rows {
         &self.last
     }
@@ -81,14 +82,38 @@ impl<B: Backend> HeadScratch<B> {
 }
 
 impl<B: Backend> Eagle3Head<B> {
+    /// Puts a head on a backend, for the contexts of `target`, whose tables it uses where it has
+    /// none of its own.
+    pub fn load_for(
+        backend: &B,
+        checkpoint: &HeadCheckpoint,
+        format: WeightFormat,
+        target: &Decoder<B>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Self> {
+        let tables = (target.embedding(), Some(target.lm_head()));
+        Self::load_beside(backend, checkpoint, format, target.positions(), tables, progress)
+    }
+
     /// Puts a head on a backend, for positions up to `positions`. The embedding table is that of
-    /// the target, unless the head has another width and brings its own.
+    /// the target, unless the head brings its own; the language-model head must be its own.
     pub fn load(
         backend: &B,
         checkpoint: &HeadCheckpoint,
         format: WeightFormat,
         positions: usize,
         embedding: Arc<B::Table>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Self> {
+        Self::load_beside(backend, checkpoint, format, positions, (embedding, None), progress)
+    }
+
+    fn load_beside(
+        backend: &B,
+        checkpoint: &HeadCheckpoint,
+        format: WeightFormat,
+        positions: usize,
+        (embedding, targets_lm_head): (Arc<B::Table>, Option<LmHead<B>>),
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Self> {
         check_positions(positions)?;
@@ -101,23 +126,30 @@ impl<B: Backend> Eagle3Head<B> {
             total_bytes: checkpoint.tensor_bytes(),
             progress,
         };
-        let embedding = if spec.own_embedding() {
+        let embedding = if spec.own_embedding {
             Arc::new(backend.table(&loading.tensor(&spec.embedding())?)?)
         } else {
             embedding
         };
         let layout = spec.layer_layout();
-        let fc = loading.linear(&spec.fc())?;
+        let features = Features::load(&mut loading, &spec)?;
         let input_norm = loading.vector(std::slice::from_ref(&layout.input_norm))?;
         let hidden_norm = loading.vector(&[spec.hidden_norm()])?;
         let block = loading.block(&layout)?;
         let norm = loading.vector(&[spec.norm()])?;
         let vocabulary = checkpoint.vocabulary.as_ref();
-        let mut stored = loading.tensor(&spec.lm_head())?;
-        if let Some(order) = vocabulary.and_then(|v| v.order.as_deref()) {
-            stored = reordered(&stored, order)?;
-        }
-        let lm_head = backend.pack(&[stored], format)?;
+        let lm_head = if spec.own_lm_head {
+            let mut stored = loading.tensor(&spec.lm_head())?;
+            if let Some(order) = vocabulary.and_then(|v| v.order.as_deref()) {
+                stored = reordered(&stored, order)?;
+            }
+            LmHead::whole(Arc::new(backend.pack(&[stored], format)?), spec.draft_vocab_size)
+        } else {
+            let name = spec.lm_head().name;
+            let missing = "is missing, and the target's is not at hand";
+            targets_lm_head
+                .ok_or_else(|| Error::tensor(checkpoint.tensors().origin(), &name, missing))?
+        };
         let rope = backend.rope(&spec.layer.rope.table(spec.layer.heads.head_dim, positions))?;
         Ok(Self {
             capture_layers: checkpoint.capture_layers().to_vec(),
@@ -126,7 +158,7 @@ impl<B: Backend> Eagle3Head<B> {
             positions,
             embedding,
             rope,
-            fc,
+            features,
             input_norm,
             hidden_norm,
             block,
@@ -145,7 +177,8 @@ impl<B: Backend> Eagle3Head<B> {
         self.positions
     }
 
-    /// The layers of the target, from 0, that must be captured for [`Eagle3Head::extend`].
+    /// The layers of the target, from 0, that must be captured for [`Eagle3Head::extend`]; none
+    /// where it takes the stream after the target's final norm.
     pub fn capture_layers(&self) -> &[usize] {
         &self.capture_layers
     }
@@ -168,7 +201,7 @@ impl<B: Backend> Eagle3Head<B> {
         Ok(HeadScratch {
             bounds,
             work: Work::new(backend, &self.spec.layer, bounds)?,
-            features: backend.rows(rows, self.spec.fc_inputs())?,
+            features: self.features.as_ref().map(|f| f.rows(backend, rows)).transpose()?,
             embedded: backend.rows(rows, hidden)?,
             normed: backend.rows(rows, hidden)?,
             joined: backend.rows(rows, 2 * hidden)?,
@@ -200,11 +233,21 @@ impl<B: Backend> Eagle3Head<B> {
             return Ok(());
         }
         backend.place(plan, &mut s.work.plan)?;
-        backend.gather_sources(captured, &s.work.plan, &mut s.features)?;
-        self.fc.project(backend, &s.features, rows, Sink::Set, &mut s.work.residual)?;
+        match (&self.features, &mut s.features) {
+            (Some(features), Some(given)) => {
+                backend.gather_sources(captured, &s.work.plan, &mut given.given)?;
+                features.join(backend, rows, given, &mut s.work.residual)?;
+            }
+            _ => backend.gather_sources(captured, &s.work.plan, &mut s.work.residual)?,
+        }
         self.layer(backend, rows, kv, s)?;
-        s.seed_rows = backend.gather_outputs(&s.work.residual, &s.work.plan, &mut s.seeds)?;
-        self.read_out(backend, &s.seeds, s.seed_rows, &mut s.hidden, &mut s.logits)
+        let seeds = backend.gather_outputs(&s.work.residual, &s.work.plan, &mut s.seeds)?;
+        self.read_out(backend, &s.seeds, seeds, &mut s.hidden, &mut s.logits)?;
+        if self.spec.norm_output {
+            backend.copy_columns(&s.hidden, seeds, 0, &mut s.seeds)?;
+        }
+        s.seed_rows = seeds;
+        Ok(())
     }
 
     /// Runs rows that take the head's own hidden states: row r reads row `sources[r]` of `from`.
@@ -236,7 +279,12 @@ impl<B: Backend> Eagle3Head<B> {
         backend.gather_sources(hidden, &s.work.plan, &mut s.work.residual)?;
         s.last_rows = 0;
         self.layer(backend, rows, kv, s)?;
-        backend.copy_columns(&s.work.residual, rows, 0, &mut s.last)?;
+        if self.spec.norm_output {
+            let epsilon = self.spec.layer.norm_epsilon;
+            backend.rms_norm(&s.work.residual, &self.norm, epsilon, rows, &mut s.last)?;
+        } else {
+            backend.copy_columns(&s.work.residual, rows, 0, &mut s.last)?;
+        }
         s.last_rows = rows;
         let outputs = backend.gather_outputs(&s.work.residual, &s.work.plan, &mut s.gathered)?;
         self.read_out(backend, &s.gathered, outputs, &mut s.hidden, &mut s.logits)
@@ -267,6 +315,9 @@ impl<B: Backend> Eagle3Head<B> {
         backend.copy_columns(&s.normed, rows, 0, &mut s.joined)?;
         backend.rms_norm(&s.work.residual, &self.hidden_norm, epsilon, rows, &mut s.normed)?;
         backend.copy_columns(&s.normed, rows, layer.hidden_size, &mut s.joined)?;
+        if self.spec.norm_before_residual {
+            backend.copy_columns(&s.normed, rows, 0, &mut s.work.residual)?;
+        }
         self.block.attend(&pass, &s.joined, kv, 0, &mut s.work)?;
         self.block.feed_forward(&pass, &mut s.normed, &mut s.work)
     }
@@ -284,7 +335,7 @@ impl<B: Backend> Eagle3Head<B> {
             return Ok(());
         }
         backend.rms_norm(states, &self.norm, self.spec.layer.norm_epsilon, rows, normed)?;
-        Ok(backend.project(&self.lm_head, None, normed, rows, Sink::Set, logits)?)
+        self.lm_head.read_out(backend, normed, rows, logits)
     }
 }
 

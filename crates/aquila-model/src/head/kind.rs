@@ -7,8 +7,7 @@
 use crate::checkpoint::LoadFormat;
 use crate::config::Settings;
 use crate::layout::TensorNames;
-use crate::safetensors::Safetensors;
-use crate::source::TensorSource;
+use crate::source::{TensorSource, open_folder};
 use crate::spec::Habits;
 use crate::{Error, ModelSpec, Result};
 
@@ -28,23 +27,43 @@ pub(crate) enum HeadKind {
 impl HeadKind {
     pub fn of(tensors: &dyn TensorSource) -> Self {
         let names = tensors.names();
-        let any = |start: &str| names.iter().any(|name| name.starts_with(start));
-        let has = |name: &str| names.binary_search(&name).is_ok();
+        // Some publishers put all but the language-model head under `model`.
+        let bare = |name: &str| name.strip_prefix("model.").unwrap_or(name).to_owned();
+        let bare: std::collections::BTreeSet<String> = names.iter().map(|n| bare(n)).collect();
+        let any = |start: &str| bare.iter().any(|name| name.starts_with(start));
+        let has = |name: &str| bare.contains(name);
         if let Some(naming) = MtpNaming::of(&names) {
             return HeadKind::Mtp(naming);
         }
-        if has("fc.weight") {
-            let third = any("midlayer.") || has("layers.0.hidden_norm.weight") || has("d2t");
-            return if third { HeadKind::Eagle3 } else { HeadKind::Eagle };
+        // A layer that reads an embedding beside a hidden state, each normed.
+        if any("midlayer.") || has("layers.0.hidden_norm.weight") || has("d2t") {
+            return HeadKind::Eagle3;
         }
-        if any("model.layers.0.") { HeadKind::Model } else { HeadKind::Unknown }
+        if has("fc.weight") {
+            return HeadKind::Eagle;
+        }
+        if any("layers.0.") { HeadKind::Model } else { HeadKind::Unknown }
+    }
+
+    /// The tensors by which the kind is known.
+    pub fn known_by(self) -> &'static str {
+        match self {
+            HeadKind::Eagle => "fc beside a layer without hidden_norm",
+            HeadKind::Eagle3 => "a layer with hidden_norm, or a draft vocabulary (d2t)",
+            HeadKind::Mtp(_) => "a projection that joins the norms of embedding and hidden state",
+            HeadKind::Model => "layers without any projection of hidden states",
+            HeadKind::Unknown => "nothing",
+        }
     }
 
     /// Why this is not what was `wanted`, and what would run it.
     pub fn refusal(self, tensors: &dyn TensorSource, wanted: &str) -> Error {
         let reason = match self {
             HeadKind::Eagle => {
-                format!("is an EAGLE head, not {wanted}: use --speculative-algorithm EAGLE")
+                format!(
+                    "is an EAGLE head, not {wanted}: it has {}; use --speculative-algorithm EAGLE",
+                    self.known_by()
+                )
             }
             HeadKind::Eagle3 => {
                 format!("is an EAGLE-3 head, not {wanted}: use --speculative-algorithm EAGLE3")
@@ -66,10 +85,34 @@ impl HeadKind {
 pub(super) fn stored(
     folder: Option<&std::path::Path>,
     load: LoadFormat,
-) -> Result<Option<Safetensors>> {
+) -> Result<Option<Box<dyn TensorSource>>> {
     match (folder, load) {
-        (Some(folder), LoadFormat::Auto) => Safetensors::open_folder(folder).map(Some),
+        (Some(folder), LoadFormat::Auto) => open_folder(folder).map(Some),
         _ => Ok(None),
+    }
+}
+
+/// Drafts that are neither of the kinds above nor models: what marks a config as theirs, and their
+/// names.
+const UNKNOWN_KINDS: &[(&str, &str)] = &[
+    ("dflash", "DFLASH"),
+    ("dspark", "DSPARK"),
+    ("peagle", "P-EAGLE"),
+    ("p_eagle", "P-EAGLE"),
+    ("frozenkv", "FROZEN_KV_MTP"),
+    ("mlpspeculator", "an MLP speculator"),
+    ("medusa", "Medusa"),
+];
+
+/// Refuses by name drafts that other servers run and this one does not yet.
+pub(super) fn refuse_unknown_kinds(config: &Settings<'_>, architecture: &str) -> Result<()> {
+    let declared = config.text("speculators_model_type")?.unwrap_or_default();
+    let marks = format!("{declared} {architecture}").to_lowercase();
+    match UNKNOWN_KINDS.iter().find(|(mark, _)| marks.contains(mark)) {
+        Some((_, name)) => {
+            Err(config.unsupported(format!("is a draft of the kind {name}: not supported yet")))
+        }
+        None => Ok(()),
     }
 }
 

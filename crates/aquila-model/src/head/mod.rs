@@ -6,23 +6,29 @@
 //! - [`EagleCheckpoint`], [`MtpCheckpoint`]: heads of EAGLE (1/2) and of multi-token prediction,
 //!   checked alike; [`FusedHead`]: either on a backend, which reads tokens out by an [`LmHead`].
 
+mod aux_layers;
 mod checkpoint;
 mod eagle;
 mod eagle3;
+mod features;
 mod fusion;
 mod kind;
 mod lm_head;
 mod mtp;
 mod mtp_names;
 mod spec;
+mod token_map;
 mod vocabulary;
 
+pub use aux_layers::{AuxLayerConvention, AuxLayers};
 pub use checkpoint::HeadCheckpoint;
 pub use eagle::{EagleCheckpoint, EagleSpec};
 pub use eagle3::{Eagle3Head, HeadScratch, Hidden};
 pub use fusion::{FusedHead, FusedScratch, LayerScratch, Sources};
 pub use lm_head::{DraftTokens, LmHead};
 pub use mtp::{MtpCheckpoint, MtpNaming, MtpSpec};
-pub use spec::Eagle3Spec;
+pub use spec::{Eagle3Spec, FeatureNorm, HeadOptions};
+pub use token_map::TokenMap;
 
+pub(crate) use kind::HeadKind;
 pub(crate) use spec::is_eagle3;

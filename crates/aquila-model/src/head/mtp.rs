@@ -10,7 +10,7 @@ use aquila_compute::{Backend, KvDtype, PlanBounds, WeightFormat};
 
 use super::LmHead;
 use super::fusion::{FusedHead, FusedLayout, Stored};
-use super::kind::{HeadKind, check_target, layer_spec, seed, stored};
+use super::kind::{HeadKind, check_target, layer_spec, refuse_unknown_kinds, seed, stored};
 use super::mtp_names::OnePlus;
 use crate::checkpoint::{Configs, LoadFormat};
 use crate::config::Settings;
@@ -135,9 +135,10 @@ impl MtpCheckpoint {
     pub fn open(location: &Location, load: LoadFormat, target: &ModelSpec) -> Result<Self> {
         let Configs { origin, config, folder, .. } = Configs::read(location)?;
         let settings = Settings::new(&origin, &config)?;
+        refuse_unknown_kinds(&settings, arch::named(&config).unwrap_or_default())?;
         let stored = stored(folder.as_deref(), load)?;
         let architecture = arch::named(&config).unwrap_or_default();
-        let named = match stored.as_ref().map(|s| s as &dyn TensorSource) {
+        let named = match stored.as_deref() {
             Some(tensors) => match HeadKind::of(tensors) {
                 HeadKind::Mtp(naming) => Some((tensors, naming)),
                 _ if settings.get(COUNT).is_some() => {
@@ -161,7 +162,7 @@ impl MtpCheckpoint {
         check_target(&spec.layer, &settings, target)?;
         let tensors: Box<dyn TensorSource> = match stored {
             Some(tensors) if spec.naming.norms_from_one() => Box::new(OnePlus(tensors)),
-            Some(tensors) => Box::new(tensors),
+            Some(tensors) => tensors,
             None => Box::new(Dummy::of(architecture, spec.tensors(), seed(load))),
         };
         let tensor_bytes = layout::check(spec.tensors(), &*tensors)?;

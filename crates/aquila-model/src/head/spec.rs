@@ -1,32 +1,47 @@
 //! What an EAGLE-3 head is made of: one layer that reads a token's embedding beside a hidden state.
 //!
-//! The invariant: what would be computed otherwise than this head computes is refused by name,
-//! since a head that is run wrongly still drafts, only badly.
+//! Sizes come from the config; optional parts and the names of tensors come from the tensors, since
+//! publishers agree on those better than on settings. The invariant: what would be computed
+//! otherwise than the head was trained is refused by name, since a head that is run wrongly still
+//! drafts, only badly.
 
 use serde_json::Value;
 
-use crate::config::{Settings, shown};
+use super::aux_layers::{AuxLayerConvention, AuxLayers, LAYER_IDS, USUAL_COUNT};
+use super::kind::layer_spec;
+use crate::config::Settings;
 use crate::layout::{Expected, LayerLayout, LinearLayout};
 use crate::source::TensorSource;
-use crate::{ModelSpec, Result, arch};
+use crate::{Error, ModelSpec, Result, arch};
 
-/// The names under which publishers ship EAGLE-3 heads of Llama's family.
-const ARCHITECTURES: &[&str] =
-    &["LlamaForCausalLM", "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"];
+/// What the names have in them of heads that are published in the manner of vLLM and speculators.
+const BOUNDARY_PUBLISHERS: &[&str] =
+    &["Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM", "Speculator", "DraftModel"];
 
-/// The setting that says which layers of the target are captured.
-pub(super) const LAYER_IDS: &str = "eagle_aux_hidden_state_layer_ids";
+/// The older names of the norms of each hidden state, low to high.
+const OLD_NORMS: [&str; 3] = ["aux_norm_low", "aux_norm_mid", "aux_norm_high"];
 
-/// How many layers are captured where the config is silent.
-const USUAL_AUX_LAYERS: usize = 3;
+/// What users decide of a head where its config may mislead.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct HeadOptions {
+    /// How the layers are numbered whose hidden states it reads.
+    pub aux_layer_convention: AuxLayerConvention,
+    /// The base of its rotary frequencies, instead of the config's.
+    pub rope_theta: Option<f64>,
+    /// Whether it must have a layer for each step.
+    pub multi_layer: bool,
+}
 
-/// Settings under which a head computes something else.
-const OTHER_HEADS: &[&str] =
-    &["norm_before_residual", "norm_before_fc", "use_aux_norm", "norm_output"];
-
-/// How the names of tensors begin that belong to such heads.
-const OTHER_TENSORS: &[&str] =
-    &["input_norm.", "fc_norm.", "aux_norm_", "mask_hidden", "layers.1."];
+/// How the target's hidden states are normed before `fc` joins them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FeatureNorm {
+    /// Not at all.
+    None,
+    /// All of them as one vector (`input_norm`).
+    Whole,
+    /// Each by itself (`fc_norm.N`).
+    Each,
+}
 
 /// The description of an EAGLE-3 head.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,154 +52,245 @@ pub struct Eagle3Spec {
     pub target_hidden_size: usize,
     /// Tokens that it can draft.
     pub draft_vocab_size: usize,
-    /// The layers, from 0, whose outputs it reads, low to high; none means the usual three.
-    pub aux_layers: Option<Vec<usize>>,
+    /// How many hidden states `fc` joins; 0 means that the head has no `fc` and reads what the
+    /// target's language-model head reads.
+    pub aux_count: usize,
+    /// Which layers they are the outputs of.
+    pub aux_layers: AuxLayers,
+    /// How they are normed.
+    pub feature_norm: FeatureNorm,
+    /// Whether the residual stream goes on from the normed hidden state.
+    pub norm_before_residual: bool,
+    /// Whether the next step takes the hidden state after the last norm.
+    pub norm_output: bool,
+    /// Whether the embedding table is the head's own, not the target's.
+    pub own_embedding: bool,
+    /// Whether the language-model head is the head's own, not the target's.
+    pub own_lm_head: bool,
     fc_bias: bool,
-    prefix: &'static str,
+    names: HeadNames,
+}
+
+/// What a publisher calls the tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct HeadNames {
+    /// What most names begin with.
+    root: &'static str,
+    layer: &'static str,
+    lm_head: &'static str,
+    old_norms: bool,
+}
+
+impl HeadNames {
+    const ORIGINAL: Self = Self { root: "", layer: "midlayer", lm_head: "", old_norms: false };
+
+    fn of(tensors: &dyn TensorSource) -> Self {
+        let names = tensors.names();
+        let any = |start: &str| names.iter().any(|name| name.starts_with(start));
+        let rooted = ["model.midlayer.", "model.layers.0.", "model.fc."].into_iter().any(any);
+        let (root, layer) = match (rooted, any("layers.0.") || any("model.layers.0.")) {
+            (false, false) => ("", "midlayer"),
+            (false, true) => ("", "layers.0"),
+            (true, false) => ("model.", "model.midlayer"),
+            (true, true) => ("model.", "model.layers.0"),
+        };
+        let lm_head = if any("model.lm_head.") { "model." } else { "" };
+        let old_norms = tensors.contains(&format!("{root}{}.weight", OLD_NORMS[0]));
+        Self { root, layer, lm_head, old_norms }
+    }
 }
 
 /// Whether a config describes an EAGLE-3 head.
 pub(crate) fn is_eagle3(config: &Value) -> bool {
     let set = |field: &str| config.get(field).is_some_and(|v| !v.is_null());
     arch::named(config).is_some_and(|name| name.contains("Eagle3"))
+        || config.get("speculators_model_type").and_then(Value::as_str) == Some("eagle3")
         || set("draft_vocab_size")
         || set("eagle_config")
 }
 
 impl Eagle3Spec {
-    /// Reads a config, and from the tensors, where there are any, how they are named.
+    /// Reads a config, and from the tensors, where there are any, what the head has and how that
+    /// is called.
     pub(crate) fn read(
         config: &Settings<'_>,
         architecture: &str,
         tensors: Option<&dyn TensorSource>,
+        options: &HeadOptions,
     ) -> Result<Self> {
-        if !ARCHITECTURES.contains(&architecture) {
-            return Err(config.unsupported(format!(
-                "architecture {architecture:?} is not supported as an EAGLE-3 head; supported are {}",
-                ARCHITECTURES.join(", ")
-            )));
-        }
+        let sizes = config.object("transformer_layer_config")?;
+        let by_speculators = sizes.is_some() || config.get("speculators_model_type").is_some();
+        let sizes = sizes.unwrap_or(*config);
         let eagle = config.object("eagle_config")?;
-        refuse_other_heads(config, eagle.as_ref(), tensors)?;
-        let mut layer = arch::read_llama(config)?;
-        layer.architecture = architecture.into();
-        if layer.layers != 1 {
-            return Err(config.wrong(
-                "num_hidden_layers",
-                format!("must be 1 in an EAGLE-3 head, found {}", layer.layers),
-            ));
-        }
-        let draft_vocab_size = config.size_if_any("draft_vocab_size")?.unwrap_or(layer.vocab_size);
+        let names = tensors.map_or(HeadNames::ORIGINAL, HeadNames::of);
+        let has = |part: &str| tensors.is_some_and(|t| t.contains(part));
+        let stored = |part: &str| has(&format!("{}{part}.weight", names.root));
+        let flag = |field: &str| -> Result<Option<bool>> {
+            let places = [Some(config), eagle.as_ref()].into_iter().flatten();
+            let mut given = places.filter(|s| s.get(field).is_some());
+            given.next().map(|settings| settings.flag(field, false)).transpose()
+        };
+        refuse_other_heads(config, tensors, names.root)?;
+        let layer = layer(&sizes, architecture, tensors, names.layer, options)?;
+        let hidden = layer.hidden_size;
+        let target_hidden_size = config.size_if_any("target_hidden_size")?.unwrap_or(hidden);
+
+        let lm_head = format!("{}lm_head.weight", names.lm_head);
+        let rows = tensors.and_then(|t| t.info(&lm_head)).and_then(|i| i.shape.first().copied());
+        let declared = config.size_if_any("draft_vocab_size")?;
+        let draft_vocab_size = declared.or(rows).unwrap_or(layer.vocab_size);
         if draft_vocab_size > layer.vocab_size {
-            return Err(config.wrong(
-                "draft_vocab_size",
-                format!(
-                    "must be at most vocab_size {}, found {draft_vocab_size}",
-                    layer.vocab_size
-                ),
-            ));
+            let most = layer.vocab_size;
+            let problem = format!("must be at most vocab_size {most}, found {draft_vocab_size}");
+            return Err(config.wrong("draft_vocab_size", problem));
         }
-        let target_hidden_size =
-            config.size_if_any("target_hidden_size")?.unwrap_or(layer.hidden_size);
-        let nested = eagle.filter(|e| e.get(LAYER_IDS).is_some());
-        let aux_layers = layer_ids(nested.as_ref().unwrap_or(config))?;
-        let has = |name: &str| tensors.is_some_and(|t| t.contains(name));
-        let fc_bias = has("fc.bias");
-        let alias = has("layers.0.self_attn.q_proj.weight");
-        let prefix = if alias { "layers.0" } else { "midlayer" };
-        Ok(Self { layer, target_hidden_size, draft_vocab_size, aux_layers, fc_bias, prefix })
-    }
 
-    /// How many layers of the target it reads.
-    pub fn aux_count(&self) -> usize {
-        self.aux_layers.as_ref().map_or(USUAL_AUX_LAYERS, Vec::len)
-    }
-
-    /// The layers that are captured of a model with `layers` layers.
-    pub(super) fn capture_layers(
-        &self,
-        config: &Settings<'_>,
-        layers: usize,
-    ) -> Result<Vec<usize>> {
-        match &self.aux_layers {
-            Some(ids) => match ids.iter().find(|&&id| id >= layers) {
-                Some(id) => Err(config.wrong(
-                    LAYER_IDS,
-                    format!("must name layers of the target, which has {layers}; found {id}"),
-                )),
-                None => Ok(ids.clone()),
+        let by_boundary =
+            by_speculators || BOUNDARY_PUBLISHERS.iter().any(|name| architecture.contains(name));
+        let asked = options.aux_layer_convention;
+        let aux_layers = AuxLayers::read(config, eagle.as_ref(), asked, by_boundary)?;
+        let joins = flag("use_aux_hidden_state")?.unwrap_or(true);
+        let named = aux_layers.ids.as_ref().map(Vec::len);
+        let fc = tensors.and_then(|t| t.info(&format!("{}fc.weight", names.root)));
+        let aux_count = match fc.filter(|_| joins) {
+            _ if !joins => 0,
+            Some(info) => match info.shape[..] {
+                [_, columns] if columns > 0 && columns % target_hidden_size == 0 => {
+                    columns / target_hidden_size
+                }
+                _ => {
+                    let problem = format!(
+                        "has shape {:?}, which joins no whole number of hidden states of width \
+                         {target_hidden_size}",
+                        info.shape
+                    );
+                    return Err(Error::tensor(&info.origin, "fc.weight", problem));
+                }
             },
-            // EAGLE's own choice: the inputs of layers 2, L / 2 and L - 3.
-            None if layers >= 5 => Ok(vec![1, layers / 2 - 1, layers - 4]),
-            None => Err(config.wrong(
-                LAYER_IDS,
-                format!("is missing, and the usual layers do not exist in a target of {layers}"),
-            )),
+            None => config.size_if_any("num_aux_hidden_states")?.or(named).unwrap_or(USUAL_COUNT),
+        };
+        if joins && aux_count != named.unwrap_or(USUAL_COUNT) {
+            let problem = match named {
+                Some(named) => format!("names {named} layers, but fc joins {aux_count}"),
+                None => format!("is missing, and fc joins {aux_count} layers, not the usual three"),
+            };
+            return Err(config.wrong(LAYER_IDS, problem));
         }
-    }
+        if !joins && target_hidden_size != hidden {
+            let problem = format!(
+                "must be hidden_size {hidden} where use_aux_hidden_state is false, found \
+                 {target_hidden_size}"
+            );
+            return Err(config.wrong("target_hidden_size", problem));
+        }
 
-    /// Whether the head brings an embedding table of its own: that of the target has another width.
-    pub(crate) fn own_embedding(&self) -> bool {
-        self.target_hidden_size != self.layer.hidden_size
-    }
-
-    pub(crate) fn fc_bias(&self) -> bool {
-        self.fc_bias
+        let whole = flag("norm_before_fc")?.unwrap_or(false) || stored("input_norm");
+        let each = flag("fc_norm")?.unwrap_or(false)
+            || flag("use_aux_norm")?.unwrap_or(false)
+            || stored("fc_norm.0")
+            || names.old_norms;
+        let feature_norm = match (joins && whole, joins && each) {
+            (false, false) => FeatureNorm::None,
+            (true, false) => FeatureNorm::Whole,
+            (false, true) => FeatureNorm::Each,
+            (true, true) => {
+                let reason = "an EAGLE-3 head that norms hidden states both together and singly";
+                return Err(config.unsupported(reason));
+            }
+        };
+        if names.old_norms && aux_count != OLD_NORMS.len() {
+            let reason = format!("{} norms three hidden states, and fc joins others", OLD_NORMS[0]);
+            return Err(config.unsupported(reason));
+        }
+        Ok(Self {
+            target_hidden_size,
+            draft_vocab_size,
+            aux_count,
+            aux_layers,
+            feature_norm,
+            // What vLLM assumes of speculators' heads, and of no others.
+            norm_before_residual: flag("norm_before_residual")?.unwrap_or(by_speculators),
+            norm_output: flag("norm_output")?.unwrap_or(false),
+            own_embedding: stored("embed_tokens") || target_hidden_size != hidden,
+            own_lm_head: tensors.is_none()
+                || rows.is_some()
+                || draft_vocab_size != layer.vocab_size
+                || target_hidden_size != hidden,
+            fc_bias: has(&format!("{}fc.bias", names.root)),
+            names,
+            layer,
+        })
     }
 
     pub(crate) fn fc_inputs(&self) -> usize {
-        self.aux_count() * self.target_hidden_size
+        self.aux_count * self.target_hidden_size
     }
 
-    pub(super) fn fc(&self) -> LinearLayout {
-        let hidden = self.layer.hidden_size;
-        let bias = Expected { name: "fc.bias".into(), shape: vec![hidden] };
-        LinearLayout {
-            weights: vec![Expected {
-                name: "fc.weight".into(),
-                shape: vec![hidden, self.fc_inputs()],
-            }],
-            biases: if self.fc_bias { vec![bias] } else { Vec::new() },
+    /// The projection of the target's hidden states, where the head has one.
+    pub(super) fn fc(&self) -> Option<LinearLayout> {
+        let (hidden, root) = (self.layer.hidden_size, self.names.root);
+        let part =
+            |name: &str, shape: Vec<usize>| Expected { name: format!("{root}fc.{name}"), shape };
+        (self.aux_count > 0).then(|| LinearLayout {
+            weights: vec![part("weight", vec![hidden, self.fc_inputs()])],
+            biases: self.fc_bias.then(|| part("bias", vec![hidden])).into_iter().collect(),
+        })
+    }
+
+    /// The norms of the target's hidden states: none, one, or one for each.
+    pub(super) fn feature_norms(&self) -> Vec<Expected> {
+        let norm = |name: String, width: usize| Expected {
+            name: format!("{}{name}.weight", self.names.root),
+            shape: vec![width],
+        };
+        match self.feature_norm {
+            FeatureNorm::None => Vec::new(),
+            FeatureNorm::Whole => vec![norm("input_norm".into(), self.fc_inputs())],
+            FeatureNorm::Each => {
+                let name = |i: usize| match self.names.old_norms {
+                    true => OLD_NORMS[i].to_owned(),
+                    false => format!("fc_norm.{i}"),
+                };
+                (0..self.aux_count).map(|i| norm(name(i), self.target_hidden_size)).collect()
+            }
         }
     }
 
     pub(super) fn hidden_norm(&self) -> Expected {
-        self.vector(format!("{}.hidden_norm.weight", self.prefix))
+        self.vector(format!("{}.hidden_norm.weight", self.names.layer))
     }
 
     pub(super) fn layer_layout(&self) -> LayerLayout {
-        self.layer.layer_at(self.prefix, 2 * self.layer.hidden_size)
+        self.layer.layer_at(self.names.layer, 2 * self.layer.hidden_size)
     }
 
     pub(super) fn norm(&self) -> Expected {
-        self.vector("norm.weight".into())
+        self.vector(format!("{}norm.weight", self.names.root))
     }
 
     pub(super) fn lm_head(&self) -> Expected {
         let shape = vec![self.draft_vocab_size, self.layer.hidden_size];
-        Expected { name: "lm_head.weight".into(), shape }
+        Expected { name: format!("{}lm_head.weight", self.names.lm_head), shape }
     }
 
-    pub(super) fn embedding(&self) -> Expected {
+    pub(crate) fn embedding(&self) -> Expected {
         let shape = vec![self.layer.vocab_size, self.layer.hidden_size];
-        Expected { name: "embed_tokens.weight".into(), shape }
+        Expected { name: format!("{}embed_tokens.weight", self.names.root), shape }
     }
 
     fn vector(&self, name: String) -> Expected {
         Expected { name, shape: vec![self.layer.hidden_size] }
     }
 
-    /// Every tensor of weights.
+    /// Every tensor of weights that is the head's own.
     pub fn tensors(&self) -> impl Iterator<Item = Expected> + '_ {
-        let fc = self.fc();
-        let own = self.own_embedding().then(|| self.embedding());
-        fc.weights
-            .into_iter()
-            .chain(fc.biases)
+        let fc = self.fc().into_iter().flat_map(|fc| fc.weights.into_iter().chain(fc.biases));
+        fc.chain(self.feature_norms())
             .chain([self.hidden_norm()])
             .chain(self.layer_layout().tensors())
-            .chain([self.norm(), self.lm_head()])
-            .chain(own)
+            .chain([self.norm()])
+            .chain(self.own_lm_head.then(|| self.lm_head()))
+            .chain(self.own_embedding.then(|| self.embedding()))
     }
 
     /// How many parameters the head has.
@@ -194,41 +300,47 @@ impl Eagle3Spec {
     }
 }
 
-fn refuse_other_heads(
-    config: &Settings<'_>,
-    eagle: Option<&Settings<'_>>,
+/// The layer, with what users decide of it.
+fn layer(
+    sizes: &Settings<'_>,
+    architecture: &str,
     tensors: Option<&dyn TensorSource>,
-) -> Result<()> {
-    for settings in [Some(config), eagle].into_iter().flatten() {
-        for field in OTHER_HEADS {
-            if settings.flag(field, false)? {
-                return Err(config.unsupported(format!("an EAGLE-3 head with {field}")));
-            }
-        }
-        if !settings.flag("use_aux_hidden_state", true)? {
-            return Err(config.unsupported("an EAGLE-3 head without use_aux_hidden_state"));
-        }
+    prefix: &str,
+    options: &HeadOptions,
+) -> Result<ModelSpec> {
+    let layers = sizes.size("num_hidden_layers")?;
+    if layers != 1 {
+        let problem = format!("must be 1 in an EAGLE-3 head, found {layers}");
+        return Err(sizes.wrong("num_hidden_layers", problem));
     }
-    let names = tensors.map(TensorSource::names).unwrap_or_default();
-    let other = |name: &&&str| OTHER_TENSORS.iter().any(|start| name.starts_with(start));
-    match names.iter().find(other) {
-        Some(name) => Err(config.unsupported(format!("an EAGLE-3 head with a tensor {name}"))),
-        None => Ok(()),
+    let mut layer = layer_spec(sizes, architecture, tensors, prefix)?;
+    // Llama 4 keeps the width of its dense layers under another name.
+    if sizes.text("model_type")? == Some("llama4_text")
+        && let Some(width) = sizes.size_if_any("intermediate_size_mlp")?
+    {
+        layer.intermediate_size = width;
     }
+    if let Some(theta) = options.rope_theta {
+        layer.rope.theta = theta;
+    }
+    Ok(layer)
 }
 
-fn layer_ids(settings: &Settings<'_>) -> Result<Option<Vec<usize>>> {
-    let Some(value) = settings.get(LAYER_IDS) else { return Ok(None) };
-    let wrong = |problem: &str| {
-        Err(settings.wrong(LAYER_IDS, format!("must {problem}, found {}", shown(value))))
-    };
-    let ids: Option<Vec<usize>> = value.as_array().and_then(|list| {
-        list.iter().map(|v| v.as_u64().and_then(|n| usize::try_from(n).ok())).collect()
-    });
-    match ids {
-        Some(ids) if ids.is_empty() => wrong("name at least one layer"),
-        Some(ids) if !ids.is_sorted_by(|a, b| a < b) => wrong("be ascending"),
-        Some(ids) => Ok(Some(ids)),
-        None => wrong("be a list of layers"),
+fn refuse_other_heads(
+    config: &Settings<'_>,
+    tensors: Option<&dyn TensorSource>,
+    root: &str,
+) -> Result<()> {
+    let names = tensors.map(TensorSource::names).unwrap_or_default();
+    for (start, what) in
+        [("layers.1.", "more than one layer"), ("mask_hidden", "parallel drafting (P-EAGLE)")]
+    {
+        let other =
+            names.iter().find(|name| name.strip_prefix(root).unwrap_or(name).starts_with(start));
+        if let Some(name) = other {
+            let reason = format!("an EAGLE-3 head with {what} is not supported yet: it has {name}");
+            return Err(config.unsupported(reason));
+        }
     }
+    Ok(())
 }

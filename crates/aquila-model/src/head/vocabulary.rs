@@ -25,23 +25,23 @@ impl DraftVocabulary {
     /// Reads and checks the mapping; none where the draft knows every token under its own id.
     pub fn read(spec: &Eagle3Spec, source: &dyn TensorSource) -> Result<Option<Self>> {
         let (draft, target) = (spec.draft_vocab_size, spec.layer.vocab_size);
-        let found = if source.contains(OFFSETS) {
-            let tensor = fitting(source, OFFSETS, DType::I64, draft)?;
-            Some(absolute(&tensor, target).map_err(|e| refusal(source, OFFSETS, e))?)
+        let found = if let Some(name) = stored_as(source, OFFSETS) {
+            let tensor = fitting(source, &name, DType::I64, draft)?;
+            Some(absolute(&tensor, target).map_err(|e| refusal(source, &name, e))?)
         } else if draft < target {
             let problem = format!("is missing; expected shape [{draft}]");
             return Err(Error::tensor(source.origin(), OFFSETS, problem));
         } else {
             None
         };
-        if source.contains(DRAFTABLE) {
-            let tensor = fitting(source, DRAFTABLE, DType::Bool, target)?;
+        if let Some(name) = stored_as(source, DRAFTABLE) {
+            let tensor = fitting(source, &name, DType::Bool, target)?;
             let mut known = vec![found.is_none(); target];
             found.iter().flatten().for_each(|&id| known[id as usize] = true);
             let differs = tensor.bytes().iter().zip(&known).position(|(&b, &k)| (b != 0) != k);
             if let Some(id) = differs {
                 let problem = format!("disagrees with {OFFSETS} about token {id}");
-                return Err(refusal(source, DRAFTABLE, problem));
+                return Err(refusal(source, &name, problem));
             }
         }
         let Some(ids) = found else { return Ok(None) };
@@ -62,6 +62,11 @@ impl DraftVocabulary {
         let bytes: Vec<u8> = (0..draft).flat_map(|i| offset(i).to_le_bytes()).collect();
         Ok(HostTensor::new(OFFSETS, DType::I64, vec![draft], bytes.into())?)
     }
+}
+
+/// What a source calls a tensor, if it has it.
+fn stored_as(source: &dyn TensorSource, name: &str) -> Option<String> {
+    [name.to_owned(), format!("model.{name}")].into_iter().find(|name| source.contains(name))
 }
 
 fn refusal(source: &dyn TensorSource, name: &str, problem: String) -> Error {

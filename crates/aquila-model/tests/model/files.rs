@@ -57,7 +57,7 @@ fn a_missing_config_or_weight_file_is_named() {
     let text = refusal(folder.path());
     assert!(text.contains("neither model.safetensors nor model.safetensors.index.json"), "{text}");
     fs::write(folder.path().join("pytorch_model.bin"), "").unwrap();
-    assert!(refusal(folder.path()).contains("convert pytorch_model.bin to safetensors"));
+    assert!(refusal(folder.path()).contains("pytorch_model.bin: is no torch file"));
     fs::write(folder.path().join("config.json"), "{\"a\": ").unwrap();
     assert!(refusal(folder.path()).contains("config.json: not valid JSON: EOF"));
     fs::write(folder.path().join("config.json"), "[1]").unwrap();

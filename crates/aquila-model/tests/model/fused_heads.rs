@@ -13,7 +13,7 @@ use crate::head_acceptance::{Text, compare, texts};
 use crate::sequence::{Sequence, argmax, bounds, chunk, shipped};
 
 /// Steps of the EAGLE chains that are compared.
-const STEPS: usize = 4;
+const STEPS: usize = 8;
 
 pub struct Target {
     pub backend: CpuBackend,

@@ -56,7 +56,7 @@ impl Head {
     }
 
     /// The names of DeepSeek, under `prefix`, with the embedding before the hidden state.
-    fn as_next_n(mut self, prefix: &str) -> Self {
+    fn named_next_n(mut self, prefix: &str) -> Self {
         for (from, to) in [
             ("model.mtp_layers.0.token_layernorm", "enorm"),
             ("model.mtp_layers.0.hidden_layernorm", "hnorm"),
@@ -75,8 +75,8 @@ impl Head {
     }
 
     /// The names of Qwen3-Next, whose norms are kept less one.
-    fn as_qwen(self) -> Self {
-        let mut head = self.as_next_n("mtp.layers.0");
+    fn named_qwen(self) -> Self {
+        let mut head = self.named_next_n("mtp.layers.0");
         for (from, to) in [
             ("mtp.layers.0.enorm", "mtp.pre_fc_norm_embedding"),
             ("mtp.layers.0.hnorm", "mtp.pre_fc_norm_hidden"),
@@ -165,15 +165,15 @@ fn one_layer_under_three_names_computes_the_same() {
     let mimo = loaded(&target, &mimo);
 
     // In the target's own checkpoint the layer comes behind the target's; exports begin at 0.
-    let within = plain.clone().as_next_n("model.layers.6").mtp(checkpoint).unwrap();
+    let within = plain.clone().named_next_n("model.layers.6").mtp(checkpoint).unwrap();
     assert_eq!((within.spec().naming, within.spec().layers()), (MtpNaming::NextN, 1));
     let within = loaded(&target, &within);
-    let mut exported = plain.clone().as_next_n("model.layers.0");
+    let mut exported = plain.clone().named_next_n("model.layers.0");
     exported.config["num_hidden_layers"] = json!(1);
     exported.zeros("model.layers.0.shared_head.head.weight", &[8192, 384]);
     assert!(bits(&loaded(&target, &exported.mtp(checkpoint).unwrap())) == bits(&within));
 
-    let qwen = plain.as_qwen().mtp(checkpoint).unwrap();
+    let qwen = plain.named_qwen().mtp(checkpoint).unwrap();
     assert_eq!(qwen.spec().naming, MtpNaming::Qwen);
     assert!(bits(&loaded(&target, &qwen)) == bits(&within));
 

@@ -31,12 +31,15 @@ impl Pair {
     }
 
     pub fn load(backend: CpuBackend, target: &Checkpoint, head: &Location) -> Self {
-        let format = WeightFormat::Bf16;
         let checkpoint = HeadCheckpoint::open(head, LoadFormat::Auto, target.spec()).unwrap();
+        Self::of(backend, target, checkpoint)
+    }
+
+    pub fn of(backend: CpuBackend, target: &Checkpoint, checkpoint: HeadCheckpoint) -> Self {
+        let format = WeightFormat::Bf16;
         let target = Decoder::load(&backend, target, format, POSITIONS, &mut |_| {}).unwrap();
-        let table = target.embedding();
         let head =
-            Eagle3Head::load(&backend, &checkpoint, format, POSITIONS, table, &mut |_| {}).unwrap();
+            Eagle3Head::load_for(&backend, &checkpoint, format, &target, &mut |_| {}).unwrap();
         Self { backend, target, checkpoint, head }
     }
 

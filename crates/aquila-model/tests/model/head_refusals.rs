@@ -1,92 +1,11 @@
 //! Heads that cannot draft for a model are refused by what is wrong with them.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
-
-use aquila_compute::cpu::{CpuBackend, IsaChoice};
-use aquila_compute::{DType, HostTensor};
+use aquila_compute::DType;
 use aquila_model::{Checkpoint, HeadCheckpoint, Inspection, LoadFormat, Location, ModelSpec};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::head::Pair;
-use crate::sequence::{fixture, shipped};
-
-/// A head in memory, to be spoiled and written.
-struct Head {
-    config: Value,
-    tensors: BTreeMap<String, HostTensor>,
-}
-
-fn target() -> Checkpoint {
-    Checkpoint::open(&Location::Folder(fixture("llama3-rope")), LoadFormat::Auto).unwrap()
-}
-
-/// A small head with random weights for the small target; every second token can be drafted.
-fn head() -> Head {
-    let target = target();
-    let spec: &ModelSpec = target.spec();
-    let mut config = target.config().clone();
-    config["architectures"] = json!(["LlamaForCausalLMEagle3"]);
-    config["num_hidden_layers"] = json!(1);
-    config["draft_vocab_size"] = json!(spec.vocab_size / 2);
-    config["target_hidden_size"] = json!(spec.hidden_size);
-    config["eagle_config"] = json!({ "eagle_aux_hidden_state_layer_ids": [0, 2] });
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
-    let location = Location::Folder(folder.path().into());
-    let random = HeadCheckpoint::open(&location, LoadFormat::Dummy { seed: 3 }, spec).unwrap();
-    let source = random.tensors();
-    let all = source.names().into_iter().map(|n| (n.to_owned(), source.get(n).unwrap()));
-    Head { config, tensors: all.collect() }
-}
-
-impl Head {
-    fn set(&mut self, name: &str, dtype: DType, shape: Vec<usize>, bytes: Vec<u8>) {
-        let tensor = HostTensor::new(name, dtype, shape, bytes.into()).unwrap();
-        self.tensors.insert(name.into(), tensor);
-    }
-
-    /// Renames tensors whose names begin with `from`.
-    fn rename(&mut self, from: &str, to: &str) {
-        let tensors = std::mem::take(&mut self.tensors).into_iter();
-        self.tensors = tensors.map(|(name, t)| (name.replacen(from, to, 1), t)).collect();
-    }
-
-    fn offsets(&self) -> Vec<i64> {
-        let bytes = self.tensors["d2t"].bytes().chunks(8);
-        bytes.map(|b| i64::from_le_bytes(b.try_into().unwrap())).collect()
-    }
-
-    fn set_offsets(&mut self, offsets: &[i64]) {
-        let bytes = offsets.iter().flat_map(|o| o.to_le_bytes()).collect();
-        self.set("d2t", DType::I64, vec![offsets.len()], bytes);
-    }
-
-    fn write(&self, folder: &Path) -> Location {
-        let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
-        for (name, tensor) in &self.tensors {
-            let dtype = match tensor.dtype() {
-                DType::I64 => "I64",
-                DType::Bool => "BOOL",
-                DType::Bf16 => "BF16",
-                DType::F16 | DType::F32 => unreachable!("heads here have none"),
-            };
-            let begin = data.len();
-            data.extend_from_slice(tensor.bytes());
-            let offsets = [begin, data.len()];
-            let entry = json!({ "dtype": dtype, "shape": tensor.shape(), "data_offsets": offsets });
-            header.insert(name.clone(), entry);
-        }
-        let header = Value::Object(header).to_string();
-        let mut file = (header.len() as u64).to_le_bytes().to_vec();
-        file.extend(header.bytes());
-        file.extend(data);
-        fs::write(folder.join("model.safetensors"), file).unwrap();
-        fs::write(folder.join("config.json"), self.config.to_string()).unwrap();
-        Location::Folder(folder.into())
-    }
-}
+use crate::head_files::{Head, head, target};
+use crate::sequence::shipped;
 
 fn refusal(spoil: impl FnOnce(&mut Head)) -> String {
     let mut head = head();
@@ -115,15 +34,26 @@ fn what_is_wrong_with_a_head_is_named() {
         ),
         (
             |h| h.set("fc.weight", DType::Bf16, vec![64, 192], vec![0; 64 * 192 * 2]),
-            "fc.weight: expected shape [64, 128], found [64, 192]",
+            "eagle_aux_hidden_state_layer_ids names 2 layers, but fc joins 3",
         ),
         (
-            |h| h.config["eagle_config"].as_object_mut().unwrap().clear(),
+            |h| h.set("fc.weight", DType::Bf16, vec![64, 100], vec![0; 64 * 100 * 2]),
+            "fc.weight: has shape [64, 100], which joins no whole number of hidden states",
+        ),
+        (
+            |h| h.config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = json!(null),
+            "eagle_aux_hidden_state_layer_ids is missing, and fc joins 2 layers, not the usual",
+        ),
+        (
+            |h| {
+                h.config["eagle_config"].as_object_mut().unwrap().clear();
+                h.set("fc.weight", DType::Bf16, vec![64, 192], vec![0; 64 * 192 * 2]);
+            },
             "eagle_aux_hidden_state_layer_ids is missing, and the usual layers do not exist",
         ),
         (
-            |h| h.config["eagle_config"] = json!({ "eagle_aux_hidden_state_layer_ids": [1, 3] }),
-            "eagle_aux_hidden_state_layer_ids must name layers of the target, which has 3; found 3",
+            |h| h.config["eagle_config"] = json!({ "eagle_aux_hidden_state_layer_ids": [1, 4] }),
+            "eagle_aux_hidden_state_layer_ids must name layers of the target, which has 3; found 4",
         ),
         (
             |h| h.config["eagle_config"] = json!({ "eagle_aux_hidden_state_layer_ids": [1, 1] }),
@@ -141,18 +71,57 @@ fn what_is_wrong_with_a_head_is_named() {
         (|h| h.config["draft_vocab_size"] = json!(321), "draft_vocab_size must be at most"),
         (|h| h.config["draft_vocab_size"] = json!(150), "lm_head.weight: expected shape [150, 64]"),
         (|h| h.config["num_hidden_layers"] = json!(2), "num_hidden_layers must be 1"),
-        (|h| h.config["norm_before_residual"] = json!(true), "with norm_before_residual"),
         (
-            |h| h.config["eagle_config"]["use_aux_hidden_state"] = json!(false),
-            "without use_aux_hidden_state",
+            |h| h.set("layers.1.hidden_norm.weight", DType::Bf16, vec![64], vec![0; 128]),
+            "an EAGLE-3 head with more than one layer is not supported yet: it has layers.1.",
+        ),
+        (
+            |h| h.set("mask_hidden", DType::Bf16, vec![128], vec![0; 256]),
+            "an EAGLE-3 head with parallel drafting (P-EAGLE) is not supported yet",
         ),
         (
             |h| h.set("input_norm.weight", DType::Bf16, vec![1], vec![0; 2]),
-            "an EAGLE-3 head with a tensor input_norm.weight",
+            "input_norm.weight: expected shape [128], found [1]",
         ),
         (
-            |h| h.config["architectures"] = json!(["Eagle3DeepseekV2ForCausalLM"]),
-            "architecture \"Eagle3DeepseekV2ForCausalLM\" is not supported as an EAGLE-3 head",
+            |h| {
+                h.config["draft_vocab_size"] = json!(320);
+                h.tensors.remove("lm_head.weight");
+                let mut offsets = vec![0; 320];
+                (offsets[0], offsets[1]) = (1, -1);
+                h.set_offsets(&offsets);
+            },
+            "lm_head.weight: is missing, and the target's has its tokens in another order",
+        ),
+        (|h| h.config["norm_before_fc"] = json!(true), "tensor input_norm.weight: is missing"),
+        (|h| h.config["fc_norm"] = json!(true), "tensor fc_norm.0.weight: is missing"),
+        (|h| h.config["norm_output"] = json!("yes"), "norm_output must be true or false"),
+        (
+            |h| {
+                let name = "midlayer.self_attn.kv_a_proj_with_mqa.weight";
+                h.set(name, DType::Bf16, vec![1], vec![0; 2]);
+            },
+            "midlayer has latent attention (MLA), which is not supported",
+        ),
+        (
+            |h| h.config["speculators_model_type"] = json!("dflash"),
+            "is a draft of the kind DFLASH: not supported yet",
+        ),
+        (
+            |h| h.config["architectures"] = json!(["DSparkDraftModel"]),
+            "is a draft of the kind DSPARK: not supported yet",
+        ),
+        (
+            |h| h.config["speculators_model_type"] = json!("peagle"),
+            "is a draft of the kind P-EAGLE: not supported yet",
+        ),
+        (
+            |h| {
+                let verifier = json!({"architectures": ["Qwen3ForCausalLM"]});
+                h.config["speculators_config"] = json!({ "verifier": verifier });
+            },
+            "verifier.architectures are Qwen3ForCausalLM, but the target is a LlamaForCausalLM: \
+             the head was made for another model",
         ),
         (
             |h| h.set("d2t", DType::Bool, vec![160], vec![0; 160]),
@@ -204,39 +173,6 @@ fn other_models_are_refused_as_what_they_are() {
     assert!(bench.contains("preset:bench: is not the config of an EAGLE-3 head"), "{bench}");
     let wrong = refused(&Location::Preset("bench-eagle3".into()), target.spec());
     assert!(wrong.contains("target_hidden_size is 1536, but"), "{wrong}");
-}
-
-/// Ten rows of a text: the draft's logits by token of the target.
-fn logits(location: &Location) -> Vec<(u32, Vec<u32>)> {
-    let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
-    let pair = Pair::load(backend, &target(), location);
-    let ids: Vec<u32> = (3..14).collect();
-    let captured = pair.capture(&ids[..10]);
-    let logits = pair.drafting(10, 10).extend(&ids, &captured, 0, 10);
-    let draft = pair.head.draft_ids().unwrap().ids;
-    assert!(draft.is_sorted_by(|a, b| a < b));
-    let column = |c: usize| logits.iter().skip(c).step_by(draft.len()).map(|l| l.to_bits());
-    draft.iter().enumerate().map(|(c, &id)| (id, column(c).collect())).collect()
-}
-
-#[test]
-fn the_order_of_draft_tokens_and_the_name_of_the_layer_do_not_matter() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut head = head();
-    let plain = logits(&head.write(folder.path()));
-
-    let folder = tempfile::tempdir().unwrap();
-    let ids: Vec<i64> = head.offsets().iter().enumerate().map(|(i, o)| i as i64 + o).collect();
-    let order: Vec<usize> = (0..160).map(|i| i * 77 % 160).collect();
-    let offsets: Vec<i64> = order.iter().enumerate().map(|(i, &row)| ids[row] - i as i64).collect();
-    let rows = head.tensors["lm_head.weight"].bytes().clone();
-    let shuffled = order.iter().flat_map(|&row| rows[row * 128..][..128].to_vec()).collect();
-    head.set_offsets(&offsets);
-    head.set("lm_head.weight", DType::Bf16, vec![160, 64], shuffled);
-    head.rename("midlayer.", "layers.0.");
-    let known = (0..320).map(|id| u8::from(ids.contains(&id))).collect();
-    head.set("t2d", DType::Bool, vec![320], known);
-    assert_eq!(logits(&head.write(folder.path())), plain);
 }
 
 #[test]

@@ -20,6 +20,7 @@ pub(crate) fn router(app: Shared) -> Router {
         .route("/v1/chat/completions", post(openai::chat::chat))
         .route("/v1/completions", post(openai::completions::completions))
         .route("/generate", post(sglang::generate::generate).put(sglang::generate::generate))
+        .route("/add_external_corpus", post(sglang::corpus::add))
         .route_layer(from_fn_with_state(app.clone(), refuse_while_draining));
     Router::new()
         .merge(taking)
@@ -32,6 +33,8 @@ pub(crate) fn router(app: Shared) -> Router {
         .route("/get_load", get(sglang::info::load))
         .route("/abort_request", post(sglang::control::abort))
         .route("/flush_cache", get(sglang::control::flush).post(sglang::control::flush))
+        .route("/remove_external_corpus", post(sglang::corpus::remove))
+        .route("/list_external_corpora", get(sglang::corpus::list))
         .route("/tokenize", post(sglang::tokens::tokenize))
         .route("/detokenize", post(sglang::tokens::detokenize))
         .route("/v1/tokenize", post(sglang::tokens::tokenize))

@@ -120,6 +120,16 @@ impl Backend for Faulty {
         self.cpu.copy_columns(input, rows, column, out)
     }
 
+    fn take_columns(
+        &self,
+        input: &Self::Rows,
+        rows: usize,
+        column: usize,
+        out: &mut Self::Rows,
+    ) -> Result<()> {
+        self.cpu.take_columns(input, rows, column, out)
+    }
+
     fn gather_sources(
         &self,
         input: &Self::Rows,

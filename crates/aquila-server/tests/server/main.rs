@@ -1,6 +1,7 @@
 //! The server as its clients see it: raw sockets against the shipped model.
 
 mod bad_input;
+mod corpora;
 mod draining;
 mod failures;
 mod load;

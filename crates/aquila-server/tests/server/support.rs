@@ -48,6 +48,7 @@ pub fn settings() -> Settings {
         },
         default_max_tokens: None,
         limits: Limits::default(),
+        corpora: None,
     }
 }
 

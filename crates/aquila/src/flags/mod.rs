@@ -2,6 +2,7 @@
 
 mod engine;
 mod model;
+mod ngram;
 mod number;
 mod sampling;
 mod speculative;

@@ -1,22 +1,31 @@
 //! How tokens are drafted.
 
+use std::path::PathBuf;
+
 use aquila_compute::cpu::CpuBackend;
+use aquila_model::{AuxLayerConvention, HeadOptions};
 use aquila_spec::{
     AskedShape, DraftFor, Entry, MOST_STEPS, MOST_TOPK, NONE, Shape, Simulate, SimulateMethod,
     Verify,
 };
 use clap::{Args, ValueEnum};
 
+use super::ngram::NgramFlags;
 use super::number::whole;
 use crate::Algorithms;
 use crate::error::{Error, Result};
+
+/// The algorithm that the flags about n-grams are for.
+const NGRAM: &str = "NGRAM";
+/// The algorithm whose heads may have a layer for each step.
+const MTP: &str = "MTP";
 
 /// What drafts, and how large its trees are.
 #[derive(Args, Debug, Clone, Default)]
 #[command(next_help_heading = "Speculation (it changes the speed and never the text)")]
 pub struct SpeculativeFlags {
-    /// How tokens are drafted: NONE, EAGLE, EAGLE3, MTP (or NEXTN), STANDALONE, or another that
-    /// this build has [default: EAGLE3 for the shipped model, else NONE]
+    /// How tokens are drafted: NONE, EAGLE, EAGLE3, MTP (or NEXTN), STANDALONE, NGRAM, or another
+    /// that this build has [default: EAGLE3 for the shipped model, else NONE]
     #[arg(long, value_name = "NAME")]
     speculative_algorithm: Option<String>,
 
@@ -54,6 +63,25 @@ pub struct SpeculativeFlags {
     #[arg(long)]
     speculative_use_rejection_sampling: bool,
 
+    /// A list of the only tokens that an EAGLE or MTP head may draft, written by torch.save or as
+    /// JSON (FR-Spec)
+    #[arg(long, value_name = "FILE")]
+    speculative_token_map: Option<PathBuf>,
+
+    /// How an EAGLE3 head numbers the layers whose hidden states it reads; `aquila inspect HEAD`
+    /// says what auto chooses, and why
+    #[arg(long, value_enum, default_value_t = Convention::Auto, value_name = "WAY")]
+    speculative_aux_layer_convention: Convention,
+
+    /// The base of an EAGLE3 head's rotary frequencies, where it was not trained with the one that
+    /// its config declares
+    #[arg(long, value_name = "THETA", value_parser = theta, allow_negative_numbers = true)]
+    speculative_draft_rope_theta: Option<f64>,
+
+    /// Insist on an MTP head with a layer for each step; one that has several is run so by itself
+    #[arg(long)]
+    enable_multi_layer_eagle: bool,
+
     /// Pretend that rounds yield so many tokens on average, to measure their cost
     #[arg(long, value_name = "TOKENS", allow_negative_numbers = true)]
     simulate_acc_len: Option<f64>,
@@ -61,6 +89,10 @@ pub struct SpeculativeFlags {
     /// How pretended lengths vary
     #[arg(long, value_enum, default_value_t = Method::MatchExpected)]
     simulate_acc_method: Method,
+
+    /// Those of NGRAM.
+    #[command(flatten)]
+    pub ngram: NgramFlags,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +103,17 @@ enum How {
     TargetOnly,
     /// Rejection sampling: the same distribution, another text
     Rejection,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Convention {
+    /// As the numbers force, else as the publisher of the head does
+    #[default]
+    Auto,
+    /// By the layer whose output is read (SGLang, SpecForge)
+    Output,
+    /// By the boundary before a layer (vLLM, speculators)
+    Boundary,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -86,6 +129,10 @@ pub struct Speculative<'a> {
     pub entry: &'a dyn Entry<CpuBackend>,
     /// The head or model, where one is needed.
     pub draft: Option<String>,
+    /// The file that names the only tokens to draft.
+    pub token_map: Option<PathBuf>,
+    /// What the flags decide of a head.
+    pub head: HeadOptions,
     /// The trees.
     pub shape: Shape,
     /// How drafts are verified.
@@ -112,6 +159,15 @@ impl SpeculativeFlags {
             self.refuse_without_algorithm(algorithms)?;
             return Ok(None);
         };
+        if let Some(flag) = self.ngram.given().filter(|_| entry.name() != NGRAM) {
+            return Err(Error::Usage(format!("{flag} is for --speculative-algorithm {NGRAM}")));
+        }
+        if self.enable_multi_layer_eagle && entry.name() != MTP {
+            return Err(Error::Usage(format!(
+                "--enable-multi-layer-eagle is for --speculative-algorithm {MTP}: no other has a \
+                 layer for each step"
+            )));
+        }
         let given = self.speculative_draft_model_path.clone();
         let draft = match entry.draft_for(model) {
             DraftFor::Nothing if given.is_some() => {
@@ -135,8 +191,21 @@ impl SpeculativeFlags {
         if shape == Shape::PLAIN {
             return Ok(None);
         }
+        let (token_map, head) = (self.speculative_token_map.clone(), self.head());
         let (verify, simulate) = (self.verify()?, self.simulate()?);
-        Ok(Some(Speculative { entry, draft, shape, verify, simulate, warning }))
+        Ok(Some(Speculative { entry, draft, token_map, head, shape, verify, simulate, warning }))
+    }
+
+    fn head(&self) -> HeadOptions {
+        HeadOptions {
+            aux_layer_convention: match self.speculative_aux_layer_convention {
+                Convention::Auto => AuxLayerConvention::Auto,
+                Convention::Output => AuxLayerConvention::Output,
+                Convention::Boundary => AuxLayerConvention::Boundary,
+            },
+            rope_theta: self.speculative_draft_rope_theta,
+            multi_layer: self.enable_multi_layer_eagle,
+        }
     }
 
     /// The flags with this algorithm and, unless none is given, these trees.
@@ -181,6 +250,13 @@ impl SpeculativeFlags {
             ("--speculative-num-steps", self.speculative_num_steps.is_some()),
             ("--speculative-eagle-topk", self.speculative_eagle_topk.is_some()),
             ("--speculative-num-draft-tokens", self.speculative_num_draft_tokens.is_some()),
+            ("--speculative-token-map", self.speculative_token_map.is_some()),
+            (
+                "--speculative-aux-layer-convention",
+                self.head().aux_layer_convention != AuxLayerConvention::Auto,
+            ),
+            ("--speculative-draft-rope-theta", self.speculative_draft_rope_theta.is_some()),
+            ("--enable-multi-layer-eagle", self.enable_multi_layer_eagle),
             ("--simulate-acc-len", self.simulate_acc_len.is_some()),
             ("--speculative-verify", self.speculative_verify.is_some()),
             (
@@ -191,8 +267,9 @@ impl SpeculativeFlags {
             ("--speculative-use-rejection-sampling", self.speculative_use_rejection_sampling),
         ];
         let names: Vec<&str> = algorithms.entries().map(Entry::name).collect();
-        match given.iter().find(|(_, given)| *given) {
-            Some((flag, _)) => Err(Error::Usage(format!(
+        let given = given.iter().find_map(|(flag, given)| given.then_some(*flag));
+        match given.or(self.ngram.given()) {
+            Some(flag) => Err(Error::Usage(format!(
                 "{flag} needs --speculative-algorithm, one of {}",
                 names.join(", ")
             ))),
@@ -203,7 +280,7 @@ impl SpeculativeFlags {
     fn shape(&self, entry: &dyn Entry<CpuBackend>) -> Result<(Shape, Option<String>)> {
         let shape = entry.shape(AskedShape {
             steps: self.speculative_num_steps,
-            topk: self.speculative_eagle_topk,
+            topk: self.speculative_eagle_topk.or(self.ngram.topk()),
             nodes: self.speculative_num_draft_tokens,
         })?;
         let given = self.speculative_num_draft_tokens.filter(|&nodes| nodes != shape.nodes());
@@ -271,5 +348,13 @@ impl SpeculativeFlags {
             Method::Multinomial => SimulateMethod::Multinomial,
         };
         Ok(Some(Simulate { length, method }))
+    }
+}
+
+/// The base of rotary frequencies.
+fn theta(text: &str) -> std::result::Result<f64, String> {
+    match text.parse() {
+        Ok(number) if (1.0..1e30).contains(&number) => Ok(number),
+        _ => Err("expected a number of at least 1".into()),
     }
 }

@@ -48,6 +48,14 @@ fn a_wrong_flag_is_named_with_exit_code_2() {
         ),
         (&["--prompt", "x", "--speculative-algorithm", "HAWK"], &["HAWK", "NONE", "STANDALONE"]),
         (&["--prompt", "x", "--speculative-algorithm", "dflash"], &["DFLASH", "not yet"]),
+        (
+            &["--prompt", "x", "--speculative-aux-layer-convention", "sideways"],
+            &["--speculative-aux-layer-convention", "output", "boundary"],
+        ),
+        (
+            &["--prompt", "x", "--speculative-draft-rope-theta", "0"],
+            &["--speculative-draft-rope-theta", "at least 1"],
+        ),
         (&["tiny", "--model-path", "tiny", "--prompt", "x"], &["--model-path"]),
         (&["--promt", "x"], &["--promt", "--prompt"]),
     ];

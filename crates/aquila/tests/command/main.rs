@@ -8,4 +8,5 @@ mod output;
 mod run;
 mod sampling;
 mod seeds;
+mod speculation;
 mod streams;

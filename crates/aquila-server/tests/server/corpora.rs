@@ -1,0 +1,143 @@
+//! Corpora that are added, listed and removed while the server serves.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use aquila_compute::WeightFormat;
+use aquila_compute::cpu::{CpuBackend, IsaChoice};
+use aquila_engine::{Engine, EngineConfig, EngineHandle, Runner};
+use aquila_model::{Checkpoint, Decoder, LoadFormat, resolve};
+use aquila_server::Settings;
+use aquila_spec::ngram::{Corpora, Ngram, NgramScope, NgramSettings};
+use aquila_text::{Generator, SamplingParams, Tokenizer};
+use serde_json::{Value, json};
+
+use crate::support::{Running, engine_config, settings};
+
+/// A server that drafts from n-grams, with room for `tokens` in corpora.
+fn drafting(tokens: usize) -> Running {
+    let ngram = NgramSettings { scope: NgramScope::Request, ..NgramSettings::default() };
+    let shape = ngram.shape(NgramSettings::NODES).unwrap();
+    let config = EngineConfig { shape, ..engine_config() };
+    let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 2).unwrap());
+    let checkpoint = Checkpoint::open(&resolve("tiny").unwrap(), LoadFormat::Auto).unwrap();
+    let (format, positions) = (WeightFormat::Bf16, config.context_length);
+    let decoder = Decoder::load(&*backend, &checkpoint, format, positions, &mut |_| ()).unwrap();
+    let corpora = Corpora::new(tokens, decoder.spec().vocab_size);
+    let algorithm = Box::new(Ngram::new(ngram, corpora.clone()).unwrap());
+    let runner = Runner::new(backend, decoder, Some(algorithm), &config).unwrap();
+    let engine = EngineHandle::start(Engine::new(runner, config).unwrap()).unwrap();
+    let tokenizer = Tokenizer::load(checkpoint.folder().unwrap()).unwrap();
+    let eos = checkpoint.eos_token_ids().to_vec();
+    let generator = Generator::new(engine, tokenizer, eos, SamplingParams::default());
+    Running::start(generator, Settings { corpora: Some(corpora), ..settings() })
+}
+
+fn counts(server: &Running) -> Value {
+    let list = server.get("/list_external_corpora").ok();
+    assert_eq!(list["success"], true);
+    list["corpus_token_counts"].clone()
+}
+
+fn add(server: &Running, body: Value) -> Value {
+    server.post("/add_external_corpus", &body.to_string()).ok()
+}
+
+fn refused(server: &Running, path: &str, body: Value) -> String {
+    let reply = server.post(path, &body.to_string());
+    assert_eq!(reply.status, 400, "{}", reply.body);
+    reply.body
+}
+
+#[test]
+fn a_corpus_saves_rounds_while_it_is_there_and_changes_no_text() {
+    let server = drafting(10_000);
+    let generate = || {
+        let params = json!({ "max_new_tokens": 64, "temperature": 0 });
+        let body = json!({ "text": "pub struct Ignored", "sampling_params": params });
+        let answer = server.post("/generate", &body.to_string()).ok();
+        let rounds = answer["meta_info"]["spec_verify_ct"].as_u64().unwrap();
+        (answer["text"].as_str().unwrap().to_owned(), rounds)
+    };
+    let (text, alone) = generate();
+    assert_eq!(counts(&server), json!({}));
+    let added = add(&server, json!({ "corpus_id": "answers", "documents": [text, "other"] }));
+    assert_eq!((&added["success"], &added["corpus_id"]), (&json!(true), &json!("answers")));
+    assert_eq!(counts(&server), json!({ "answers": added["loaded_token_count"] }));
+    let (again, helped) = generate();
+    assert_eq!(again, text);
+    assert!(helped * 2 <= alone, "{helped} rounds with the corpus, {alone} without");
+    let remove = json!({ "corpus_id": "answers" }).to_string();
+    assert_eq!(server.post("/remove_external_corpus", &remove).ok()["success"], true);
+    assert_eq!(counts(&server), json!({}));
+    assert_eq!(generate(), (text, alone));
+}
+
+#[test]
+fn corpora_come_from_files_of_documents_and_of_plain_text() {
+    let server = drafting(10_000);
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::File::create(&path).unwrap().write_all(text.as_bytes()).unwrap();
+        path
+    };
+    let lines = file("lines", "{\"text\": \"fn main\", \"id\": 1}\n\n\"use std\"\n");
+    let plain = file("plain", "fn main() {\n    println!();\n}\n");
+    let tokens = |text: &str| {
+        let body = json!({ "prompt": text, "add_special_tokens": false }).to_string();
+        server.post("/tokenize", &body).ok()["count"].as_u64().unwrap()
+    };
+    let added = add(&server, json!({ "corpus_id": "lines", "file_path": lines }));
+    assert_eq!(added["loaded_token_count"], tokens("fn main") + tokens("use std"));
+    let added = add(&server, json!({ "file_path": plain }));
+    assert_eq!(added["loaded_token_count"], tokens("fn main() {\n    println!();\n}\n"));
+    let name = added["corpus_id"].as_str().unwrap();
+    assert_eq!(counts(&server)[name], added["loaded_token_count"]);
+
+    let path = "/add_external_corpus";
+    let broken = file("broken", "{\"text\": \"a\"}\n{\"text\": 5}\n");
+    assert!(refused(&server, path, json!({ "file_path": broken })).contains("line 2"));
+    assert!(refused(&server, path, json!({ "file_path": "/nowhere" })).contains("/nowhere"));
+    let no_file = refused(&server, path, json!({ "file_path": folder.path() }));
+    assert!(no_file.contains("no regular file"), "{no_file}");
+    assert_eq!(counts(&server).as_object().unwrap().len(), 2);
+}
+
+#[test]
+fn what_cannot_be_done_with_corpora_is_refused_with_a_reason() {
+    let server = drafting(8);
+    let (path, remove) = ("/add_external_corpus", "/remove_external_corpus");
+    assert!(refused(&server, path, json!({})).contains("documents"));
+    let both = json!({ "documents": ["a"], "file_path": "b" });
+    assert!(refused(&server, path, both).contains("either"));
+    assert!(refused(&server, path, json!({ "documents": "a" })).contains("documents"));
+    assert!(refused(&server, path, json!({ "documents": [] })).contains("no tokens"));
+    let cut = add(
+        &server,
+        json!({ "corpus_id": "a", "documents": ["one two three four five six seven eight nine ten"] }),
+    );
+    assert_eq!(cut["loaded_token_count"], 8);
+    assert!(cut["message"].as_str().unwrap().contains("cut"));
+    let same = refused(&server, path, json!({ "corpus_id": "a", "documents": ["b"] }));
+    assert!(same.contains("already"), "{same}");
+    let full = refused(&server, path, json!({ "corpus_id": "b", "documents": ["b"] }));
+    assert!(full.contains("corpus-max-tokens"), "{full}");
+    assert!(refused(&server, remove, json!({})).contains("corpus_id"));
+    assert!(refused(&server, remove, json!({ "corpus_id": "b" })).contains("no corpus"));
+}
+
+#[test]
+fn a_server_without_n_grams_says_how_to_get_them() {
+    let server = Running::usual();
+    let replies = [
+        server.get("/list_external_corpora"),
+        server.post("/add_external_corpus", r#"{"documents": ["a"]}"#),
+        server.post("/remove_external_corpus", r#"{"corpus_id": "a"}"#),
+    ];
+    for reply in replies {
+        assert_eq!(reply.status, 400, "{}", reply.body);
+        assert_eq!(reply.json()["success"], false);
+        assert!(reply.body.contains("--speculative-algorithm NGRAM"), "{}", reply.body);
+    }
+}

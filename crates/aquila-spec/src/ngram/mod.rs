@@ -1,0 +1,166 @@
+//! Drafts from n-grams: what followed the same tokens before, in prompts, answers and corpora.
+//!
+//! Its one invariant: a draft is a function of the texts that were read, in the order of their
+//! tokens, and of the corpora. In the scope of a request, the only text is its own, so nothing
+//! that others do, nor how its tokens were handed over, changes its drafts.
+//!
+//! - [`NgramSettings`]: how n-grams are kept and drafted from
+//! - [`Ngram`]: the drafts of all requests; [`NgramSources`]: what it is opened on
+//! - [`Corpora`], [`Corpus`] and [`Load`]: texts that come and go while requests are served
+//! - `trie`: the n-grams of prompts and answers; `automaton`: those of a corpus; `links`: the
+//!   table that both find their ways in
+//! - `grow`: from matches to a tree
+
+mod automaton;
+mod corpora;
+mod entry;
+mod grow;
+mod links;
+mod settings;
+mod trie;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use aquila_compute::Backend;
+use aquila_model::Result;
+pub use corpora::{Corpora, Corpus, CorpusError, Load};
+pub(crate) use entry::NgramEntry;
+pub use entry::NgramSources;
+use grow::{Anchor, grow};
+pub use settings::{MOST_TRIE_DEPTH, MatchType, NgramError, NgramScope, NgramSettings};
+use trie::{NGRAM_BYTES, Reading, Trie};
+
+use crate::{Algorithm, Declaration, Drafting, Extending, HiddenStates, Seed, Shape, Tree};
+
+/// The drafts of all requests, without any model.
+#[derive(Debug)]
+pub struct Ngram {
+    declaration: Declaration,
+    settings: NgramSettings,
+    corpora: Arc<Corpora>,
+    /// The text of all, in the scope of the server.
+    shared: Option<Trie>,
+    requests: HashMap<u64, Text>,
+}
+
+/// What was read of a request.
+#[derive(Debug)]
+struct Text {
+    reading: Reading,
+    /// Its n-grams, in the scope of requests.
+    own: Option<Trie>,
+}
+
+impl Ngram {
+    /// Over what requests will read, and over `corpora`.
+    pub fn new(
+        settings: NgramSettings,
+        corpora: Arc<Corpora>,
+    ) -> std::result::Result<Self, NgramError> {
+        settings.check()?;
+        let trie = |room| Trie::new(settings.max_trie_depth, settings.capacity, room);
+        let shared = (settings.scope == NgramScope::Server).then(|| trie(settings.capacity));
+        let declaration =
+            Declaration { name: "NGRAM", hidden: HiddenStates::None, groups: Vec::new() };
+        Ok(Self { declaration, settings, corpora, shared, requests: HashMap::new() })
+    }
+
+    /// What it was told.
+    pub fn settings(&self) -> &NgramSettings {
+        &self.settings
+    }
+
+    /// The corpora that it drafts from beside what requests read.
+    pub fn corpora(&self) -> &Arc<Corpora> {
+        &self.corpora
+    }
+
+    /// Reads what is new of a request: `tokens` is all of its text that is certain.
+    pub fn read(&mut self, request: u64, tokens: &[u32]) {
+        let Self { settings, shared, requests, .. } = self;
+        let text = requests.entry(request).or_insert_with(|| {
+            let own = || Trie::new(settings.max_trie_depth, settings.capacity, 0);
+            Text { reading: Reading::default(), own: shared.is_none().then(own) }
+        });
+        let Some(trie) = text.own.as_mut().or(shared.as_mut()) else { return };
+        for &token in tokens.get(text.reading.tokens..).unwrap_or_default() {
+            trie.push(&mut text.reading, token);
+        }
+    }
+
+    /// The tree of a request whose text so far is `tokens`, the bonus last.
+    pub fn tree(&mut self, request: u64, tokens: &[u32], shape: Shape) -> Tree {
+        let Some(&bonus) = tokens.last() else { return Tree::root(0) };
+        self.read(request, tokens);
+        if shape.nodes() < 2 {
+            return Tree::root(bonus);
+        }
+        let corpora = self.corpora.snapshot();
+        let mut anchors = Vec::new();
+        if let Some(text) = self.requests.get(&request)
+            && let Some(trie) = text.own.as_ref().or(self.shared.as_ref())
+        {
+            for (length, place) in trie.matches(&text.reading) {
+                anchors.push(Anchor { source: trie, length, place });
+            }
+        }
+        for corpus in corpora.iter() {
+            for (length, place) in corpus.automaton.matches(tokens) {
+                anchors.push(Anchor { source: &corpus.automaton, length, place });
+            }
+        }
+        // Stable: of equally long matches, those of prompts and answers first.
+        anchors.sort_by_key(|anchor| std::cmp::Reverse(anchor.length));
+        grow(&self.settings, shape, bonus, &anchors)
+    }
+
+    /// Forgets what a request alone has read. Should it come back, it is read from its beginning.
+    pub fn forget(&mut self, request: u64) {
+        self.requests.remove(&request);
+    }
+
+    /// N-grams that are kept now.
+    pub fn kept(&self) -> usize {
+        let own = self.requests.values().filter_map(|text| text.own.as_ref());
+        own.chain(&self.shared).map(Trie::len).sum()
+    }
+
+    /// Bytes that n-grams and corpora take now.
+    pub fn bytes(&self) -> usize {
+        let own = self.requests.values().filter_map(|text| text.own.as_ref());
+        own.chain(&self.shared).map(Trie::bytes).sum::<usize>() + self.corpora.bytes()
+    }
+}
+
+impl<B: Backend> Algorithm<B> for Ngram {
+    fn declaration(&self) -> &Declaration {
+        &self.declaration
+    }
+
+    fn draft(&mut self, _: &B, requests: &[Drafting<'_>]) -> Result<Vec<Tree>> {
+        Ok(requests.iter().map(|r| self.tree(r.request, r.tokens, r.shape)).collect())
+    }
+
+    /// Reads what is new. A tree begins wherever one is asked for: its seed says nothing.
+    fn extend(
+        &mut self,
+        _: &B,
+        requests: &[Extending<'_>],
+        _: Option<&B::Rows>,
+    ) -> Result<Vec<Option<Seed>>> {
+        let read = |request: &Extending<'_>| {
+            self.read(request.request, request.tokens);
+            request.seed.as_ref().map(|_| Seed::default())
+        };
+        Ok(requests.iter().map(read).collect())
+    }
+
+    fn leave(&mut self, request: u64, tokens: &[u32]) {
+        // The end of an answer is drafted from as its beginning is, by whoever comes after.
+        if self.shared.is_some() {
+            self.read(request, tokens);
+        }
+        self.forget(request);
+    }
+}

@@ -205,3 +205,148 @@ impl Relay {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use aquila_compute::choose::Sampling;
+
+    use super::*;
+    use crate::lanes::DraftRoom;
+    use crate::request::Limits;
+
+    /// What can happen to a row.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Event {
+        Admit,
+        Take,
+        TakeSeed,
+        Publish,
+        LeaveSeed,
+        ChangeTable,
+        Leave,
+    }
+
+    const EVENTS: [Event; 7] = [
+        Event::Admit,
+        Event::Take,
+        Event::TakeSeed,
+        Event::Publish,
+        Event::LeaveSeed,
+        Event::ChangeTable,
+        Event::Leave,
+    ];
+
+    /// The rule: what a row is, and whether the seed in it is written.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Row {
+        Absent,
+        Written(bool),
+        Taken,
+    }
+
+    #[derive(Debug, Clone, Copy)]
+    struct Model {
+        row: Row,
+        /// The row that a round has taken, if one has.
+        hand: Option<bool>,
+    }
+
+    impl Model {
+        /// What follows; none where the event is a mistake.
+        fn after(self, event: Event) -> Option<Model> {
+            let Model { row, hand } = self;
+            let model = |row, hand| Some(Model { row, hand });
+            match (event, row, hand) {
+                (Event::Admit, Row::Absent, _) => model(Row::Written(false), hand),
+                (Event::Take, Row::Written(seed), None) => model(Row::Taken, Some(seed)),
+                (Event::TakeSeed, _, Some(true)) => model(row, Some(false)),
+                (Event::Publish, Row::Taken, Some(seed)) => model(Row::Written(seed), None),
+                (Event::LeaveSeed, Row::Written(_), _) => model(Row::Written(true), hand),
+                (Event::ChangeTable, Row::Written(_), _) => model(row, hand),
+                (Event::Leave, ..) => model(Row::Absent, hand),
+                _ => None,
+            }
+        }
+
+        /// Whether anybody could do it: what is not in hand is neither published nor read, and a
+        /// round takes a row for itself once.
+        fn can_be_tried(self, event: Event) -> bool {
+            match event {
+                Event::TakeSeed | Event::Publish => self.hand.is_some(),
+                Event::Take => self.hand.is_none() || self.row == Row::Taken,
+                _ => true,
+            }
+        }
+    }
+
+    const ID: RequestId = RequestId(7);
+
+    fn track() -> Track {
+        let order = Order {
+            id: ID,
+            sampling: Sampling::default(),
+            draft_sampling: None,
+            choice: 0,
+            limits: Limits::default(),
+            prompt: 2,
+            longest: 9,
+            logprobs: None,
+            prompt_logprobs: None,
+            room: DraftRoom::NONE,
+        };
+        let tokens = vec![1, 2];
+        Track::new(Admission { order: Arc::new(order), tokens, matched: 0, rounds: 0 })
+    }
+
+    fn apply(relay: &mut Relay, hand: &mut Option<Box<Track>>, event: Event) {
+        match event {
+            Event::Admit => relay.admit(track()),
+            Event::Take => *hand = Some(relay.take(ID)),
+            Event::TakeSeed => drop(hand.as_mut().expect("in hand").take_seed()),
+            Event::Publish => relay.publish(hand.take().expect("in hand")),
+            Event::LeaveSeed => relay.written_mut(ID).leave_seed(None),
+            Event::ChangeTable => {
+                let change = TableChange { request: ID, group: 0, from: 0, slots: 0..2 };
+                relay.change_table(&change, &[4, 5]);
+            }
+            Event::Leave => drop(relay.leave(ID)),
+        }
+    }
+
+    /// Goes through every order of events behind `past`; answers how many were mistakes.
+    fn explore(past: &mut Vec<Event>, model: Model, depth: usize) -> usize {
+        if depth == 0 {
+            return 0;
+        }
+        let mut mistakes = 0;
+        for event in EVENTS.into_iter().filter(|&event| model.can_be_tried(event)) {
+            let (mut relay, mut hand) = (Relay::default(), None);
+            past.iter().for_each(|&event| apply(&mut relay, &mut hand, event));
+            let went = catch_unwind(AssertUnwindSafe(|| apply(&mut relay, &mut hand, event)));
+            let next = model.after(event);
+            assert_eq!(went.is_ok(), next.is_some(), "{event:?} after {past:?}");
+            match next {
+                Some(next) => {
+                    past.push(event);
+                    mistakes += explore(past, next, depth - 1);
+                    past.pop();
+                }
+                None => mistakes += 1,
+            }
+        }
+        mistakes
+    }
+
+    #[test]
+    fn a_row_is_taken_once_after_it_was_written_in_every_order_of_events() {
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(|_| ()));
+        let begin = Model { row: Row::Absent, hand: None };
+        let mistakes = catch_unwind(|| explore(&mut Vec::new(), begin, 7));
+        std::panic::set_hook(hook);
+        let mistakes = mistakes.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        assert!(mistakes > 1000, "orders that are mistakes were tried: {mistakes}");
+    }
+}

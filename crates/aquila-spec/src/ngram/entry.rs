@@ -38,7 +38,7 @@ impl<B: Backend> Entry<B> for NgramEntry {
         let nodes = asked.nodes.unwrap_or(NgramSettings::NODES);
         let steps = asked.steps.unwrap_or(nodes.saturating_sub(1).min(MOST_STEPS));
         let most = Shape::most_nodes(steps, topk);
-        Ok(Shape::new(steps, topk, asked.nodes.unwrap_or(nodes.min(most)))?)
+        Ok(Shape::new(steps, topk, asked.nodes.unwrap_or(nodes.min(most)))?.without_rows())
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<Box<dyn Opened<B>>> {

@@ -22,12 +22,12 @@ fn main() {
         std::env::args().skip(1).map(|n| n.parse().expect("REQUESTS and SCHEDULES are numbers"));
     let requests = numbers.next().unwrap_or(300);
     let schedules = numbers.next().unwrap_or(3);
-    let cases = workload(requests, 48, 7);
+    let cases = workload(requests, 100, 7);
     let roomy = EngineConfig { max_running_requests: 1, ..config(Shape::PLAIN) };
     let plain = alone(&mut engine(Algorithm::None, roomy), &cases);
     let config = EngineConfig {
         max_total_tokens: 4500,
-        max_running_requests: 48,
+        max_running_requests: 64,
         chunked_prefill_size: 512,
         ..config(shape(5, 16, 64))
     };

@@ -22,7 +22,7 @@ use crate::error::{Error, Result, SubmitError};
 use crate::lanes::{Compute, DraftRoom, Lane, Lanes, Left, Profile, Runner};
 use crate::life::{Running, Seat, TARGET, Waiting};
 use crate::listener::{FinishReason, Outcome};
-use crate::queue::Queue;
+use crate::queue::{Policy, Queue};
 use crate::report::{REPORT_EVERY, Report};
 use crate::request::{Request, RequestId};
 use crate::settle::Flight;
@@ -38,6 +38,7 @@ pub struct Scheduler<C> {
     pub(crate) lanes: Lanes<C>,
     pub(crate) cache: KvCache,
     pub(crate) waiting: Queue,
+    pub(crate) policy: Policy,
     pub(crate) running: Vec<Running>,
     /// The rounds on their way, oldest first.
     pub(crate) flights: VecDeque<Flight>,
@@ -93,6 +94,7 @@ impl<C: Compute> Scheduler<C> {
             lanes: Lanes::joined(compute),
             cache,
             waiting: Queue::default(),
+            policy: Policy::default(),
             running: Vec::new(),
             flights: VecDeque::new(),
             left: Vec::new(),
@@ -218,6 +220,11 @@ impl<C: Compute> Scheduler<C> {
             && self.waiting.len() == 0
             && self.flights.is_empty()
             && self.left.is_empty()
+    }
+
+    /// Who is admitted next, from now on.
+    pub fn admit_by(&mut self, policy: Policy) {
+        self.policy = policy;
     }
 
     /// How often a line of the log says how decoding goes.

@@ -41,6 +41,8 @@ pub(crate) struct Seat {
     pub usage: Usage,
     /// Whether it was admitted before.
     pub seen: bool,
+    /// How many that came later were admitted while it waited.
+    pub overtaken: usize,
 }
 
 impl Seat {
@@ -57,6 +59,7 @@ impl Seat {
             prompt_tokens: Vec::new(),
             usage,
             seen: false,
+            overtaken: 0,
         }
     }
 

@@ -4,6 +4,7 @@
 //! A round is planned while one may still be on its way, so slots are reserved for whatever that
 //! one may bring. Where they do not suffice, it is settled first, and only then somebody loses.
 
+use std::cmp::Reverse;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
@@ -15,6 +16,7 @@ use crate::error::Failure;
 use crate::lanes::{Admission, Compute, Job, Part, TableChange, Task};
 use crate::life::{Coming, Running, TARGET, Waiting};
 use crate::listener::FinishReason;
+use crate::queue::{COMPARED, MOST_OVERTAKEN, Policy};
 use crate::settle::{Flight, Planned};
 
 /// Slots kept back for each request that decodes before another one is admitted, so that a
@@ -79,16 +81,14 @@ impl<C: Compute> Scheduler<C> {
         self.waiting.put(waiting);
     }
 
-    /// Admits waiting requests, first come first, while rows and memory last.
+    /// Admits waiting requests, in the order of the policy, while rows and memory last.
     pub(crate) fn admit(&mut self) {
         let mut rows: usize = self.running.iter().map(Running::unread).sum();
         let mut index = 0;
         while self.running.len() < self.config.max_running_requests
             && rows < self.config.chunked_prefill_size
         {
-            let running = &self.running;
-            let may_go = |waiting: &Waiting| !reads_the_same_prompt(running, waiting);
-            let Some(at) = self.waiting.find(index, may_go) else { break };
+            let Some(at) = self.next_to_admit(index) else { break };
             let headroom = self.running.iter().map(|r| r.seat.remaining().min(HEADROOM)).sum();
             match self.waiting.take(at).admit(&mut self.cache, headroom) {
                 Ok(request) => {
@@ -96,6 +96,7 @@ impl<C: Compute> Scheduler<C> {
                     let cached = request.sequence.committed(TARGET) as u64;
                     self.stats.cached_tokens.fetch_add(cached, Relaxed);
                     self.running.push(request);
+                    self.waiting.overtake(at);
                     index = at;
                 }
                 Err(Waiting { seat }) if self.running.is_empty() => {
@@ -106,6 +107,28 @@ impl<C: Compute> Scheduler<C> {
                     self.waiting.put(waiting);
                     break;
                 }
+            }
+        }
+    }
+
+    /// Who is admitted next; nobody before `index` may go where first come is first.
+    fn next_to_admit(&self, index: usize) -> Option<usize> {
+        let may_go = |waiting: &Waiting| !reads_the_same_prompt(&self.running, waiting);
+        match self.policy {
+            Policy::FirstCome => self.waiting.find(index, may_go),
+            Policy::LongestPrefix => {
+                let first = self.waiting.find(0, may_go)?;
+                if self.waiting.get(first).seat.overtaken >= MOST_OVERTAKEN {
+                    return Some(first);
+                }
+                let cached = |at: &usize| {
+                    let seat = &self.waiting.get(*at).seat;
+                    let limit = seat.match_limit();
+                    self.cache.peek(&seat.namespace, &seat.tokens, limit, seat.groups())
+                };
+                let last = self.waiting.len().min(first + COMPARED);
+                let candidates = (first..last).filter(|&at| may_go(self.waiting.get(at)));
+                candidates.max_by_key(|at| (cached(at), Reverse(*at)))
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use aquila_compute::Backend;
 use aquila_compute::cpu::CpuBackend;
-use aquila_engine::{Budget, Engine, EngineConfig, EngineHandle, Runner, available_memory};
+use aquila_engine::{Budget, Engine, EngineConfig, EngineHandle, Policy, Runner, available_memory};
 use aquila_model::{Checkpoint, Decoder, Location, Needs, TokenMap, memory, resolve_with_progress};
 use aquila_spec::ngram::Corpora;
 use aquila_spec::{Opening, Shape, Verify};
@@ -14,7 +14,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::Algorithms;
 use crate::error::{Error, Result};
-use crate::flags::{EngineFlags, ModelFlags};
+use crate::flags::{EngineFlags, ModelFlags, SchedulePolicy};
 use crate::notice::notice;
 
 /// Loads the model and starts its engine; says on standard error what was chosen.
@@ -152,7 +152,11 @@ pub fn build(
             config.random_seed,
         ));
         let state = if overlap.on { "on" } else { "off" };
-        notice(format_args!("schedule  overlap {state}: {}", overlap.why));
+        let order = match flags.schedule_policy {
+            SchedulePolicy::Fcfs => "first come first",
+            SchedulePolicy::Lpm => "longest cached prefix first",
+        };
+        notice(format_args!("schedule  {order}, overlap {state}: {}", overlap.why));
         match &speculative {
             Some(s) => {
                 let with = s.draft.as_ref().map(|draft| format!(" with {draft}"));
@@ -187,6 +191,9 @@ pub fn build(
         None => None,
     };
     let mut engine = Engine::new(Runner::new(backend, decoder, algorithm, &config)?, config)?;
+    if flags.schedule_policy == SchedulePolicy::Lpm {
+        engine.admit_by(Policy::LongestPrefix);
+    }
     if overlap.on {
         let failed = |e| Error::Other(format!("cannot start the compute lane's thread: {e}"));
         engine = engine.apart().map_err(failed)?;

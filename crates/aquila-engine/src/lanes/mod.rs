@@ -75,8 +75,10 @@ impl<C: Compute> Lanes<C> {
         match self {
             Lanes::Joined { compute, done } => done.push_back(run(compute, job)),
             Lanes::Apart(Apart { jobs, .. }) => {
-                // A lane that is gone is noticed when its answer is awaited.
-                let _ = jobs.as_ref().map(|jobs| jobs.send(job));
+                if let Some(jobs) = jobs {
+                    // A lane that is gone is noticed when its answer is awaited.
+                    let _ = jobs.send(job);
+                }
             }
         }
     }

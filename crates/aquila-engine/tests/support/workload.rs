@@ -115,11 +115,14 @@ pub fn workload(count: usize, tokens: u64, seed: u64) -> Vec<Case> {
             true => cases[random.below(cases.len() as u64) as usize].prompt.clone(),
             false => trunks[random.below(trunks.len() as u64) as usize].clone(),
         };
-        let kept = 1 + random.below(trunk.len() as u64) as usize;
+        let kept = 1 + random.below(trunk.len().min(48) as u64) as usize;
         let mut prompt = trunk[..kept].to_vec();
         let own = random.below(8) as usize;
         prompt.extend(random.prompt(own));
-        let tokens = 1 + random.below(tokens);
+        let tokens = match random.below(4) {
+            0 => 1 + random.below(tokens),
+            _ => tokens / 2 + random.below(tokens / 2),
+        };
         cases.push(Case {
             prompt,
             tokens: tokens as usize,
@@ -174,7 +177,9 @@ pub fn together<C: Compute>(
     let mut aborts: Vec<(u64, RequestId)> = Vec::new();
     let mut step = 0;
     while all.len() < cases.len() || !engine.is_idle() {
-        for _ in 0..schedule.below(6) {
+        // Most come in crowds.
+        let arrive = if schedule.below(4) == 0 { 60 } else { 2 };
+        for _ in 0..schedule.below(arrive) {
             if let Some(case) = cases.get(all.len()) {
                 let (request, heard) = case.request(all.len());
                 let id = engine.submit(request).unwrap();

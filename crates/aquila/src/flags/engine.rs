@@ -1,6 +1,6 @@
 //! How requests share the machine.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::SpeculativeFlags;
 use super::number::whole;
@@ -61,6 +61,11 @@ pub struct EngineFlags {
     #[arg(long)]
     pub disable_radix_cache: bool,
 
+    /// Who of the waiting requests is admitted next: the first, or whose prompt has the longest
+    /// cached prefix (nobody is overtaken without end)
+    #[arg(long, value_enum, default_value_t = SchedulePolicy::Fcfs, value_name = "POLICY")]
+    pub schedule_policy: SchedulePolicy,
+
     /// Plan no round while the one before it runs; SGLANG_ENABLE_SPEC_V2=0 means the same
     #[arg(long)]
     disable_overlap_schedule: bool,
@@ -71,6 +76,15 @@ pub struct EngineFlags {
 
     #[command(flatten)]
     pub speculative: SpeculativeFlags,
+}
+
+/// Who is admitted next.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SchedulePolicy {
+    /// First come, first served
+    Fcfs,
+    /// Longest prefix match
+    Lpm,
 }
 
 /// Whether rounds are planned while others run.

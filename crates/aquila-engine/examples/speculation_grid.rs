@@ -1,8 +1,9 @@
 //! The whole grid over which speculation must be invisible: token ids and log-probabilities of
 //! every answer are those of the plain engine.
 //!
-//! `cargo run --release -p aquila-engine --example speculation_grid [FROM [EVERY]]` runs each
-//! EVERY-th combination from the FROM-th on; without numbers, all of them, which takes hours.
+//! `cargo run --release -p aquila-engine --example speculation_grid [FROM [EVERY]] [NAMES]` runs
+//! each EVERY-th combination from the FROM-th on, of the algorithms of these names; without
+//! numbers and names, all of all, which takes hours.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -13,7 +14,7 @@ use aquila_engine::EngineConfig;
 use aquila_spec::Shape;
 use support::Numbers;
 use support::answers::*;
-use support::shipped::{Algorithm, config, engine};
+use support::shipped::{Algorithm, config, engine, named};
 
 /// Beginnings of texts, beside those of the acceptance tables.
 const TEXTS: [&str; 25] = [
@@ -45,10 +46,14 @@ const TEXTS: [&str; 25] = [
 ];
 
 fn main() {
-    let mut numbers =
-        std::env::args().skip(1).map(|n| n.parse().expect("FROM and EVERY are numbers"));
+    let (numbers, mut names): (Vec<String>, Vec<String>) =
+        std::env::args().skip(1).partition(|argument| argument.parse::<usize>().is_ok());
+    let mut numbers = numbers.iter().flat_map(|number| number.parse());
     let from: usize = numbers.next().unwrap_or(0);
     let every: usize = numbers.next().unwrap_or(1);
+    if names.is_empty() {
+        names = ["EAGLE3", "STANDALONE", "EAGLE", "MTP", "NGRAM"].map(String::from).to_vec();
+    }
 
     let mut prompts: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).collect();
     let tokenizer = tokenizer();
@@ -68,15 +73,18 @@ fn main() {
         |change| answers(&mut engine(Algorithm::None, config(Shape::PLAIN)), &prompts, 32, change);
     let plain: Vec<Vec<Answer>> = modes.iter().map(|&(_, change)| plain(change)).collect();
 
-    let mut shapes: Vec<Shape> = [1, 3, 5, 8].into_iter().map(Shape::chain).collect();
-    for topk in [2, 4, 8, 16] {
-        let most = Shape::most_nodes(5, topk);
-        let nodes = [8, 16, 32, 64].into_iter().filter(|&nodes| nodes <= most);
-        shapes.extend(nodes.map(|nodes| shape(5, topk, nodes)));
-    }
     let mut grid = Vec::new();
-    for algorithm in [Algorithm::Eagle3, Algorithm::Standalone] {
-        for &shape in &shapes {
+    for algorithm in &names {
+        // The shipped MTP head has three layers, one for each step.
+        let (chains, steps) =
+            if algorithm == "MTP" { (&[1, 3][..], 3) } else { (&[1, 3, 5, 8][..], 5) };
+        let mut shapes: Vec<Shape> = chains.iter().map(|&steps| Shape::chain(steps)).collect();
+        for topk in [2, 4, 8, 16] {
+            let most = Shape::most_nodes(steps, topk);
+            let nodes = [8, 16, 32, 64].into_iter().filter(|&nodes| nodes <= most);
+            shapes.extend(nodes.map(|nodes| shape(steps, topk, nodes)));
+        }
+        for shape in shapes {
             for page_size in [1, 4, 16] {
                 for batch in [1, 3, 8] {
                     grid.extend(
@@ -93,7 +101,7 @@ fn main() {
     for (done, &(algorithm, shape, page_size, batch, mode)) in grid.iter().enumerate() {
         let config = EngineConfig { page_size, max_running_requests: batch, ..config(shape) };
         let (name, change) = modes[mode];
-        let got = answers(&mut engine(algorithm, config), &prompts, 32, change);
+        let got = answers(&mut named(algorithm, config), &prompts, 32, change);
         answered += got.len();
         let wrong = texts(&got).iter().zip(texts(&plain[mode])).filter(|(a, b)| *a != b).count();
         let idle = got.iter().filter(|a| a.ids.len() > 1 && a.spec.verify_ct == 0).count();
@@ -101,7 +109,7 @@ fn main() {
         let each = began.elapsed().div_f64(done as f64 + 1.0);
         let left = each.mul_f64((grid.len() - done - 1) as f64);
         println!(
-            "{} of {}: {algorithm:?}, {shape}, pages of {page_size}, batch {batch}, {name}: \
+            "{} of {}: {algorithm}, {shape}, pages of {page_size}, batch {batch}, {name}: \
              {wrong} answers differ, {idle} were not drafted for; {} s left",
             done + 1,
             grid.len(),

@@ -45,8 +45,9 @@ impl Budget {
             weights: sum.weights + draft.weights,
             scratch: sum.scratch + draft.scratch,
             kv_per_token: sum.kv_per_token + draft.kv_per_token,
+            texts: sum.texts + draft.texts,
         });
-        let fixed = all.weights + all.scratch;
+        let fixed = all.weights + all.scratch + all.texts;
         let left = limit.checked_sub(fixed).ok_or_else(|| {
             Error::Memory(format!(
                 "weights ({}) and scratch ({}) exceed the {} that --mem-fraction-static {fraction} \
@@ -83,9 +84,13 @@ impl Budget {
             line(&format!("KV ({tokens} tokens)"), kv(needs)),
         ];
         if let Some(draft) = draft {
-            lines.push(line("weights of the draft", draft.weights));
-            lines.push(line("scratch of the draft", draft.scratch));
-            lines.push(line("KV of the draft", kv(draft)));
+            let of_draft = [
+                line("weights of the draft", draft.weights),
+                line("scratch of the draft", draft.scratch),
+                line("KV of the draft", kv(draft)),
+                line("texts to draft from", draft.texts),
+            ];
+            lines.extend(of_draft.into_iter().filter(|line| line.bytes > 0));
         }
         Ok(Self { lines, limit, tokens })
     }
@@ -145,7 +150,7 @@ pub fn available_memory() -> u64 {
 mod tests {
     use super::*;
 
-    const NEEDS: Needs = Needs { weights: 1000, scratch: 200, kv_per_token: 10 };
+    const NEEDS: Needs = Needs { weights: 1000, scratch: 200, kv_per_token: 10, texts: 0 };
 
     #[test]
     fn the_pool_takes_what_is_useful_in_whole_pages() {

@@ -77,3 +77,9 @@ pub(crate) enum Failure {
     #[error("request {0} does not fit into the KV pool")]
     DoesNotFit(RequestId),
 }
+
+/// What a panic says.
+pub(crate) fn panic_text(panic: &Box<dyn std::any::Any + Send>) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| s.to_string());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic".into())
+}

@@ -5,11 +5,10 @@ use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use aquila_compute::Backend;
-
 use crate::config::EngineConfig;
-use crate::engine::Engine;
+use crate::engine::Scheduler;
 use crate::error::SubmitError;
+use crate::lanes::Compute;
 use crate::request::{Request, RequestId};
 use crate::stats::Stats;
 
@@ -45,7 +44,7 @@ struct Shared {
 
 impl EngineHandle {
     /// Puts `engine` on a thread of its own.
-    pub fn start<B: Backend>(engine: Engine<B>) -> std::io::Result<Self> {
+    pub fn start<C: Compute>(engine: Scheduler<C>) -> std::io::Result<Self> {
         let (commands, inbox) = mpsc::channel();
         let shared = Shared {
             config: engine.config().clone(),
@@ -138,7 +137,7 @@ impl EngineHandle {
     }
 }
 
-fn serve<B: Backend>(mut engine: Engine<B>, inbox: &Receiver<Command>, queued: &AtomicUsize) {
+fn serve<C: Compute>(mut engine: Scheduler<C>, inbox: &Receiver<Command>, queued: &AtomicUsize) {
     let mut draining = false;
     // How many requests of this engine `queued` counts; more may be on their way here.
     let mut counted = 0;

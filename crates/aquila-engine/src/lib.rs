@@ -1,35 +1,39 @@
-//! Requests into rounds: admission, batching, retraction, results. Token ids in, token ids out.
+//! Requests into rounds: admission, batching, overlap, retraction, results. Token ids in, token
+//! ids out.
 //!
 //! - [`Request`] and [`Listener`]: what is asked, and who hears the tokens.
-//! - [`Engine`]: the rounds, one after the other, on the caller's thread.
+//! - [`Engine`]: the rounds, on the caller's thread, or with the compute lane on a thread of its own.
+//! - [`lanes`]: what the host lane and the compute lane tell each other.
 //! - [`EngineHandle`]: the engine on a thread of its own, behind a bounded queue.
 //! - [`Budget`]: what memory goes where, told before anything is served.
 //!
 //! The one invariant: what a request gets depends on that request alone, never on what else runs,
-//! when it was admitted, or whether it was retracted and resumed.
+//! when it was admitted, whether it was retracted and resumed, or which lane was ahead.
 
 mod budget;
 mod config;
 mod engine;
 mod error;
 mod handle;
+pub mod lanes;
 mod life;
 mod listener;
+mod plan;
 mod queue;
 mod report;
 mod request;
-mod round;
-mod runner;
+mod settle;
 mod stats;
 mod times;
 
 pub use budget::{Budget, BudgetLine, available_memory};
 pub use config::EngineConfig;
-pub use engine::Engine;
+pub use engine::{Engine, Scheduler};
 pub use error::{Error, Result, SubmitError};
 pub use handle::EngineHandle;
+pub use lanes::Runner;
 pub use listener::{FinishReason, Listener, Outcome, StopCause, Token, Usage, Verdict};
+pub use queue::Policy;
 pub use request::{Limits, Request, RequestId, Speculation};
-pub use runner::Runner;
 pub use stats::{Snapshot, Stats};
 pub use times::Times;

@@ -1,17 +1,18 @@
-//! A request's life as types: [`Waiting`], then [`Running`] in one [`Phase`] or the other.
+//! A request's life on the host lane, as types: [`Waiting`], then [`Running`].
 //!
 //! Only a request that runs holds KV, so a state without a [`Sequence`] cannot leak one. While a
 //! request decodes, all its tokens but the last are committed: the last one, the *bonus*, is
-//! certain but has no KV yet.
+//! certain but has no KV yet. What rounds on their way will bring is known only within bounds.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use aquila_compute::choose::{History, Sampling};
-use aquila_kv::{Group, KvCache, Sequence};
-use aquila_spec::{Asking, MOST_DRAFT_GROUPS, Seed, Shape, Verify};
+use aquila_kv::{Group, KvCache, Namespace, Sequence};
+use aquila_spec::{DraftGroup, MOST_DRAFT_GROUPS, Shape};
 
-use crate::listener::{Token, Usage};
-use crate::request::{Request, RequestId, Speculation};
+use crate::lanes::{DraftRoom, Order};
+use crate::listener::{Listener, Token, Usage};
+use crate::request::{Request, RequestId};
 
 /// The KV group of the target model.
 pub(crate) const TARGET: Group = Group::new(0);
@@ -26,141 +27,60 @@ const GROUPS: [Group; 1 + MOST_DRAFT_GROUPS] = {
     groups
 };
 
-/// What is drafted for a request.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct DraftRoom {
-    /// The largest tree; plain if nothing drafts.
-    pub shape: Shape,
-    /// How many KV groups the draft has.
-    pub groups: usize,
-    /// The farthest that its rows look ahead.
-    pub lookahead: usize,
-    /// How drafts are verified.
-    pub verify: Verify,
-}
-
 /// What stays with a request wherever it is.
 pub(crate) struct Seat {
-    pub id: RequestId,
-    pub request: Request,
-    /// Prompt and answer.
+    pub order: Arc<Order>,
+    pub listener: Box<dyn Listener>,
+    pub namespace: Namespace,
+    pub family: Option<u64>,
+    pub deadline: Option<Instant>,
+    /// Prompt and answer, as far as the listener knows it.
     pub tokens: Vec<u32>,
-    /// Tokens of prompt and answer together that end it.
-    pub longest: usize,
-    /// What penalties count; kept only if there are any.
-    pub history: History,
     /// The prompt's tokens with log-probabilities, as they come.
     pub prompt_tokens: Vec<Token>,
     pub usage: Usage,
     /// Whether it was admitted before.
     pub seen: bool,
-    /// What may be drafted for it: a plain shape if nothing.
-    pub room: DraftRoom,
-    /// What is asked of a draft, where that is not what is asked of the target.
-    draft_sampling: Option<Sampling>,
+    /// How many that came later were admitted while it waited.
+    pub overtaken: usize,
 }
 
 impl Seat {
-    pub fn new(id: RequestId, request: Request, longest: usize, mut room: DraftRoom) -> Self {
-        room.shape = match request.speculation {
-            Speculation::Free => room.shape,
-            Speculation::Off => Shape::PLAIN,
-            Speculation::Steps(steps) => room.shape.capped(steps),
-        };
-        // The target's choice without noise is the only one: nothing is left to probability.
-        if room.shape == Shape::PLAIN || request.sampling.is_greedy() {
-            room.verify = Verify::Match;
-        }
-        let likely = || Sampling { temperature: 0.0, ..request.sampling.clone() };
-        let draft_sampling = matches!(room.verify, Verify::TargetOnly { .. }).then(likely);
-        let history = if request.sampling.has_penalties() {
-            History::of_prompt(&request.prompt)
-        } else {
-            History::default()
-        };
+    pub fn new(id: RequestId, request: Request, longest: usize, room: DraftRoom) -> Self {
+        let order = Arc::new(Order::new(id, &request, longest, room));
         let usage = Usage { prompt_tokens: request.prompt.len(), ..Usage::default() };
-        let longest = longest.min(request.prompt.len().saturating_add(request.limits.max_tokens));
-        let tokens = request.prompt.clone();
         Self {
-            id,
-            request,
-            tokens,
-            longest,
-            history,
+            order,
+            listener: request.listener,
+            namespace: request.namespace,
+            family: request.family,
+            deadline: request.deadline,
+            tokens: request.prompt,
             prompt_tokens: Vec::new(),
             usage,
             seen: false,
-            room,
-            draft_sampling,
+            overtaken: 0,
         }
     }
 
-    /// Tokens of the answer so far.
-    pub fn answered(&self) -> usize {
-        self.tokens.len() - self.request.prompt.len()
+    pub fn id(&self) -> RequestId {
+        self.order.id
     }
 
     /// How many more tokens the answer may get.
     pub fn remaining(&self) -> usize {
-        self.longest - self.tokens.len()
-    }
-
-    /// What is asked of the tokens after those that are there.
-    pub fn asking(&self) -> Asking<'_> {
-        Asking {
-            sampling: &self.request.sampling,
-            history: &self.history,
-            choice: self.request.choice,
-            tokens: self.tokens.len(),
-            banned: &self.request.limits.stop_ids,
-            banned_depths: self.request.limits.min_tokens.saturating_sub(self.answered()),
-            drawn: false,
-        }
-    }
-
-    /// What is asked of a draft: what the target would choose, what it would most likely choose,
-    /// or a draw, as the verification needs.
-    pub fn draft_asking(&self) -> Asking<'_> {
-        Asking {
-            sampling: self.draft_sampling.as_ref().unwrap_or(&self.request.sampling),
-            drawn: self.room.verify == Verify::Rejection,
-            ..self.asking()
-        }
-    }
-
-    /// Whether tokens are drafted for it.
-    pub fn drafts(&self) -> bool {
-        self.room.shape != Shape::PLAIN
+        self.order.longest - self.tokens.len()
     }
 
     /// The groups in which it has rows.
     pub fn groups(&self) -> &'static [Group] {
-        &GROUPS[..1 + self.draft_groups().len()]
-    }
-
-    /// The groups in which a draft has rows for it.
-    pub fn draft_groups(&self) -> &'static [Group] {
-        if self.drafts() { &GROUPS[1..=self.room.groups] } else { &[] }
-    }
-
-    /// The tree of its next round: no deeper than the answer can still become.
-    pub fn next_shape(&self) -> Shape {
-        self.room.shape.capped(self.remaining().saturating_sub(1))
-    }
-
-    /// Adds a token of the answer.
-    pub fn push(&mut self, token: u32) {
-        self.tokens.push(token);
-        self.usage.completion_tokens += 1;
-        if self.request.sampling.has_penalties() {
-            self.history.push(token);
-        }
+        &GROUPS[..self.order.groups()]
     }
 
     /// Whether the first token of the answer is still to be chosen. A request that was retracted
     /// while it decoded keeps its bonus, and only rebuilds the rows before it.
     pub fn is_fresh(&self) -> bool {
-        self.answered() == 0
+        self.tokens.len() == self.order.prompt
     }
 
     /// How many rows a prefill must commit.
@@ -172,8 +92,8 @@ impl Seat {
     /// whose logits choose the first token, and a request that drafts the last row of each of its
     /// groups, on which its next tree stands; log-probabilities of the prompt need every row.
     pub fn match_limit(&self) -> usize {
-        let anew = if self.drafts() { self.room.lookahead.max(1) } else { 0 };
-        match (self.is_fresh(), self.request.prompt_logprobs) {
+        let anew = if self.order.drafts() { self.order.room.lookahead.max(1) } else { 0 };
+        match (self.is_fresh(), self.order.prompt_logprobs) {
             (true, Some(_)) => 0,
             (true, None) => self.tokens.len().saturating_sub(anew.max(1)),
             (false, _) => self.prefill_goal().saturating_sub(anew),
@@ -181,7 +101,7 @@ impl Seat {
     }
 
     pub fn is_expired(&self, now: Instant) -> bool {
-        self.request.deadline.is_some_and(|deadline| deadline <= now)
+        self.deadline.is_some_and(|deadline| deadline <= now)
     }
 }
 
@@ -190,24 +110,25 @@ pub(crate) struct Waiting {
     pub seat: Box<Seat>,
 }
 
-/// What a request that holds KV does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Phase {
-    /// Its tokens are being read, until `goal` rows are committed.
-    Prefilling { goal: usize },
-    /// Its answer is being written.
-    Decoding,
+/// Bounds on the tokens that rounds on their way bring a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Coming {
+    pub least: usize,
+    pub most: usize,
 }
 
 /// A request that holds KV.
 pub(crate) struct Running {
     pub seat: Box<Seat>,
     pub sequence: Sequence,
-    pub phase: Phase,
-    /// Where its next tree begins.
-    pub seed: Option<Seed>,
-    /// How many tokens the draft knew when it last took some in.
-    pub extended: usize,
+    /// How many rows its prefill commits.
+    pub goal: usize,
+    /// How many of them are committed or on their way.
+    pub read: usize,
+    /// What rounds on their way bring.
+    pub coming: Coming,
+    /// How many slots of each group the compute lane was told; none before it knows the request.
+    pub told: Option<Vec<usize>>,
 }
 
 impl Waiting {
@@ -215,10 +136,9 @@ impl Waiting {
     /// to others, or stays as it was.
     pub fn admit(mut self, cache: &mut KvCache, headroom: usize) -> Result<Running, Waiting> {
         let goal = self.seat.prefill_goal();
-        let namespace = self.seat.request.namespace.clone();
         let limit = self.seat.match_limit();
         let groups = self.seat.groups();
-        let mut sequence = cache.admit(&namespace, &self.seat.tokens, limit, groups);
+        let mut sequence = cache.admit(&self.seat.namespace, &self.seat.tokens, limit, groups);
         let matched = sequence.committed(TARGET);
         let next = usize::from(self.seat.remaining() > 0);
         let fits = |cache: &mut KvCache, sequence: &mut Sequence, group: Group| {
@@ -234,18 +154,47 @@ impl Waiting {
             self.seat.seen = true;
             self.seat.usage.cached_tokens = matched;
         }
-        let phase = if matched == goal { Phase::Decoding } else { Phase::Prefilling { goal } };
-        Ok(Running { seat: self.seat, sequence, phase, seed: None, extended: 0 })
+        let coming = Coming::default();
+        Ok(Running { seat: self.seat, sequence, goal, read: matched, coming, told: None })
     }
 }
 
 impl Running {
-    /// Rows that it has still to read.
+    /// Rows that are still to be read, by rounds that are not planned yet.
     pub fn unread(&self) -> usize {
-        match self.phase {
-            Phase::Prefilling { goal } => goal - self.sequence.committed(TARGET),
-            Phase::Decoding => 0,
+        self.goal - self.read
+    }
+
+    /// Whether its prompt is still being read: by the next round or by one on its way.
+    pub fn is_reading(&self) -> bool {
+        self.sequence.committed(TARGET) < self.goal
+    }
+
+    /// Whether the next round decodes it. It does not where the rounds on their way are sure to
+    /// end it.
+    pub fn decodes_next(&self) -> bool {
+        self.unread() == 0 && self.seat.tokens.len() + self.coming.least < self.seat.order.longest
+    }
+
+    /// How many rows beyond its committed ones the next round may need in each of its groups,
+    /// whatever the rounds on their way bring; `declared` are the draft's groups.
+    pub fn rows_of_next_round(&self, declared: &[DraftGroup]) -> Vec<usize> {
+        let order = &self.seat.order;
+        let tokens = self.seat.tokens.len();
+        let most = (tokens + self.coming.most).min(order.longest - 1);
+        let mut rows = vec![0; self.seat.groups().len()];
+        for tokens in tokens + self.coming.least..=most {
+            let shape = order.shape_at(tokens);
+            rows[0] = rows[0].max(tokens - 1 + shape.nodes());
+            for (rows, draft) in rows[1..].iter_mut().zip(declared) {
+                let certain = tokens.saturating_sub(draft.lookahead);
+                *rows = (*rows).max(certain + tree_rows(draft, shape));
+            }
         }
+        for (rows, &group) in rows.iter_mut().zip(self.seat.groups()) {
+            *rows = rows.saturating_sub(self.sequence.committed(group));
+        }
+        rows
     }
 
     /// Gives its KV back, what is committed to the prefix cache, and waits again.
@@ -268,4 +217,10 @@ impl Running {
         cache.discard(self.sequence);
         self.seat
     }
+}
+
+/// Rows of a draft's group beyond the certain ones. Its tree is gone before its rows of the
+/// accepted tokens are made.
+fn tree_rows(draft: &DraftGroup, shape: Shape) -> usize {
+    draft.tree.of(shape).max(shape.steps() + 1)
 }

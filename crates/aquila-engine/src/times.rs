@@ -14,18 +14,19 @@ pub struct Times {
     pub draft: Duration,
     /// The target's pass over the trees, and its choice at every node.
     pub verify: Duration,
-    /// Following the choices down the trees, and handing the tokens out.
+    /// Following the choices down the trees.
     pub accept: Duration,
     /// Moving what is kept to where it belongs.
     pub commit: Duration,
     /// The draft's pass over what has become certain.
     pub extend: Duration,
-    /// The whole rounds.
+    /// The whole rounds: where the lanes are apart, the time from one to the next.
     pub whole: Duration,
 }
 
 impl Times {
-    /// What the steps leave of the rounds: admission, reservations, plans.
+    /// What the steps leave of the rounds: admission, reservations, plans, handing the tokens out.
+    /// Where the lanes are apart, only what of it the compute lane waited for.
     pub fn host(&self) -> Duration {
         let steps = self.draft + self.verify + self.accept + self.commit + self.extend;
         self.whole.saturating_sub(steps)

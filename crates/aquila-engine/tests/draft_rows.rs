@@ -186,7 +186,7 @@ fn a_draft_that_declares_no_hidden_state_costs_no_byte_and_no_copy_of_any() {
 
     for (runner, copies) in [(runner, false), (captures, true)] {
         let before = backend.copies();
-        let mut engine = Engine::new(runner, config.clone()).unwrap();
+        let mut engine = support::in_lanes(Engine::new(runner, config.clone()).unwrap());
         let (request, heard) = request(&SEVEN, 24);
         engine.submit(request).unwrap();
         run(&mut engine);

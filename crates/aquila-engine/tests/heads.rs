@@ -108,7 +108,8 @@ fn engine(head: Head, config: EngineConfig) -> Engine<CpuBackend> {
     let (format, positions) = (WeightFormat::Bf16, config.context_length);
     let target = Decoder::load(&*backend, &checkpoint, format, positions, &mut |_| ()).unwrap();
     let draft = draft(head, &backend, &checkpoint, &target, &config).unwrap();
-    Engine::new(Runner::new(backend, target, Some(draft), &config).unwrap(), config).unwrap()
+    let runner = Runner::new(backend, target, Some(draft), &config).unwrap();
+    support::in_lanes(Engine::new(runner, config).unwrap())
 }
 
 #[test]

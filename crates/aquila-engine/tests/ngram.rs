@@ -30,7 +30,7 @@ fn engine_at(
         Box::new(Ngram::new(settings, corpora.clone()).unwrap())
     });
     let runner = Runner::new(backend, decoder, algorithm, &config).unwrap();
-    (Engine::new(runner, config).unwrap(), corpora)
+    (support::in_lanes(Engine::new(runner, config).unwrap()), corpora)
 }
 
 fn tiny(settings: Option<NgramSettings>, config: EngineConfig) -> Engine<CpuBackend> {

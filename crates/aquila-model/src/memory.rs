@@ -14,6 +14,8 @@ pub struct Needs {
     pub scratch: u64,
     /// Bytes of keys and values of one token.
     pub kv_per_token: u64,
+    /// Bytes of texts that drafts are looked up in.
+    pub texts: u64,
 }
 
 impl ModelSpec {

@@ -116,6 +116,7 @@ impl<B: Backend> Opened<B> for OpenedEagle {
                 weights: spec.weight_bytes(allowance.format),
                 scratch,
                 kv_per_token: spec.kv_bytes_per_token(allowance.kv_dtype),
+                ..Needs::default()
             },
         )
     }

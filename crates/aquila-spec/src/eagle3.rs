@@ -116,6 +116,7 @@ impl<B: Backend> Opened<B> for OpenedEagle3 {
                 + spec.rope_bytes(positions)
                 + memory::capture_bytes(&self.target, layers, target_rows),
             kv_per_token: spec.kv_bytes_per_token(kv_dtype),
+            ..Needs::default()
         }
     }
 

@@ -5,7 +5,7 @@ use aquila_model::{Decoder, MtpCheckpoint, Needs};
 
 use crate::eagle::Reading;
 use crate::registry::{Allowance, DraftFor, Entry, Opened, Opening};
-use crate::{Algorithm, Eagle, Mtp, MtpRoom, Shape, Speculator};
+use crate::{Algorithm, Eagle, Error, Mtp, MtpRoom, Shape, Speculator};
 
 /// MTP by name.
 pub(crate) struct MtpEntry;
@@ -28,8 +28,13 @@ impl<B: Backend> Entry<B> for MtpEntry {
     }
 
     fn open(&self, opening: &Opening<'_>) -> crate::Result<Box<dyn Opened<B>>> {
-        let (_, location) = opening.draft()?;
+        let (name, location) = opening.draft()?;
         let layers = MtpCheckpoint::open(location, opening.load, opening.target.spec())?;
+        if opening.head.multi_layer && layers.spec().layers() == 1 {
+            return Err(Error::Refused(format!(
+                "--enable-multi-layer-eagle: {name} has one MTP layer, which recurs"
+            )));
+        }
         if layers.spec().layers() > 1 {
             Mtp::<B>::check_steps(layers.spec().layers(), opening.shape)?;
         }
@@ -68,6 +73,7 @@ impl<B: Backend> Opened<B> for OpenedMtp {
             weights: spec.weight_bytes(allowance.format),
             scratch,
             kv_per_token: spec.kv_bytes_per_token(allowance.kv_dtype, self.shape.steps()),
+            ..Needs::default()
         };
         self.reading.needs(allowance, &spec.layer, own)
     }

@@ -6,6 +6,8 @@ pub struct Shape {
     steps: usize,
     topk: usize,
     nodes: usize,
+    /// Whether a model drafts it, row by row.
+    rows: bool,
 }
 
 /// Why there is no such tree.
@@ -38,7 +40,7 @@ pub const MOST_STEPS: usize = 64;
 
 impl Shape {
     /// No drafting: the bonus alone.
-    pub const PLAIN: Shape = Shape { steps: 0, topk: 1, nodes: 1 };
+    pub const PLAIN: Shape = Shape { steps: 0, topk: 1, nodes: 1, rows: true };
 
     /// A tree of `steps` levels in which each node has up to `topk` children and of which the
     /// best `nodes` are verified, the root included. A chain always has steps + 1 nodes.
@@ -56,12 +58,12 @@ impl Shape {
         if !(2..=most).contains(&nodes) {
             return Err(ShapeError::Nodes { nodes, steps, topk, most });
         }
-        Ok(Self { steps, topk, nodes })
+        Ok(Self { steps, topk, nodes, rows: true })
     }
 
     /// A chain of `steps` drafts.
     pub fn chain(steps: usize) -> Self {
-        Self { steps, topk: 1, nodes: steps + 1 }
+        Self { steps, topk: 1, nodes: steps + 1, rows: true }
     }
 
     /// The nodes of a tree from which nothing is cut: the root, K at depth 1, and K children of
@@ -101,16 +103,18 @@ impl Shape {
         if steps == 0 {
             return Self::PLAIN;
         }
-        if self.is_chain() {
-            return Self::chain(steps);
-        }
         let nodes = self.nodes.min(Self::most_nodes(steps, self.topk));
-        Self { steps, topk: self.topk, nodes }
+        Self { steps, nodes, ..*self }
+    }
+
+    /// The same tree, looked up on the host: no rows are computed for it.
+    pub fn without_rows(self) -> Self {
+        Self { rows: self == Self::PLAIN, ..self }
     }
 
     /// Rows that the draft computes for its own nodes: all but the last level go on.
     pub fn draft_rows(&self) -> usize {
-        self.steps.saturating_sub(1) * self.topk
+        if self.rows { self.steps.saturating_sub(1) * self.topk } else { 0 }
     }
 }
 

@@ -114,6 +114,7 @@ impl<B: Backend> Opened<B> for OpenedStandalone {
             scratch: memory::scratch_bytes(spec, allowance.bounds)
                 + memory::rope_bytes(spec, allowance.positions),
             kv_per_token: memory::kv_bytes_per_token(spec, allowance.kv_dtype),
+            ..Needs::default()
         }
     }
 

@@ -63,6 +63,10 @@ fn a_name_that_is_taken_is_refused_whoever_took_it() {
 fn an_unknown_name_is_answered_with_those_there_are() {
     let registry = Registry::<CpuBackend>::built_in();
     let text = |name| registry.find(name).err().unwrap().to_string();
-    assert!(text("HAWK").contains("NONE, EAGLE3, STANDALONE, NGRAM"), "{}", text("HAWK"));
+    assert!(
+        text("HAWK").contains("NONE, EAGLE3, EAGLE, MTP, NEXTN, STANDALONE, NGRAM"),
+        "{}",
+        text("HAWK")
+    );
     assert!(text("dflash").contains("not yet"), "{}", text("dflash"));
 }

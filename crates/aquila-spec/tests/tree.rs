@@ -75,6 +75,10 @@ fn shapes_that_no_tree_has_are_refused_with_their_bounds() {
     assert_eq!(Shape::new(5, 1, 64).unwrap(), Shape::chain(5));
     assert_eq!(Shape::new(5, 4, 69).unwrap().capped(1).nodes(), 5);
     assert_eq!(Shape::chain(5).capped(0), Shape::PLAIN);
+    assert_eq!(Shape::chain(5).capped(2), Shape::chain(2));
+    let looked_up = Shape::new(5, 4, 20).unwrap().without_rows();
+    assert_eq!((looked_up.draft_rows(), looked_up.capped(2).draft_rows()), (0, 0));
+    assert_eq!(Shape::PLAIN.without_rows(), Shape::PLAIN);
 }
 
 /// A tree grown from numbers: probabilities with many ties, zeros, ones and underflow.

@@ -47,10 +47,14 @@ pub type Algorithms = Registry<CpuBackend>;
 
 /// Runs the command that the process was started with.
 pub fn run(algorithms: &Algorithms) -> ExitCode {
+    let command = Cli::parse().command;
+    // Whoever serves wants to see how it goes; other commands print what they did.
+    let serves = matches!(command, Command::Serve(_));
+    let unless_told = if serves { "warn,aquila_engine=info" } else { "warn" };
     let filter = tracing_subscriber::EnvFilter::try_from_env("AQUILA_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(unless_told));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    let result = match Cli::parse().command {
+    let result = match command {
         Command::Generate(command) => command.run(algorithms),
         Command::Bench(command) => command.run(algorithms),
         Command::Chat(command) => command.run(algorithms),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use aquila_compute::Backend;
 use aquila_compute::cpu::CpuBackend;
-use aquila_engine::{Budget, Engine, EngineConfig, EngineHandle, Runner, available_memory};
+use aquila_engine::{Budget, Engine, EngineConfig, EngineHandle, Policy, Runner, available_memory};
 use aquila_model::{Checkpoint, Decoder, Location, Needs, TokenMap, memory, resolve_with_progress};
 use aquila_spec::ngram::Corpora;
 use aquila_spec::{Opening, Shape, Verify};
@@ -14,7 +14,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::Algorithms;
 use crate::error::{Error, Result};
-use crate::flags::{EngineFlags, ModelFlags};
+use crate::flags::{EngineFlags, ModelFlags, SchedulePolicy};
 use crate::notice::notice;
 
 /// Loads the model and starts its engine; says on standard error what was chosen.
@@ -122,6 +122,7 @@ pub fn build(
         weights: memory::weight_bytes(&spec, format),
         scratch: memory::scratch_bytes(&spec, config.bounds()) + memory::rope_bytes(&spec, context),
         kv_per_token: memory::kv_bytes_per_token(&spec, config.kv_dtype),
+        ..Needs::default()
     };
     let budget = Budget::plan(
         needs,
@@ -134,6 +135,7 @@ pub fn build(
     )?;
     config.max_total_tokens = budget.tokens;
 
+    let overlap = flags.overlap();
     let backend = Arc::new(CpuBackend::new(model.isa(), model.threads)?);
     if !quiet {
         notice(format_args!("model     {} ({})", model.name(), spec.architecture));
@@ -149,6 +151,12 @@ pub fn build(
             if config.prefix_cache { "on" } else { "off" },
             config.random_seed,
         ));
+        let state = if overlap.on { "on" } else { "off" };
+        let order = match flags.schedule_policy {
+            SchedulePolicy::Fcfs => "first come first",
+            SchedulePolicy::Lpm => "longest cached prefix first",
+        };
+        notice(format_args!("schedule  {order}, overlap {state}: {}", overlap.why));
         match &speculative {
             Some(s) => {
                 let with = s.draft.as_ref().map(|draft| format!(" with {draft}"));
@@ -182,7 +190,14 @@ pub fn build(
         Some(opened) => Some(opened.load(&backend, &decoder, &config.allowance(format))?),
         None => None,
     };
-    let engine = Engine::new(Runner::new(backend, decoder, algorithm, &config)?, config)?;
+    let mut engine = Engine::new(Runner::new(backend, decoder, algorithm, &config)?, config)?;
+    if flags.schedule_policy == SchedulePolicy::Lpm {
+        engine.admit_by(Policy::LongestPrefix);
+    }
+    if overlap.on {
+        let failed = |e| Error::Other(format!("cannot start the compute lane's thread: {e}"));
+        engine = engine.apart().map_err(failed)?;
+    }
     Ok(Built { engine, checkpoint, corpora: ngram.map(|sources| sources.corpora) })
 }
 

@@ -3,18 +3,23 @@
 
 pub mod answers;
 pub mod counting;
+pub mod delayed;
 pub mod oracle;
 pub mod recorded;
 pub mod shipped;
+pub mod simulated;
 pub mod watched;
+pub mod workload;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{Backend, KvDtype, WeightFormat};
+use aquila_engine::lanes::Compute;
 use aquila_engine::{
-    Engine, EngineConfig, FinishReason, Listener, Outcome, Request, Runner, Token, Usage, Verdict,
+    Engine, EngineConfig, FinishReason, Listener, Outcome, Request, Runner, Scheduler, Token,
+    Usage, Verdict,
 };
 use aquila_model::{Checkpoint, Decoder, LoadFormat, Location};
 use aquila_spec::{Shape, SpecStats};
@@ -59,7 +64,16 @@ pub fn engine_on<B: Backend>(
         &mut |_| (),
     )
     .unwrap();
-    Engine::new(Runner::new(backend, decoder, None, &config).unwrap(), config).unwrap()
+    in_lanes(Engine::new(Runner::new(backend, decoder, None, &config).unwrap(), config).unwrap())
+}
+
+/// The engine with its lanes as `AQUILA_TEST_LANES` says: `apart`, or joined.
+pub fn in_lanes<C: Compute>(engine: Scheduler<C>) -> Scheduler<C> {
+    match std::env::var("AQUILA_TEST_LANES").as_deref() {
+        Ok("apart") => engine.apart().unwrap(),
+        Ok("joined") | Err(_) => engine,
+        Ok(other) => panic!("AQUILA_TEST_LANES is apart or joined, not {other}"),
+    }
 }
 
 pub fn engine(config: EngineConfig) -> Engine<CpuBackend> {
@@ -132,7 +146,7 @@ pub fn request(prompt: &[u32], max_tokens: usize) -> (Request, Arc<Mutex<Heard>>
 }
 
 /// Rounds until nothing is left to do, with a check of every slot after each.
-pub fn run<B: Backend>(engine: &mut Engine<B>) {
+pub fn run<C: Compute>(engine: &mut Scheduler<C>) {
     while !engine.is_idle() {
         engine.step();
         engine.check().unwrap();

@@ -6,7 +6,8 @@ use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{KvDtype, WeightFormat};
 use aquila_engine::{Engine, EngineConfig, Runner};
 use aquila_model::{Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, LoadFormat, resolve};
-use aquila_spec::{Drafter, Eagle3, Shape, Speculator, Standalone};
+use aquila_spec::ngram::{Corpora, NgramScope, NgramSettings, NgramSources};
+use aquila_spec::{DraftFor, Drafter, Eagle3, Opening, Registry, Shape, Speculator, Standalone};
 
 /// Which draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -84,14 +85,29 @@ fn engine_of(
     wrap_model: impl FnOnce(Draft) -> Draft,
     wrap: impl FnOnce(Drafts) -> Drafts,
 ) -> Engine<CpuBackend> {
+    let runner = runner_of(algorithm, &config, wrap_model, wrap);
+    super::in_lanes(Engine::new(runner, config).unwrap())
+}
+
+/// What runs the rounds of such an engine.
+pub fn runner(algorithm: Algorithm, config: &EngineConfig) -> Runner<CpuBackend> {
+    runner_of(algorithm, config, |draft| draft, |drafts| drafts)
+}
+
+fn runner_of(
+    algorithm: Algorithm,
+    config: &EngineConfig,
+    wrap_model: impl FnOnce(Draft) -> Draft,
+    wrap: impl FnOnce(Drafts) -> Drafts,
+) -> Runner<CpuBackend> {
     let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
     let positions = config.context_length;
     let target = decoder(&backend, "tiny", positions);
     let bounds = config.draft_bounds();
     let drafter: Option<Draft> = match algorithm {
         Algorithm::None => None,
-        Algorithm::Standalone => Some(standalone_of(&backend, "draft", &config)),
-        Algorithm::Itself => Some(standalone_of(&backend, "tiny", &config)),
+        Algorithm::Standalone => Some(standalone_of(&backend, "draft", config)),
+        Algorithm::Itself => Some(standalone_of(&backend, "tiny", config)),
         Algorithm::Eagle3 => {
             let location = resolve("tiny-eagle3").unwrap();
             let head = HeadCheckpoint::open(&location, LoadFormat::Auto, target.spec()).unwrap();
@@ -111,5 +127,31 @@ fn engine_of(
         let (slots, dtype) = (config.slots(), config.kv_dtype);
         wrap(Box::new(Speculator::new(&*backend, wrap_model(drafter), slots, dtype).unwrap()))
     });
-    Engine::new(Runner::new(backend, target, speculator, &config).unwrap(), config).unwrap()
+    Runner::new(backend, target, speculator, config).unwrap()
+}
+
+/// An engine whose algorithm is found by its name; n-grams are those of each request alone.
+pub fn named(name: &str, config: EngineConfig) -> Engine<CpuBackend> {
+    let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
+    let target = Checkpoint::open(&resolve("tiny").unwrap(), LoadFormat::Auto).unwrap();
+    let decoder = decoder(&backend, "tiny", config.context_length);
+    let registry = Registry::<CpuBackend>::built_in();
+    let entry = registry.find(name).unwrap().unwrap();
+    let draft = match entry.draft_for("tiny") {
+        DraftFor::Model(draft) => Some((draft.clone(), resolve(&draft).unwrap())),
+        _ => None,
+    };
+    let ngram = NgramSources {
+        settings: NgramSettings { scope: NgramScope::Request, ..NgramSettings::default() },
+        corpora: Corpora::new(Corpora::MOST_TOKENS, target.spec().vocab_size),
+    };
+    let opening = Opening {
+        draft: draft.as_ref().map(|(name, location)| (name.as_str(), location)),
+        ngram: Some(&ngram),
+        ..Opening::new(&target, config.shape)
+    };
+    let allowance = config.allowance(WeightFormat::Bf16);
+    let algorithm = entry.open(&opening).unwrap().load(&backend, &decoder, &allowance).unwrap();
+    let runner = Runner::new(backend, decoder, Some(algorithm), &config).unwrap();
+    super::in_lanes(Engine::new(runner, config).unwrap())
 }

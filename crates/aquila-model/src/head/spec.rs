@@ -28,6 +28,8 @@ pub struct HeadOptions {
     pub aux_layer_convention: AuxLayerConvention,
     /// The base of its rotary frequencies, instead of the config's.
     pub rope_theta: Option<f64>,
+    /// Whether it must have a layer for each step.
+    pub multi_layer: bool,
 }
 
 /// How the target's hidden states are normed before `fc` joins them.

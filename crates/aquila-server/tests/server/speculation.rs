@@ -189,7 +189,7 @@ fn metrics_and_the_description_follow_what_was_drafted() {
     assert_eq!(info["speculative_num_draft_tokens"], 5);
     assert_eq!(info["internal_states"][0]["avg_spec_accept_length"], 0.0);
 
-    let mut sums = vec![0; 5];
+    let mut sums = [0; 5];
     let (mut proposed, mut rounds) = (0.0, 0.0);
     for step in 0..2 {
         let prompt = json!({ "text": format!("{PROMPT} step {step}") });

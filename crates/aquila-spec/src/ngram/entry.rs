@@ -38,7 +38,7 @@ impl<B: Backend> Entry<B> for NgramEntry {
         let nodes = asked.nodes.unwrap_or(NgramSettings::NODES);
         let steps = asked.steps.unwrap_or(nodes.saturating_sub(1).min(MOST_STEPS));
         let most = Shape::most_nodes(steps, topk);
-        Ok(Shape::new(steps, topk, asked.nodes.unwrap_or(nodes.min(most)))?)
+        Ok(Shape::new(steps, topk, asked.nodes.unwrap_or(nodes.min(most)))?.without_rows())
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<Box<dyn Opened<B>>> {
@@ -65,8 +65,8 @@ impl<B: Backend> Opened<B> for NgramSources {
             NgramScope::Request => (0, max_trie_depth),
         };
         let bytes = |ngrams: usize| (ngrams * super::NGRAM_BYTES) as u64;
-        let scratch = self.corpora.bytes() as u64 + bytes(shared);
-        Needs { weights: 0, scratch, kv_per_token: bytes(own) }
+        let texts = self.corpora.bytes() as u64 + bytes(shared);
+        Needs { kv_per_token: bytes(own), texts, ..Needs::default() }
     }
 
     fn load(&self, _: &B, _: &Decoder<B>, _: &Allowance) -> Result<Box<dyn Algorithm<B>>> {

@@ -132,7 +132,8 @@ impl NgramSettings {
 
     /// Trees of `nodes` nodes, the bonus included: as deep as they have nodes.
     pub fn shape(&self, nodes: usize) -> Result<Shape, ShapeError> {
-        Shape::new(nodes.saturating_sub(1).min(MOST_STEPS), self.max_bfs_breadth, nodes)
+        let steps = nodes.saturating_sub(1).min(MOST_STEPS);
+        Ok(Shape::new(steps, self.max_bfs_breadth, nodes)?.without_rows())
     }
 
     /// Tokens of the longest context that is matched.

@@ -1,6 +1,6 @@
 //! How requests share the machine.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::SpeculativeFlags;
 use super::number::whole;
@@ -61,11 +61,59 @@ pub struct EngineFlags {
     #[arg(long)]
     pub disable_radix_cache: bool,
 
+    /// Who of the waiting requests is admitted next: the first, or whose prompt has the longest
+    /// cached prefix (nobody is overtaken without end)
+    #[arg(long, value_enum, default_value_t = SchedulePolicy::Fcfs, value_name = "POLICY")]
+    pub schedule_policy: SchedulePolicy,
+
+    /// Plan no round while the one before it runs; SGLANG_ENABLE_SPEC_V2=0 means the same
+    #[arg(long)]
+    disable_overlap_schedule: bool,
+
+    /// Plan each round while the one before it runs, also where that is not the default
+    #[arg(long, conflicts_with = "disable_overlap_schedule")]
+    enable_overlap_schedule: bool,
+
     #[command(flatten)]
     pub speculative: SpeculativeFlags,
 }
 
+/// Who is admitted next.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SchedulePolicy {
+    /// First come, first served
+    Fcfs,
+    /// Longest prefix match
+    Lpm,
+}
+
+/// Whether rounds are planned while others run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Overlap {
+    /// Whether they are.
+    pub on: bool,
+    /// What decided it.
+    pub why: &'static str,
+}
+
 impl EngineFlags {
+    /// Whether rounds overlap, and why: a flag, `SGLANG_ENABLE_SPEC_V2`, or what suits a backend
+    /// that computes on the cores which the host lane needs.
+    pub fn overlap(&self) -> Overlap {
+        let spec_v2 = std::env::var("SGLANG_ENABLE_SPEC_V2").unwrap_or_default();
+        if self.disable_overlap_schedule {
+            Overlap { on: false, why: "--disable-overlap-schedule" }
+        } else if self.enable_overlap_schedule {
+            Overlap { on: true, why: "--enable-overlap-schedule" }
+        } else if ["0", "false", "False"].contains(&spec_v2.as_str()) {
+            Overlap { on: false, why: "SGLANG_ENABLE_SPEC_V2" }
+        } else if ["1", "true", "True"].contains(&spec_v2.as_str()) {
+            Overlap { on: true, why: "SGLANG_ENABLE_SPEC_V2" }
+        } else {
+            Overlap { on: false, why: "the lanes share the CPU's cores" }
+        }
+    }
+
     /// Prompt rows of one round, for contexts of `context` tokens.
     pub fn prefill_rows(&self, context: usize) -> Result<usize> {
         match self.chunked_prefill_size {

@@ -7,7 +7,7 @@ mod number;
 mod sampling;
 mod speculative;
 
-pub use engine::EngineFlags;
+pub use engine::{EngineFlags, SchedulePolicy};
 pub use model::{ModelFlags, ModelName};
 pub use sampling::SamplingFlags;
 pub use speculative::SpeculativeFlags;

@@ -17,6 +17,8 @@ use crate::error::{Error, Result};
 
 /// The algorithm that the flags about n-grams are for.
 const NGRAM: &str = "NGRAM";
+/// The algorithm whose heads may have a layer for each step.
+const MTP: &str = "MTP";
 
 /// What drafts, and how large its trees are.
 #[derive(Args, Debug, Clone, Default)]
@@ -75,6 +77,10 @@ pub struct SpeculativeFlags {
     /// its config declares
     #[arg(long, value_name = "THETA", value_parser = theta, allow_negative_numbers = true)]
     speculative_draft_rope_theta: Option<f64>,
+
+    /// Insist on an MTP head with a layer for each step; one that has several is run so by itself
+    #[arg(long)]
+    enable_multi_layer_eagle: bool,
 
     /// Pretend that rounds yield so many tokens on average, to measure their cost
     #[arg(long, value_name = "TOKENS", allow_negative_numbers = true)]
@@ -156,6 +162,12 @@ impl SpeculativeFlags {
         if let Some(flag) = self.ngram.given().filter(|_| entry.name() != NGRAM) {
             return Err(Error::Usage(format!("{flag} is for --speculative-algorithm {NGRAM}")));
         }
+        if self.enable_multi_layer_eagle && entry.name() != MTP {
+            return Err(Error::Usage(format!(
+                "--enable-multi-layer-eagle is for --speculative-algorithm {MTP}: no other has a \
+                 layer for each step"
+            )));
+        }
         let given = self.speculative_draft_model_path.clone();
         let draft = match entry.draft_for(model) {
             DraftFor::Nothing if given.is_some() => {
@@ -192,6 +204,7 @@ impl SpeculativeFlags {
                 Convention::Boundary => AuxLayerConvention::Boundary,
             },
             rope_theta: self.speculative_draft_rope_theta,
+            multi_layer: self.enable_multi_layer_eagle,
         }
     }
 
@@ -243,6 +256,7 @@ impl SpeculativeFlags {
                 self.head().aux_layer_convention != AuxLayerConvention::Auto,
             ),
             ("--speculative-draft-rope-theta", self.speculative_draft_rope_theta.is_some()),
+            ("--enable-multi-layer-eagle", self.enable_multi_layer_eagle),
             ("--simulate-acc-len", self.simulate_acc_len.is_some()),
             ("--speculative-verify", self.speculative_verify.is_some()),
             (

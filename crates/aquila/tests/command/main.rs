@@ -5,6 +5,7 @@ mod flags;
 mod golden;
 mod lines;
 mod output;
+mod overlap;
 mod run;
 mod sampling;
 mod seeds;

@@ -1,0 +1,65 @@
+//! The random workload of `tests/overlap.rs`, larger: texts with the lanes joined and apart are
+//! those of plain decoding, and drafts are the same, under several schedules with delays.
+//!
+//! `cargo run --release -p aquila-engine --example overlap_workload [REQUESTS [SCHEDULES]]`
+
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::time::Instant;
+
+use aquila_engine::lanes::Lane;
+use aquila_engine::{Engine, EngineConfig, FinishReason, Scheduler};
+use aquila_spec::Shape;
+use support::Numbers;
+use support::answers::shape;
+use support::delayed::Delayed;
+use support::shipped::{Algorithm, config, engine, runner};
+use support::workload::{alone, together, workload};
+
+fn main() {
+    let mut numbers =
+        std::env::args().skip(1).map(|n| n.parse().expect("REQUESTS and SCHEDULES are numbers"));
+    let requests = numbers.next().unwrap_or(300);
+    let schedules = numbers.next().unwrap_or(3);
+    let cases = workload(requests, 100, 7);
+    let roomy = EngineConfig { max_running_requests: 1, ..config(Shape::PLAIN) };
+    let plain = alone(&mut engine(Algorithm::None, roomy), &cases);
+    let config = EngineConfig {
+        max_total_tokens: 4500,
+        max_running_requests: 64,
+        chunked_prefill_size: 512,
+        ..config(shape(5, 16, 64))
+    };
+    let mut joined = Engine::new(runner(Algorithm::Eagle3, &config), config.clone()).unwrap();
+    let wanted = together(&mut joined, &cases, &mut Numbers(7));
+    let aborted = FinishReason::Abort("aborted".into());
+    for (index, (got, wanted)) in wanted.iter().zip(&plain).enumerate() {
+        assert!(got.is(wanted, false), "joined, request {index}: {got:?}, not {wanted:?}");
+    }
+    println!(
+        "joined: {requests} texts are those of plain decoding; {:?}",
+        joined.stats().snapshot()
+    );
+    for schedule in 0..schedules {
+        let began = Instant::now();
+        let compute = Lane::new(runner(Algorithm::Eagle3, &config), config.clone());
+        let delayed = Delayed { compute, schedule: Numbers(schedule as u64) };
+        let mut apart = Scheduler::over(delayed, config.clone()).unwrap().apart().unwrap();
+        let got = together(&mut apart, &cases, &mut Numbers(100 + schedule as u64));
+        let mut compared = 0;
+        for (index, ((got, wanted), plain)) in got.iter().zip(&wanted).zip(&plain).enumerate() {
+            assert!(got.is(plain, false), "apart, request {index}: {got:?}, not {plain:?}");
+            if got.reason != aborted && wanted.reason != aborted {
+                assert!(got.is(wanted, true), "apart, request {index}: {got:?}, not {wanted:?}");
+                compared += 1;
+            }
+        }
+        println!(
+            "apart, schedule {schedule}: {requests} texts are those of plain decoding, {compared} \
+             have the same drafts (the others were aborted from outside); {:?}, {:.0?}",
+            apart.stats().snapshot(),
+            began.elapsed()
+        );
+    }
+}

@@ -1,0 +1,373 @@
+//! The compute lane of a model: draft, verify, accept, commit, publish, extend.
+//!
+//! Its one invariant: what a request gets in a round depends on its row of the relay, its slots
+//! and the job's part for it, and on nothing that another request does.
+
+use std::ops::Range;
+
+use aquila_compute::Backend;
+use aquila_compute::choose::{Ask, Choice, Weights};
+use aquila_spec::{
+    Accepted, Asking, Coins, DraftGroup, Drafting, Extending, GroupRows, Kept, Simulate,
+    TargetRows, Tree, accept,
+};
+
+#[cfg(feature = "known-bugs")]
+use aquila_spec::known_bugs::Bug;
+
+use super::job::{Compute, Done, Job, Part, Profile, Task, Yield};
+use super::order::Order;
+use super::relay::{Relay, Track};
+use super::round::{PassPlan, Turn, Work};
+use super::runner::Runner;
+use crate::config::EngineConfig;
+use crate::error::Result;
+use crate::listener::{FinishReason, Token};
+use crate::request::RequestId;
+use crate::times::{Times, timed};
+
+/// Runs rounds on a model.
+pub struct Lane<B: Backend> {
+    runner: Runner<B>,
+    config: EngineConfig,
+    relay: Relay,
+    plan: PassPlan,
+    /// Of the round that runs, until it publishes them.
+    turns: Vec<Turn>,
+    /// The era of a round that did not come to its end.
+    broken: Option<u64>,
+}
+
+/// A request that goes on after its round.
+struct Next {
+    request: RequestId,
+    target: TargetRows,
+    /// What its tree began with.
+    previous: Option<aquila_spec::Seed>,
+    /// Whether all of its text is read.
+    whole: bool,
+}
+
+impl<B: Backend> Compute for Lane<B> {
+    fn profile(&self) -> Profile {
+        Profile {
+            vocabulary: self.runner.vocabulary(),
+            declaration: self.runner.declaration().cloned(),
+        }
+    }
+
+    fn run(&mut self, job: Job) -> Done {
+        self.follow(&job);
+        let number = job.number;
+        for admission in job.admitted {
+            self.relay.admit(Track::new(admission));
+        }
+        for change in &job.tables {
+            self.relay.change_table(change, &job.slots);
+        }
+        let mut times = Times { rounds: 1, ..Times::default() };
+        if self.broken == Some(job.era) {
+            let outcome = Err("a round before it failed".into());
+            return Done { number, outcome, times };
+        }
+        self.broken = Some(job.era);
+        let outcome = self.round(&job.parts, &mut times).map_err(|error| error.to_string());
+        if outcome.is_ok() {
+            self.broken = None;
+        }
+        Done { number, outcome, times }
+    }
+}
+
+impl<B: Backend> Lane<B> {
+    /// A lane over `runner`, which was made with the same settings.
+    pub fn new(runner: Runner<B>, config: EngineConfig) -> Self {
+        Self {
+            runner,
+            config,
+            relay: Relay::default(),
+            plan: PassPlan::default(),
+            turns: Vec::new(),
+            broken: None,
+        }
+    }
+
+    /// Takes leave of the requests that left.
+    fn follow(&mut self, job: &Job) {
+        // A round that failed may have kept the rows that it took.
+        for turn in self.turns.drain(..) {
+            self.relay.publish(turn.track);
+        }
+        for left in &job.left {
+            if let Some(track) = self.relay.leave(left.request) {
+                self.runner.leave(left.request.0, &track.tokens[..left.tokens]);
+            }
+        }
+    }
+
+    fn round(&mut self, parts: &[Part], times: &mut Times) -> Result<Vec<Option<Yield>>> {
+        let mut yields: Vec<Option<Yield>> = parts.iter().map(|_| None).collect();
+        self.resolve(parts);
+        if self.turns.is_empty() {
+            return Ok(yields);
+        }
+        self.draft(times)?;
+        let Self { runner, plan, turns, .. } = self;
+        plan.fill(turns);
+        let (chosen, weighed) = plan.asks(turns);
+        let (choices, weights) = timed(&mut times.verify, || -> Result<_> {
+            runner.run(&plan.forward)?;
+            Ok((runner.choose(&chosen)?, runner.weigh(&weighed)?))
+        })?;
+        let mut kept = Kept::default();
+        timed(&mut times.accept, || self.accept(choices, weights, &mut kept, &mut yields))?;
+        timed(&mut times.commit, || self.runner.commit(&kept))?;
+        let next = self.publish();
+        timed(&mut times.extend, || self.extend(next))?;
+        Ok(yields)
+    }
+
+    /// Takes the rows of the requests that take part; those that ended are void.
+    fn resolve(&mut self, parts: &[Part]) {
+        for (part, Part { request, task }) in parts.iter().enumerate() {
+            let mut track = self.relay.take(*request);
+            if track.ended {
+                self.relay.publish(track);
+                continue;
+            }
+            let (work, seed) = match task.clone() {
+                Task::Read { rows, outputs, last } => (Work::Read { rows, outputs, last }, None),
+                Task::Decode => {
+                    let seed = if track.order.drafts() { track.take_seed() } else { None };
+                    (Work::Verify { tree: Tree::root(track.tokens[track.rows[0]]) }, seed)
+                }
+            };
+            self.turns.push(Turn { part, track, seed, first_row: 0, first_token: 0, work });
+        }
+    }
+
+    /// Drafts the trees of the requests that have a seed.
+    fn draft(&mut self, times: &mut Times) -> Result<()> {
+        let Self { runner, turns, .. } = self;
+        let declared = runner.declaration().map_or(&[][..], |d| &d.groups);
+        let groups: Vec<Vec<GroupRows>> = turns
+            .iter()
+            .filter(|turn| turn.seed.is_some())
+            .map(|Turn { track, .. }| {
+                let shape = track.order.shape_at(track.tokens.len());
+                let rows = |(at, draft): (usize, &DraftGroup)| {
+                    let certain = track.rows[at + 1];
+                    let slots = track.tables[at + 1][..certain + draft.tree.of(shape)].to_vec();
+                    GroupRows { rows: 0..certain, slots }
+                };
+                declared.iter().enumerate().map(rows).collect()
+            })
+            .collect();
+        let requests: Vec<Drafting<'_>> = turns
+            .iter()
+            .filter_map(|turn| Some((turn, turn.seed.as_ref()?)))
+            .zip(&groups)
+            .map(|((Turn { track, .. }, seed), groups)| Drafting {
+                request: track.order.id.0,
+                tokens: &track.tokens,
+                shape: track.order.shape_at(track.tokens.len()),
+                seed,
+                groups,
+                asking: track.draft_asking(),
+            })
+            .collect();
+        let trees = timed(&mut times.draft, || runner.draft(&requests))?;
+        let drafted = turns.iter_mut().filter(|turn| turn.seed.is_some());
+        for (turn, tree) in drafted.zip(trees) {
+            turn.work = Work::Verify { tree };
+        }
+        Ok(())
+    }
+
+    /// Finds out what each turn yields, and adds it to the request's row.
+    fn accept(
+        &mut self,
+        choices: Vec<Choice>,
+        weights: Vec<Weights>,
+        kept: &mut Kept,
+        yields: &mut [Option<Yield>],
+    ) -> Result<()> {
+        let mut choices = choices.into_iter();
+        let mut weights = weights.into_iter();
+        let mut first_output = 0;
+        for turn in &mut self.turns {
+            let outputs = turn.outputs();
+            #[cfg(feature = "known-bugs")]
+            let outputs = match turn.work {
+                Work::Verify { .. } if Bug::ChoiceStride.alive() => self.config.shape.nodes(),
+                _ => outputs,
+            };
+            let weighed = turn.is_weighed();
+            let track = &mut *turn.track;
+            yields[turn.part] = Some(match &turn.work {
+                Work::Read { rows, outputs, last } => {
+                    let choices = choices.by_ref().take(outputs.len());
+                    read(track, rows, outputs, *last, choices)
+                }
+                Work::Verify { tree } => {
+                    let (accepted, mut tokens) = if weighed {
+                        let weights: Vec<Weights> = weights.by_ref().take(outputs).collect();
+                        accept_weighed(&self.runner, track, tree, &weights, first_output)?
+                    } else {
+                        let choices: Vec<Choice> = choices.by_ref().take(outputs).collect();
+                        accept_chosen(self.config.simulate.as_ref(), track, tree, choices)
+                    };
+                    let ended = track.take(&mut tokens);
+                    let nodes = track.rows[0]..track.rows[0] + tree.len();
+                    let slots = &track.tables[0][nodes];
+                    kept.path(&accepted.path[..tokens.len()], slots, turn.first_row);
+                    track.rows[0] += tokens.len();
+                    track.rounds += u64::from(track.order.drafts());
+                    let (proposed, correct) = (tree.len() - 1, accepted.correct());
+                    Yield { prompt: Vec::new(), tokens, proposed, correct, ended }
+                }
+            });
+            first_output += outputs;
+        }
+        Ok(())
+    }
+
+    /// Writes the rows of all requests to the relay; answers those that go on.
+    fn publish(&mut self) -> Vec<Next> {
+        let mut next = Vec::with_capacity(self.turns.len());
+        for Turn { track, seed, first_row, first_token, work, .. } in self.turns.drain(..) {
+            if !track.ended && track.order.drafts() {
+                next.push(Next {
+                    request: track.order.id,
+                    target: TargetRows { row: first_row, token: first_token },
+                    previous: seed,
+                    whole: !matches!(work, Work::Read { last: false, .. }),
+                });
+            }
+            self.relay.publish(track);
+        }
+        next
+    }
+
+    /// Lets the draft catch up with what is certain, and leaves its seeds.
+    fn extend(&mut self, next: Vec<Next>) -> Result<()> {
+        let Some(declaration) = self.runner.declaration() else { return Ok(()) };
+        let groups: Vec<Vec<GroupRows>> = next
+            .iter()
+            .map(|next| {
+                let track = self.relay.written(next.request);
+                let rows = |(at, draft): (usize, &DraftGroup)| {
+                    let (tokens, read) = (track.tokens.len(), track.rows[0]);
+                    let end = Order::certain_rows(draft, tokens, read, next.whole);
+                    let slots = track.tables[at + 1][..end].to_vec();
+                    GroupRows { rows: track.rows[at + 1]..end, slots }
+                };
+                declaration.groups.iter().enumerate().map(rows).collect()
+            })
+            .collect();
+        let requests: Vec<Extending<'_>> = next
+            .iter()
+            .zip(&groups)
+            .map(|(next, groups)| {
+                let track = self.relay.written(next.request);
+                let shape = track.order.shape_at(track.tokens.len());
+                let begins = next.whole && shape.steps() > 0;
+                Extending {
+                    request: next.request.0,
+                    tokens: &track.tokens,
+                    since: track.extended,
+                    groups,
+                    target: next.target,
+                    previous: next.previous.as_ref(),
+                    seed: begins.then(|| (track.draft_asking(), shape.topk())),
+                }
+            })
+            .collect();
+        let seeds = self.runner.extend(&requests)?;
+        for ((next, groups), seed) in next.iter().zip(groups).zip(seeds) {
+            let track = self.relay.written_mut(next.request);
+            for (rows, extended) in track.rows[1..].iter_mut().zip(groups) {
+                *rows += extended.rows.len();
+            }
+            track.extended = track.tokens.len();
+            track.leave_seed(seed);
+        }
+        Ok(())
+    }
+}
+
+/// Commits the rows of a chunk; at the end of a fresh prompt, the first token is chosen.
+fn read(
+    track: &mut Track,
+    rows: &Range<usize>,
+    outputs: &Range<usize>,
+    last: bool,
+    choices: impl Iterator<Item = Choice>,
+) -> Yield {
+    let mut yielded = Yield::default();
+    for (at, choice) in outputs.clone().zip(choices) {
+        let known = at + 1 < track.tokens.len();
+        let tokens = if known { &mut yielded.prompt } else { &mut yielded.tokens };
+        tokens.push(token_of(choice));
+    }
+    track.rows[0] += rows.len();
+    if !yielded.tokens.is_empty() {
+        yielded.ended = track.take(&mut yielded.tokens);
+    } else if last && track.tokens.len() >= track.order.longest {
+        // A resumed request has its bonus; one that wanted no answer is done.
+        track.ended = true;
+        yielded.ended = Some(FinishReason::Length);
+    }
+    yielded
+}
+
+/// What of a tree is the target's own choice.
+fn accept_chosen(
+    simulate: Option<&Simulate>,
+    track: &Track,
+    tree: &Tree,
+    choices: Vec<Choice>,
+) -> (Accepted, Vec<Token>) {
+    let chosen: Vec<u32> = choices.iter().map(|choice| choice.token).collect();
+    let accepted = match simulate {
+        Some(simulate) => simulate.accept(tree, &chosen, track.order.id.0, track.rounds),
+        None => accept(tree, &chosen),
+    };
+    let mut choices: Vec<Option<Choice>> = choices.into_iter().map(Some).collect();
+    let tokens: Vec<Token> = accepted
+        .path
+        .iter()
+        .zip(&accepted.tokens)
+        .filter_map(|(&node, &id)| Some(Token { id, ..token_of(choices[node].take()?) }))
+        .collect();
+    (accepted, tokens)
+}
+
+/// What of a tree is accepted by the target's distribution at each node.
+fn accept_weighed<B: Backend>(
+    runner: &Runner<B>,
+    track: &Track,
+    tree: &Tree,
+    weights: &[Weights],
+    first_output: usize,
+) -> Result<(Accepted, Vec<Token>)> {
+    let Asking { sampling, choice, tokens, .. } = track.asking();
+    let coins = Coins { seed: sampling.seed, choice, position: tokens as u32 };
+    let accepted = track.order.room.verify.accept(tree, weights, coins);
+    let token = |&id: &u32| Token { id, logprob: None, top: Vec::new() };
+    let mut tokens: Vec<Token> = accepted.tokens.iter().map(token).collect();
+    if let Some(top) = track.order.logprobs {
+        let given = |(&node, &token): (&usize, &u32)| Ask {
+            given: Some(token),
+            top_logprobs: Some(top),
+            ..track.asking().after(&[], first_output + node)
+        };
+        let asks: Vec<Ask<'_>> = accepted.path.iter().zip(&accepted.tokens).map(given).collect();
+        tokens = runner.choose(&asks)?.into_iter().map(token_of).collect();
+    }
+    Ok((accepted, tokens))
+}
+
+fn token_of(choice: Choice) -> Token {
+    Token { id: choice.token, logprob: choice.logprob, top: choice.top }
+}

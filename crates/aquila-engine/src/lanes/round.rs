@@ -1,0 +1,153 @@
+//! The pass of one round: which rows of which requests run, and what is asked about their logits.
+//!
+//! A turn is a chunk of a prefill, or the tree of a request that decodes; in plain decoding the
+//! tree is the bonus alone. Its outputs are the rows whose logits say something.
+
+use std::ops::Range;
+
+use aquila_compute::choose::Ask;
+use aquila_compute::{ForwardPlan, Sight};
+use aquila_spec::{Seed, Tree, Verify};
+
+use super::relay::Track;
+
+/// What one request does in a round, with its row of the relay.
+pub(crate) struct Turn {
+    /// Which part of the job.
+    pub part: usize,
+    pub track: Box<Track>,
+    /// What its tree begins with.
+    pub seed: Option<Seed>,
+    /// Its first row in the pass.
+    pub first_row: usize,
+    /// The token of that row: how many rows were committed before.
+    pub first_token: usize,
+    pub work: Work,
+}
+
+/// A chunk, or a tree.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Work {
+    /// As [`Task::Read`](super::Task::Read) says.
+    Read { rows: Range<usize>, outputs: Range<usize>, last: bool },
+    /// The nodes of a tree, all of them asked about.
+    Verify { tree: Tree },
+}
+
+impl Turn {
+    /// Whether distributions are asked for rather than choices.
+    pub fn is_weighed(&self) -> bool {
+        matches!(self.work, Work::Verify { .. }) && self.track.order.room.verify != Verify::Match
+    }
+
+    /// How many of the pass's outputs are its own.
+    pub fn outputs(&self) -> usize {
+        match &self.work {
+            Work::Read { outputs, .. } => outputs.len(),
+            Work::Verify { tree } => tree.len(),
+        }
+    }
+}
+
+/// The plan of one pass.
+#[derive(Default)]
+pub(crate) struct PassPlan {
+    pub forward: ForwardPlan,
+    /// The tokens between the bonus and each node that is asked about, the node's own last.
+    paths: Vec<Vec<u32>>,
+}
+
+impl PassPlan {
+    /// Plans the rows of `turns`, whose slots are in their tables.
+    pub fn fill(&mut self, turns: &mut [Turn]) {
+        self.forward.clear();
+        self.paths.clear();
+        for Turn { track, first_row, first_token, work, .. } in turns {
+            *first_row = self.forward.rows();
+            *first_token = track.rows[0];
+            match work {
+                Work::Read { rows, outputs, .. } => self.add_chunk(rows.clone(), outputs, track),
+                Work::Verify { tree } => self.add_tree(tree, track),
+            }
+        }
+    }
+
+    fn add_chunk(&mut self, rows: Range<usize>, outputs: &Range<usize>, track: &Track) {
+        let plan = &mut self.forward;
+        let start = plan.slots.len();
+        plan.slots.extend_from_slice(&track.tables[0][..rows.end]);
+        for token in rows {
+            if outputs.contains(&token) {
+                plan.outputs.push(plan.tokens.len() as u32);
+                self.paths.push(Vec::new());
+            }
+            plan.tokens.push(track.tokens[token]);
+            plan.positions.push(token as u32);
+            plan.writes.push(plan.slots[start + token]);
+            let prefix = token as u32 + 1;
+            plan.sights.push(Sight { start: start as u32, prefix, ..Sight::default() });
+        }
+    }
+
+    fn add_tree(&mut self, tree: &Tree, track: &Track) {
+        let plan = &mut self.forward;
+        let committed = track.rows[0];
+        let slots = &track.tables[0];
+        let start = plan.slots.len();
+        plan.slots.extend_from_slice(&slots[..committed]);
+        for (at, node) in tree.nodes().iter().enumerate() {
+            let path = tree.path(at);
+            let tail_start = plan.tails.len() as u32;
+            plan.tails.extend(path.iter().map(|&node| slots[committed + node]));
+            plan.outputs.push(plan.tokens.len() as u32);
+            plan.tokens.push(node.token);
+            plan.positions.push((committed + node.depth) as u32);
+            plan.writes.push(slots[committed + at]);
+            plan.sights.push(Sight {
+                start: start as u32,
+                prefix: committed as u32,
+                tail_start,
+                tail: path.len() as u32,
+            });
+            self.paths.push(path[1..].iter().map(|&node| tree.nodes()[node].token).collect());
+        }
+    }
+
+    /// What is asked about the logits, in the order of the plan's outputs: the turns for which a
+    /// token is chosen, then those for which distributions are wanted.
+    pub fn asks<'a>(&'a self, turns: &'a [Turn]) -> (Vec<Ask<'a>>, Vec<Ask<'a>>) {
+        let (mut chosen, mut weighed) = (Vec::new(), Vec::new());
+        let mut row = 0;
+        for turn in turns {
+            let track = &turn.track;
+            let asking = track.asking();
+            let asks = if turn.is_weighed() { &mut weighed } else { &mut chosen };
+            match &turn.work {
+                Work::Read { outputs, .. } => {
+                    for token in outputs.clone() {
+                        let given = track.tokens.get(token + 1).copied();
+                        asks.push(Ask {
+                            top_logprobs: match given {
+                                Some(_) => track.order.prompt_logprobs,
+                                None => track.order.logprobs,
+                            },
+                            given,
+                            ..asking.after(&[], row)
+                        });
+                        row += 1;
+                    }
+                }
+                Work::Verify { tree } => {
+                    for _ in 0..tree.len() {
+                        asks.push(Ask {
+                            top_logprobs: track.order.logprobs,
+                            ..asking.after(&self.paths[row], row)
+                        });
+                        row += 1;
+                    }
+                }
+            }
+        }
+        (chosen, weighed)
+    }
+}

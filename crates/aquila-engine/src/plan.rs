@@ -1,0 +1,233 @@
+//! What the next round does: who decodes, who is admitted, which rows are read, which slots they
+//! have.
+//!
+//! A round is planned while one may still be on its way, so slots are reserved for whatever that
+//! one may bring. Where they do not suffice, it is settled first, and only then somebody loses.
+
+use std::cmp::Reverse;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+#[cfg(feature = "known-bugs")]
+use aquila_spec::known_bugs::spoil_footprint;
+
+use crate::engine::Scheduler;
+use crate::error::Failure;
+use crate::lanes::{Admission, Compute, Job, Part, TableChange, Task};
+use crate::life::{Coming, Running, TARGET, Waiting};
+use crate::listener::FinishReason;
+use crate::queue::{COMPARED, MOST_OVERTAKEN, Policy};
+use crate::settle::{Flight, Planned};
+
+/// Slots kept back for each request that decodes before another one is admitted, so that a
+/// newcomer is not retracted at once.
+const HEADROOM: usize = 16;
+
+/// What may still be put into a round.
+struct Room {
+    prefill_rows: usize,
+    outputs: usize,
+}
+
+impl<C: Compute> Scheduler<C> {
+    /// Reserves the slots of the next round of every request that it decodes; the youngest go
+    /// where they do not suffice.
+    pub(crate) fn make_room(&mut self) {
+        let mut index = 0;
+        while index < self.running.len() {
+            if self.reserve_next_round(index) {
+                index += 1;
+            } else if self.flights.is_empty() {
+                self.retract_youngest();
+            } else {
+                self.settle_oldest();
+                index = 0;
+            }
+        }
+    }
+
+    fn reserve_next_round(&mut self, index: usize) -> bool {
+        let request = &mut self.running[index];
+        if !request.decodes_next() {
+            return true;
+        }
+        let declared = self.profile.declaration.as_ref().map_or(&[][..], |d| &d.groups);
+        let rows = request.rows_of_next_round(declared);
+        #[cfg(feature = "known-bugs")]
+        let rows: Vec<usize> = {
+            let shape = request.seat.order.shape_at(request.seat.tokens.len());
+            let spoil = |(at, rows)| match at {
+                0 => rows,
+                _ => spoil_footprint(rows, shape, self.config.page_size),
+            };
+            rows.into_iter().enumerate().map(spoil).collect()
+        };
+        let mut groups = request.seat.groups().iter().zip(rows);
+        groups.all(|(&group, rows)| self.cache.reserve(&mut request.sequence, group, rows).is_ok())
+    }
+
+    fn retract_youngest(&mut self) {
+        let youngest = self.running.pop().expect("the request that found no slot runs");
+        let id = youngest.seat.id();
+        self.leave(&youngest);
+        if self.running.is_empty() {
+            let seat = youngest.discard(&mut self.cache);
+            self.finish(seat, FinishReason::Abort(Failure::DoesNotFit(id).to_string()));
+            return;
+        }
+        tracing::debug!(%id, "retracted");
+        self.stats.retractions.fetch_add(1, Relaxed);
+        let waiting = youngest.retract(&mut self.cache);
+        self.waiting.put(waiting);
+    }
+
+    /// Admits waiting requests, in the order of the policy, while rows and memory last.
+    pub(crate) fn admit(&mut self) {
+        let mut rows: usize = self.running.iter().map(Running::unread).sum();
+        let mut index = 0;
+        while self.running.len() < self.config.max_running_requests
+            && rows < self.config.chunked_prefill_size
+        {
+            let Some(at) = self.next_to_admit(index) else { break };
+            let headroom = self.running.iter().map(|r| r.seat.remaining().min(HEADROOM)).sum();
+            match self.waiting.take(at).admit(&mut self.cache, headroom) {
+                Ok(request) => {
+                    rows += request.unread();
+                    let cached = request.sequence.committed(TARGET) as u64;
+                    self.stats.cached_tokens.fetch_add(cached, Relaxed);
+                    self.running.push(request);
+                    self.waiting.overtake(at);
+                    index = at;
+                }
+                Err(Waiting { seat }) if self.running.is_empty() => {
+                    let why = Failure::DoesNotFit(seat.id()).to_string();
+                    self.finish(seat, FinishReason::Abort(why));
+                }
+                Err(waiting) => {
+                    self.waiting.put(waiting);
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Who is admitted next; nobody before `index` may go where first come is first.
+    fn next_to_admit(&self, index: usize) -> Option<usize> {
+        let may_go = |waiting: &Waiting| !reads_the_same_prompt(&self.running, waiting);
+        match self.policy {
+            Policy::FirstCome => self.waiting.find(index, may_go),
+            Policy::LongestPrefix => {
+                let first = self.waiting.find(0, may_go)?;
+                if self.waiting.get(first).seat.overtaken >= MOST_OVERTAKEN {
+                    return Some(first);
+                }
+                let cached = |at: &usize| {
+                    let seat = &self.waiting.get(*at).seat;
+                    let limit = seat.match_limit();
+                    self.cache.peek(&seat.namespace, &seat.tokens, limit, seat.groups())
+                };
+                let last = self.waiting.len().min(first + COMPARED);
+                let candidates = (first..last).filter(|&at| may_go(self.waiting.get(at)));
+                candidates.max_by_key(|at| (cached(at), Reverse(*at)))
+            }
+        }
+    }
+
+    /// Sends the next round on its way, if there is one; who left is told in any case.
+    pub(crate) fn send_round(&mut self, began: Instant) -> bool {
+        let mut job = Job { number: self.jobs, era: self.era, ..Job::default() };
+        let mut parts = Vec::with_capacity(self.running.len());
+        let nodes = |r: &Running| r.seat.order.room.shape.nodes();
+        let trees = self.running.iter().filter(|r| r.decodes_next()).map(nodes);
+        let mut room = Room {
+            prefill_rows: self.config.chunked_prefill_size,
+            outputs: self.config.max_outputs() - trees.sum::<usize>(),
+        };
+        for request in &mut self.running {
+            let Some((task, coming)) = next_task(request, &mut room) else { continue };
+            tell(request, &mut job);
+            if let Task::Read { rows, .. } = &task {
+                request.read = rows.end;
+            }
+            request.coming.least += coming.least;
+            request.coming.most += coming.most;
+            let id = request.seat.id();
+            parts.push(Planned { request: id, task: task.clone(), coming });
+            job.parts.push(Part { request: id, task });
+        }
+        if parts.is_empty() && self.left.is_empty() {
+            return false;
+        }
+        let is_round = !parts.is_empty();
+        job.left = std::mem::take(&mut self.left);
+        self.flights.push_back(Flight { number: self.jobs, era: self.era, began, parts });
+        self.jobs += 1;
+        self.lanes.send(job);
+        is_round
+    }
+}
+
+/// What a request does in the next round, and what that brings.
+fn next_task(request: &Running, room: &mut Room) -> Option<(Task, Coming)> {
+    let order = &request.seat.order;
+    if request.unread() == 0 {
+        let most = order.room.shape.steps() + 1;
+        return request.decodes_next().then_some((Task::Decode, Coming { least: 1, most }));
+    }
+    let (read, fresh) = (request.read, request.seat.is_fresh());
+    let all = fresh && order.prompt_logprobs.is_some();
+    let mut rows = request.unread().min(room.prefill_rows);
+    if all {
+        rows = rows.min(room.outputs);
+    }
+    let last = rows == request.unread();
+    let chooses = last && fresh && request.seat.remaining() > 0;
+    if rows == 0 || (chooses && room.outputs == 0) {
+        return None;
+    }
+    // The last row of a prompt says nothing if no answer is wanted.
+    let end = if chooses || !last { read + rows } else { read + rows - 1 };
+    let outputs = match (all, chooses) {
+        (true, _) => read..end,
+        (false, true) => end - 1..end,
+        (false, false) => end..end,
+    };
+    room.prefill_rows -= rows;
+    room.outputs -= outputs.len();
+    let bonus = usize::from(chooses);
+    let coming = Coming { least: bonus, most: bonus };
+    Some((Task::Read { rows: read..read + rows, outputs, last }, coming))
+}
+
+/// Tells the compute lane what it does not know yet of a request: that it is there, and its slots.
+fn tell(request: &mut Running, job: &mut Job) {
+    let Running { seat, sequence, told, .. } = request;
+    let id = seat.id();
+    let told = told.get_or_insert_with(|| {
+        job.admitted.push(Admission {
+            order: seat.order.clone(),
+            tokens: seat.tokens.clone(),
+            matched: sequence.committed(TARGET),
+            rounds: seat.usage.spec.verify_ct,
+        });
+        vec![0; seat.groups().len()]
+    });
+    for ((index, &group), told) in seat.groups().iter().enumerate().zip(told) {
+        let reserved = sequence.reserved(group);
+        if *told < reserved {
+            let first = job.slots.len();
+            sequence.extend_slots(group, *told..reserved, &mut job.slots);
+            let slots = first..job.slots.len();
+            job.tables.push(TableChange { request: id, group: index, from: *told, slots });
+            *told = reserved;
+        }
+    }
+}
+
+/// Whether a request of the same family is reading the prompt, which the cache will then have.
+fn reads_the_same_prompt(running: &[Running], waiting: &Waiting) -> bool {
+    let family = waiting.seat.family;
+    family.is_some()
+        && waiting.seat.order.prompt_logprobs.is_none()
+        && running.iter().any(|r| r.is_reading() && r.seat.family == family)
+}

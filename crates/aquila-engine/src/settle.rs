@@ -1,0 +1,192 @@
+//! What came of a round: tokens are handed out, their rows committed, and who has ended leaves.
+//!
+//! A round may come back after a request of it has ended or was given up; its part is then void
+//! and nothing of it leaves the engine.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use crate::engine::Scheduler;
+use crate::error::{Failure, panic_text};
+use crate::lanes::{Compute, Order, Task, Yield};
+use crate::life::{Coming, Running, Seat, TARGET};
+use crate::listener::{FinishReason, StopCause, Token, Verdict};
+use crate::request::RequestId;
+use crate::times::Times;
+
+/// A round on its way, as the host lane planned it.
+pub(crate) struct Flight {
+    pub number: u64,
+    pub era: u64,
+    pub began: Instant,
+    pub parts: Vec<Planned>,
+}
+
+/// One request's part of such a round.
+pub(crate) struct Planned {
+    pub request: RequestId,
+    pub task: Task,
+    pub coming: Coming,
+}
+
+impl<C: Compute> Scheduler<C> {
+    /// Waits for the oldest round on its way and settles it; false if it had no parts.
+    pub(crate) fn settle_oldest(&mut self) -> bool {
+        let Some(flight) = self.flights.pop_front() else { return false };
+        let done = self.lanes.receive(flight.number);
+        match done.outcome {
+            Ok(yields) => self.settle(&flight, yields),
+            Err(why) => self.fail(&flight, Failure::Round(why)),
+        }
+        let waited_since = flight.began.max(self.settled);
+        self.settled = Instant::now();
+        if flight.parts.is_empty() {
+            return false;
+        }
+        self.stats.rounds.fetch_add(1, Relaxed);
+        if flight.parts.iter().all(|part| part.task == Task::Decode) {
+            let whole = self.settled - waited_since;
+            self.stats.add_times(&Times { whole, rounds: 1, ..done.times });
+        }
+        true
+    }
+
+    /// Fails the requests of a round and of those behind it: what it left of their KV is not to
+    /// be trusted.
+    fn fail(&mut self, flight: &Flight, failure: Failure) {
+        if flight.era != self.era {
+            // The round that took it along has failed its requests already.
+            return;
+        }
+        self.era += 1;
+        let behind = self.flights.iter().flat_map(|flight| &flight.parts);
+        let lost: Vec<RequestId> =
+            flight.parts.iter().chain(behind).map(|part| part.request).collect();
+        let lost = |request: &mut Running| lost.contains(&request.seat.id());
+        let lost: Vec<Running> = self.running.extract_if(.., lost).collect();
+        tracing::error!(%failure, requests = lost.len(), "a round failed");
+        self.stats.failed_rounds.fetch_add(1, Relaxed);
+        for request in lost {
+            self.leave(&request);
+            let seat = request.discard(&mut self.cache);
+            self.finish(seat, FinishReason::Abort(failure.to_string()));
+        }
+    }
+
+    fn settle(&mut self, flight: &Flight, yields: Vec<Option<Yield>>) {
+        // Requests keep their order while a round is on its way, so each is found behind the last.
+        let mut index = 0;
+        for (part, yielded) in flight.parts.iter().zip(yields) {
+            let found = self.running[index..].iter().position(|r| r.seat.id() == part.request);
+            let (Some(found), Some(yielded)) = (found, yielded) else { continue };
+            index += found;
+            let request = &mut self.running[index];
+            request.coming.least -= part.coming.least;
+            request.coming.most -= part.coming.most;
+            let reason = match &part.task {
+                Task::Read { rows, last, .. } => {
+                    self.settle_chunk(index, rows.len(), *last, yielded)
+                }
+                Task::Decode => self.settle_tree(index, yielded),
+            };
+            match reason {
+                Some(reason) => {
+                    let request = self.running.remove(index);
+                    self.end(request, reason);
+                }
+                None => {
+                    self.keep_draft_rows(index, &part.task);
+                    index += 1;
+                }
+            }
+        }
+    }
+
+    /// Commits the rows of a chunk; at the end of a fresh prompt, hands the first token out.
+    fn settle_chunk(
+        &mut self,
+        index: usize,
+        rows: usize,
+        last: bool,
+        yielded: Yield,
+    ) -> Option<FinishReason> {
+        let Running { seat, sequence, .. } = &mut self.running[index];
+        self.cache.commit(sequence, TARGET, rows);
+        self.stats.prompt_tokens.fetch_add(rows as u64, Relaxed);
+        seat.prompt_tokens.extend(yielded.prompt);
+        if !last {
+            return None;
+        }
+        if seat.is_fresh() && seat.order.prompt_logprobs.is_some() {
+            let first = Token { id: seat.tokens[0], logprob: None, top: Vec::new() };
+            let mut tokens = std::mem::take(&mut seat.prompt_tokens);
+            tokens.insert(0, first);
+            let listener = &mut seat.listener;
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| listener.prompt(tokens))) {
+                return Some(FinishReason::Abort(panic_text(&panic)));
+            }
+        }
+        if yielded.tokens.is_empty() {
+            return yielded.ended;
+        }
+        let (kept, reason) = hand_out(seat, &yielded.tokens, yielded.ended);
+        self.stats.completion_tokens.fetch_add(kept as u64, Relaxed);
+        reason
+    }
+
+    /// Hands out what is accepted of a tree and commits the rows of what is kept.
+    fn settle_tree(&mut self, index: usize, yielded: Yield) -> Option<FinishReason> {
+        let Running { seat, sequence, .. } = &mut self.running[index];
+        let (kept, reason) = hand_out(seat, &yielded.tokens, yielded.ended);
+        if seat.order.drafts() {
+            let correct = kept.min(yielded.correct);
+            seat.usage.spec.round(yielded.proposed, correct);
+            self.report.drafted.round(yielded.proposed, correct);
+        }
+        self.stats.completion_tokens.fetch_add(kept as u64, Relaxed);
+        self.cache.commit(sequence, TARGET, kept);
+        reason
+    }
+
+    /// Commits the rows that the draft of a request has made; offers a prompt that is read to the
+    /// prefix cache.
+    fn keep_draft_rows(&mut self, index: usize, task: &Task) {
+        let Running { seat, sequence, told, .. } = &mut self.running[index];
+        let declared = self.profile.declaration.as_ref().map_or(&[][..], |d| &d.groups);
+        let (tokens, read) = (seat.tokens.len(), sequence.committed(TARGET));
+        let whole = !matches!(task, Task::Read { last: false, .. });
+        for (&group, draft) in seat.groups()[1..].iter().zip(declared) {
+            let end = Order::certain_rows(draft, tokens, read, whole);
+            let rows = end - sequence.committed(group);
+            self.cache.commit(sequence, group, rows);
+        }
+        if matches!(task, Task::Read { last: true, .. }) {
+            self.cache.publish(sequence, &seat.tokens);
+            // Slots of committed rows may be others now.
+            told.iter_mut().flatten().for_each(|told| *told = 0);
+        }
+    }
+}
+
+/// Gives tokens to a listener: how many of them it took, and what ended the text.
+fn hand_out(
+    seat: &mut Seat,
+    tokens: &[Token],
+    ended: Option<FinishReason>,
+) -> (usize, Option<FinishReason>) {
+    seat.tokens.extend(tokens.iter().map(|token| token.id));
+    seat.usage.completion_tokens += tokens.len();
+    let listener = &mut seat.listener;
+    match catch_unwind(AssertUnwindSafe(|| listener.tokens(tokens))) {
+        Ok(Verdict::Continue) => (tokens.len(), ended),
+        Ok(Verdict::Stop { kept }) => {
+            let kept = kept.min(tokens.len());
+            seat.tokens.truncate(seat.tokens.len() - (tokens.len() - kept));
+            seat.usage.completion_tokens -= tokens.len() - kept;
+            (kept, Some(FinishReason::Stop(StopCause::Listener)))
+        }
+        Ok(Verdict::Abort(why)) => (tokens.len(), Some(FinishReason::Abort(why))),
+        Err(panic) => (tokens.len(), Some(FinishReason::Abort(panic_text(&panic)))),
+    }
+}

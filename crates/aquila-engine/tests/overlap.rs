@@ -1,0 +1,113 @@
+//! The lanes apart: what a request gets and what is drafted for it do not depend on which lane was
+//! ahead, under schedules that delay both.
+
+mod support;
+
+use aquila_engine::lanes::Lane;
+use aquila_engine::{Engine, EngineConfig, Scheduler};
+use aquila_spec::{Shape, Verify};
+use support::Numbers;
+use support::answers::shape;
+use support::delayed::Delayed;
+use support::shipped::{Algorithm, config, engine, runner};
+use support::workload::{Came, Case, alone, together, workload};
+
+fn delayed(
+    algorithm: Algorithm,
+    config: &EngineConfig,
+    seed: u64,
+) -> Scheduler<Delayed<Lane<aquila_compute::cpu::CpuBackend>>> {
+    let compute = Lane::new(runner(algorithm, config), config.clone());
+    let delayed = Delayed { compute, schedule: Numbers(seed) };
+    Scheduler::over(delayed, config.clone()).unwrap().apart().unwrap()
+}
+
+fn compare(cases: &[Case], got: &[Came], wanted: &[Came], drafts: bool, what: &str) {
+    for (index, (got, wanted)) in got.iter().zip(wanted).enumerate() {
+        let case = &cases[index];
+        assert!(got.is(wanted, drafts), "{what}: {index}, {case:?}\n{got:?}\n{wanted:?}");
+    }
+}
+
+/// Runs a workload with the lanes joined and, under two schedules, apart: texts are those of plain
+/// decoding alone, and drafts are the same everywhere.
+fn same_in_both_lanes(algorithm: Algorithm, config: EngineConfig, requests: usize, seed: u64) {
+    let what = format!("{algorithm:?}, {}, pages of {}", config.shape, config.page_size);
+    let cases = workload(requests, 100, seed);
+    let roomy = EngineConfig { max_running_requests: 1, ..support::shipped::config(Shape::PLAIN) };
+    let plain = alone(&mut engine(Algorithm::None, roomy), &cases);
+
+    let mut joined = Engine::new(runner(algorithm, &config), config.clone()).unwrap();
+    let wanted = together(&mut joined, &cases, &mut Numbers(seed));
+    compare(&cases, &wanted, &plain, false, &format!("{what}, joined"));
+    for schedule in 0..2 {
+        let mut apart = delayed(algorithm, &config, schedule);
+        let got = together(&mut apart, &cases, &mut Numbers(seed + schedule));
+        compare(&cases, &got, &plain, false, &format!("{what}, schedule {schedule}"));
+        // Who was aborted is compared with the plain text alone.
+        let finished = |came: &Came| came.reason != aborted();
+        let (wanted, got): (Vec<Came>, Vec<Came>) = wanted
+            .iter()
+            .cloned()
+            .zip(got)
+            .filter(|(wanted, got)| finished(wanted) && finished(got))
+            .unzip();
+        assert!(got.len() * 2 > cases.len());
+        for (got, wanted) in got.iter().zip(&wanted) {
+            assert!(got.is(wanted, true), "{what}, schedule {schedule}\n{got:?}\n{wanted:?}");
+        }
+        let counts = apart.stats().snapshot();
+        assert!(counts.cached_tokens > 0, "{what}: prefixes were shared");
+        assert!(counts.retractions > 0, "{what}: the pool is to be too small: {counts:?}");
+    }
+}
+
+fn aborted() -> aquila_engine::FinishReason {
+    aquila_engine::FinishReason::Abort("aborted".into())
+}
+
+#[test]
+fn wide_trees_in_a_pool_that_is_too_small_are_the_same_in_both_lanes() {
+    let config = EngineConfig {
+        max_total_tokens: 2000,
+        max_running_requests: 32,
+        chunked_prefill_size: 512,
+        ..config(shape(5, 16, 64))
+    };
+    same_in_both_lanes(Algorithm::Eagle3, config, 40, 5);
+}
+
+#[test]
+fn chains_and_trees_are_the_same_in_both_lanes() {
+    let small =
+        EngineConfig { max_total_tokens: 400, chunked_prefill_size: 32, ..config(Shape::chain(4)) };
+    same_in_both_lanes(Algorithm::Eagle3, small.clone(), 30, 1);
+    let pages = EngineConfig { page_size: 16, max_total_tokens: 480, ..small.clone() };
+    same_in_both_lanes(Algorithm::Standalone, pages, 30, 2);
+    let trees =
+        EngineConfig { shape: shape(4, 4, 12), page_size: 4, max_total_tokens: 420, ..small };
+    same_in_both_lanes(Algorithm::Standalone, trees, 30, 3);
+}
+
+#[test]
+fn plain_decoding_is_the_same_in_both_lanes() {
+    let small =
+        EngineConfig { max_total_tokens: 320, chunked_prefill_size: 16, ..config(Shape::PLAIN) };
+    same_in_both_lanes(Algorithm::None, small, 40, 4);
+}
+
+#[test]
+fn sampled_verification_is_the_same_in_both_lanes() {
+    for verify in [Verify::Rejection, Verify::TargetOnly { single: 1.0, accumulated: 1.0 }] {
+        let config = EngineConfig { verify, max_total_tokens: 400, ..config(shape(3, 4, 12)) };
+        let cases = workload(30, 24, 9);
+        let mut joined = Engine::new(runner(Algorithm::Eagle3, &config), config.clone()).unwrap();
+        let wanted = together(&mut joined, &cases, &mut Numbers(1));
+        let got = together(&mut delayed(Algorithm::Eagle3, &config, 1), &cases, &mut Numbers(1));
+        for (got, wanted) in got.iter().zip(&wanted) {
+            if got.reason != aborted() && wanted.reason != aborted() {
+                assert!(got.is(wanted, true), "{verify}\n{got:?}\n{wanted:?}");
+            }
+        }
+    }
+}

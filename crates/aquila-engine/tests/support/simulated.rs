@@ -1,0 +1,182 @@
+//! A compute lane without a model: texts follow from their own tokens, and slots remember whose
+//! row they hold, so that a row which was lost, moved or overwritten is noticed by who reads it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aquila_engine::lanes::{Compute, Done, Job, Order, Part, Profile, Task, Yield};
+use aquila_engine::{EngineConfig, FinishReason, RequestId, StopCause, Times, Token};
+use aquila_spec::{Declaration, HiddenStates};
+
+use super::VOCABULARY;
+
+/// Runs rounds that take `pause`.
+pub struct Simulated {
+    pub pause: Duration,
+    /// Whether rows are written and read; without, only tokens are made.
+    pub remembers: bool,
+    /// The job that panics, if one does.
+    pub fails: Option<u64>,
+    drafts: bool,
+    memory: Vec<u64>,
+    rows: HashMap<RequestId, Row>,
+    broken: Option<u64>,
+}
+
+struct Row {
+    order: Arc<Order>,
+    /// What each token's row holds: all that it has seen.
+    seen: Vec<u64>,
+    table: Vec<u32>,
+    committed: usize,
+    ended: bool,
+}
+
+/// What a row holds that has seen `before` and its own token.
+fn look(before: u64, token: u32) -> u64 {
+    let mixed = (before ^ u64::from(token).wrapping_add(1)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed ^ (mixed >> 29)
+}
+
+fn next_token(seen: u64) -> u32 {
+    ((seen >> 7) % u64::from(VOCABULARY)) as u32
+}
+
+impl Simulated {
+    pub fn new(config: &EngineConfig) -> Self {
+        Self {
+            pause: Duration::ZERO,
+            remembers: true,
+            fails: None,
+            drafts: config.shape.steps() > 0,
+            memory: vec![0; config.slots()],
+            rows: HashMap::new(),
+            broken: None,
+        }
+    }
+
+    fn part(&mut self, part: &Part) -> Option<Yield> {
+        let row = self.rows.get_mut(&part.request).expect("a request that was admitted");
+        if row.ended {
+            return None;
+        }
+        let memory = &mut self.memory;
+        let mut write = |table: &[u32], range: std::ops::Range<usize>, seen: &[u64]| {
+            for (&slot, &seen) in table[range].iter().zip(seen) {
+                memory[slot as usize] = seen;
+            }
+        };
+        let mut yielded = Yield::default();
+        let known = row.seen.len();
+        let wanted = match &part.task {
+            Task::Read { rows, outputs, .. } => {
+                assert_eq!(rows.start, row.committed, "chunks follow each other");
+                if self.remembers {
+                    write(&row.table, rows.clone(), &row.seen[rows.clone()]);
+                }
+                row.committed = rows.end;
+                usize::from(!outputs.is_empty() && outputs.end == known)
+            }
+            Task::Decode => {
+                assert_eq!(row.committed + 1, known, "the bonus alone has no row");
+                let shape = row.order.shape_at(known);
+                let most = row.seen[known - 1] >> 40;
+                yielded.proposed = shape.nodes() - 1;
+                yielded.correct = (most % (shape.steps() as u64 + 1)) as usize;
+                if self.remembers {
+                    let nodes = row.committed..row.committed + shape.nodes();
+                    write(&row.table, nodes, &vec![u64::MAX; shape.nodes()]);
+                }
+                yielded.correct + 1
+            }
+        };
+        for _ in 0..wanted {
+            let seen = row.seen[row.seen.len() - 1];
+            let id = next_token(seen);
+            row.seen.push(look(seen, id));
+            yielded.tokens.push(Token { id, logprob: None, top: Vec::new() });
+            if row.order.limits.stop_ids.contains(&id) {
+                yielded.ended = Some(FinishReason::Stop(StopCause::Token(id)));
+            } else if row.seen.len() >= row.order.longest {
+                yielded.ended = Some(FinishReason::Length);
+            }
+            if yielded.ended.is_some() {
+                break;
+            }
+        }
+        if part.task == Task::Decode {
+            let end = row.committed + yielded.tokens.len();
+            if self.remembers {
+                write(&row.table, row.committed..end, &row.seen[row.committed..end]);
+            }
+            row.committed = end;
+        } else if row.committed == known && wanted == 0 && known >= row.order.longest {
+            yielded.ended = Some(FinishReason::Length);
+        }
+        row.ended = yielded.ended.is_some();
+        if self.remembers {
+            let held = row.table[..row.committed].iter().map(|&slot| self.memory[slot as usize]);
+            assert!(
+                held.eq(row.seen[..row.committed].iter().copied()),
+                "a row of request {} is not its own",
+                part.request
+            );
+        }
+        Some(yielded)
+    }
+}
+
+impl Compute for Simulated {
+    fn profile(&self) -> Profile {
+        let declaration = self.drafts.then(|| Declaration {
+            name: "SIMULATED",
+            hidden: HiddenStates::None,
+            groups: Vec::new(),
+        });
+        Profile { vocabulary: VOCABULARY as usize, declaration }
+    }
+
+    fn run(&mut self, job: Job) -> Done {
+        for left in &job.left {
+            assert!(self.rows.remove(&left.request).is_some(), "who leaves was admitted");
+        }
+        for admission in job.admitted {
+            let mut before = 0;
+            let see = |&token: &u32| {
+                before = look(before, token);
+                before
+            };
+            let seen = admission.tokens.iter().map(see).collect();
+            let row = Row {
+                order: admission.order.clone(),
+                seen,
+                table: Vec::new(),
+                committed: admission.matched,
+                ended: false,
+            };
+            let before = self.rows.insert(admission.order.id, row);
+            assert!(before.is_none(), "nobody is admitted twice");
+        }
+        for change in &job.tables {
+            let table = &mut self.rows.get_mut(&change.request).expect("it was admitted").table;
+            assert!(change.from <= table.len());
+            table.truncate(change.from);
+            table.extend_from_slice(&job.slots[change.slots.clone()]);
+        }
+        let refused = self.broken == Some(job.era);
+        self.broken = Some(job.era);
+        if self.fails == Some(job.number) {
+            panic!("this round was told to fail");
+        }
+        std::thread::sleep(self.pause);
+        let outcome = match refused {
+            true => Err("a round before it failed".to_owned()),
+            false => Ok(job.parts.iter().map(|part| self.part(part)).collect()),
+        };
+        if outcome.is_ok() {
+            self.broken = None;
+        }
+        Done { number: job.number, outcome, times: Times::default() }
+    }
+}

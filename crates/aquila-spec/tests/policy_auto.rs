@@ -374,6 +374,17 @@ fn requests_that_forbid_it_are_never_drafted_for_and_an_empty_round_is_one() {
 }
 
 #[test]
+fn trees_that_are_looked_up_stay_so_when_they_are_cut() {
+    for shape in [Shape::chain(5), Shape::new(5, 4, 16).unwrap()] {
+        let candidates = vec![shape.without_rows()];
+        let mut auto = Auto::new(AutoSettings { candidates, ..AutoSettings::default() }, h200());
+        let decision = round(&mut auto, &views(2), |_, _| 1);
+        assert!(decision.shapes[0].steps() > 1, "{decision:?}");
+        assert_eq!(decision.shapes[0].draft_rows(), 0);
+    }
+}
+
+#[test]
 fn looks_whose_results_are_lost_do_not_end_looking() {
     let mut auto = Auto::new(AutoSettings::default(), h200());
     let views = views(8);

@@ -60,12 +60,13 @@ impl Ladder {
     /// One ladder for all chains, one for each tree.
     pub(super) fn all(candidates: &[Shape]) -> Vec<Self> {
         let drafts = || candidates.iter().filter(|shape| shape.steps() > 0);
-        let mut chains: Vec<usize> = drafts().filter(|s| s.is_chain()).map(Shape::steps).collect();
-        chains.sort_unstable();
-        chains.dedup();
+        let chains = || drafts().filter(|shape| shape.is_chain());
+        let mut steps: Vec<usize> = chains().map(Shape::steps).collect();
+        steps.sort_unstable();
+        steps.dedup();
         let mut all = Vec::new();
-        if let Some(&most) = chains.last() {
-            all.push(Self { largest: Shape::chain(most), steps: chains, rungs: Vec::new() });
+        if let Some(&largest) = chains().max_by_key(|shape| shape.steps()) {
+            all.push(Self { largest, steps, rungs: Vec::new() });
         }
         for &largest in drafts().filter(|shape| !shape.is_chain()) {
             let steps = (1..=largest.steps()).collect();
@@ -238,14 +239,14 @@ pub(super) fn share(ladder: &Ladder, group: &Group, plan: &Plan) -> Shape {
             steps = steps.max(rung.depth);
         }
     }
-    match (steps, ladder.largest.is_chain()) {
-        (0, _) => Shape::PLAIN,
-        (_, true) => Shape::chain(steps),
-        (_, false) => {
-            let topk = ladder.largest.topk();
-            Shape::new(steps, topk, nodes).expect("a ladder has no more nodes than its tree")
-        }
+    let largest = ladder.largest;
+    if steps == 0 || largest.is_chain() {
+        return largest.capped(steps);
     }
+    let tree = Shape::new(steps, largest.topk(), nodes);
+    let tree = tree.expect("a ladder has no more nodes than its tree");
+    let looked_up = largest.steps() > 1 && largest.draft_rows() == 0;
+    if looked_up { tree.without_rows() } else { tree }
 }
 
 fn chance(rung: &Rung, group: &Group) -> f64 {

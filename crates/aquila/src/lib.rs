@@ -1,7 +1,7 @@
 //! The `aquila` command, as a library: a build with algorithms of its own registers them and calls
 //! [`run`].
 //!
-//! Exit codes are those of [`error::EXIT_CODES`].
+//! Exit codes are listed in the help of every command.
 
 mod bench;
 mod chat;

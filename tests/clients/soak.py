@@ -1,10 +1,12 @@
-"""64 clients for minutes: every text is the offline text, no slot is lost, memory stays flat.
+"""Clients for minutes: every text is the offline text, no slot is lost, memory stays flat.
 
     python3 tests/clients/soak.py target/release/aquila --seconds 300
+    python3 tests/clients/soak.py target/release/aquila --clients 32 -- --enable-overlap-schedule
 
 Clients stream answers of random length, ask for whole ones, leave in the middle or abort by name.
 What the server said is compared with `aquila generate` on the same prompts. Memory is compared
-between the end of the first fifth and the end. Needs nothing but Python.
+between the end of the first fifth and the end; how long a stream waits for its next piece is told
+as median and 99th percentile. Flags behind `--` are the server's. Needs nothing but Python.
 """
 
 import argparse
@@ -14,10 +16,11 @@ import os
 import random
 import re
 import subprocess
+import statistics
 import tempfile
+import threading
 import time
 
-CLIENTS = 64
 WISHES = 200
 
 
@@ -59,9 +62,10 @@ async def fetch(port, method, path, body=b""):
 
 
 class Soak:
-    def __init__(self, port, asked, expected):
-        self.port, self.asked, self.expected = port, asked, expected
+    def __init__(self, port, clients, asked, expected):
+        self.port, self.clients, self.asked, self.expected = port, clients, asked, expected
         self.compared = self.left = self.aborted = 0
+        self.gaps = []
 
     async def client(self, number, until):
         numbers = random.Random(number)
@@ -77,8 +81,8 @@ class Soak:
                 continue
             reader, writer = await request(self.port, "POST", "/v1/completions", body)
             if way == "stream":
-                data = (await reader.read()).split(b"\r\n\r\n", 1)[1]
-                self.compare(index, stream_text(data))
+                data = await self.pieces(reader)
+                self.compare(index, stream_text(data.split(b"\r\n\r\n", 1)[1]))
             else:
                 await reader.readuntil(b"\r\n\r\n")
                 for _ in range(numbers.randrange(8)):
@@ -92,6 +96,17 @@ class Soak:
                     self.left += 1
             writer.close()
 
+    async def pieces(self, reader):
+        """All that comes, noting how long each piece after the first two took: the head comes at
+        once, the first token after the prompt."""
+        data, last, count = b"", None, 0
+        while piece := await reader.read(1 << 16):
+            now, count = time.monotonic(), count + 1
+            if count > 2:
+                self.gaps.append(now - last)
+            data, last = data + piece, now
+        return data
+
     def compare(self, index, text):
         assert text == self.expected[index], (self.asked[index], text, self.expected[index])
         self.compared += 1
@@ -102,7 +117,7 @@ class Soak:
 
     async def run(self, seconds):
         begun = time.monotonic()
-        clients = [asyncio.create_task(self.client(i, begun + seconds)) for i in range(CLIENTS)]
+        clients = [asyncio.create_task(self.client(i, begun + seconds)) for i in range(self.clients)]
         memory = []
         for fifth in range(1, 6):
             await asyncio.sleep(max(0, begun + seconds * fifth / 5 - time.monotonic()))
@@ -117,6 +132,9 @@ class Soak:
             assert time.monotonic() < until, f"slots are lost: {load}"
             await asyncio.sleep(0.1)
         print(f"{self.compared} texts equal, {self.left} clients left, {self.aborted} aborted")
+        middle = statistics.median(self.gaps)
+        late = statistics.quantiles(self.gaps, n=100)[98]
+        print(f"between pieces: median {middle * 1e3:.1f} ms, p99 {late * 1e3:.1f} ms, {late / middle:.2f} x")
         growth = memory[-1] - memory[0]
         print(f"memory grew by {growth:.1f} MiB between the first fifth and the end")
         return growth
@@ -140,18 +158,24 @@ def main():
     parser.add_argument("binary")
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--growth", type=float, default=16.0, help="MiB that memory may grow")
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("flags", nargs="*", help="flags of the server")
     arguments = parser.parse_args()
     asked = list(wishes())
     expected = offline(arguments.binary, asked)
     # A pool that is full of cached prefixes early, so that it grows no more.
-    flags = ["--port", "0", "--max-running-requests", str(CLIENTS), "--max-total-tokens", "4096"]
-    command = [arguments.binary, "serve", *flags]
+    running = str(arguments.clients)
+    flags = ["--port", "0", "--max-running-requests", running, "--max-total-tokens", "4096"]
+    command = [arguments.binary, "serve", *flags, *arguments.flags]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         for line in server.stderr:
             if found := re.search(r"ready: http://[^ ]*:(\d+)/", line):
                 break
-        growth = asyncio.run(Soak(int(found[1]), asked, expected).run(arguments.seconds))
+        # Whatever the server logs must be read, or it would wait.
+        threading.Thread(target=server.stderr.read, daemon=True).start()
+        soak = Soak(int(found[1]), arguments.clients, asked, expected)
+        growth = asyncio.run(soak.run(arguments.seconds))
     finally:
         server.terminate()
         code = server.wait(60)

@@ -1,12 +1,12 @@
 """Clients for minutes: every text is the offline text, no slot is lost, memory stays flat.
 
     python3 tests/clients/soak.py target/release/aquila --seconds 300
-    python3 tests/clients/soak.py target/release/aquila --clients 32 -- --enable-overlap-schedule
+    python3 tests/clients/soak.py target/release/aquila --clients 32 --enable-overlap-schedule
 
 Clients stream answers of random length, ask for whole ones, leave in the middle or abort by name.
 What the server said is compared with `aquila generate` on the same prompts. Memory is compared
 between the end of the first fifth and the end; how long a stream waits for its next piece is told
-as median and 99th percentile. Flags behind `--` are the server's. Needs nothing but Python.
+as median and 99th percentile. Other flags are the server's. Needs nothing but Python.
 """
 
 import argparse
@@ -159,14 +159,13 @@ def main():
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--growth", type=float, default=16.0, help="MiB that memory may grow")
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("flags", nargs="*", help="flags of the server")
-    arguments = parser.parse_args()
+    arguments, server_flags = parser.parse_known_args()
     asked = list(wishes())
     expected = offline(arguments.binary, asked)
     # A pool that is full of cached prefixes early, so that it grows no more.
     running = str(arguments.clients)
     flags = ["--port", "0", "--max-running-requests", running, "--max-total-tokens", "4096"]
-    command = [arguments.binary, "serve", *flags, *arguments.flags]
+    command = [arguments.binary, "serve", *flags, *server_flags]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         for line in server.stderr:

@@ -11,7 +11,7 @@ fn conforms(name: &str, flags: &[&str]) -> conformance::Report {
 
 #[test]
 fn models_that_draft_conform_and_their_drafts_are_invariant() {
-    for name in ["EAGLE3", "STANDALONE"] {
+    for name in ["EAGLE3", "EAGLE", "MTP", "STANDALONE"] {
         let report = conforms(name, &[]);
         assert!(report.invariant, "{name}");
         assert!(report.accept_length > 1.2, "{name}: {report:?}");

@@ -26,7 +26,7 @@ pub enum Sink {
 /// A machine that runs forward passes.
 ///
 /// Operations are enqueued in program order and may complete later; only [`Backend::read`] and
-/// [`Backend::choose`] wait. Each has a plain twin in [`crate::reference`] that defines it.
+/// the answers about logits ([`Backend::choose`], [`Backend::offer`], [`Backend::weigh`]) wait. Each has a plain twin in [`crate::reference`] that defines it.
 /// Row counts are arguments rather than properties of buffers, so that buffers are allocated once.
 pub trait Backend: Send + Sync + 'static {
     /// f32 rows on the device.

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use aquila_compute::Backend;
 use aquila_kv::{CacheConfig, GroupConfig, KvCache};
-use aquila_spec::{MOST_DRAFT_GROUPS, Verify};
+use aquila_spec::policy::{Fixed, Policy as DraftPolicy};
+use aquila_spec::{HiddenStates, MOST_DRAFT_GROUPS, Shape, Verify};
 
 #[cfg(feature = "known-bugs")]
 use aquila_spec::known_bugs::Bug;
@@ -39,6 +40,8 @@ pub struct Scheduler<C> {
     pub(crate) cache: KvCache,
     pub(crate) waiting: Queue,
     pub(crate) policy: Policy,
+    /// How large the trees of each round are.
+    pub(crate) drafting: Box<dyn DraftPolicy>,
     pub(crate) running: Vec<Running>,
     /// The rounds on their way, oldest first.
     pub(crate) flights: VecDeque<Flight>,
@@ -88,6 +91,7 @@ impl<C: Compute> Scheduler<C> {
         })?;
         let stats = Arc::new(Stats::default());
         stats.total_slots.store(config.pages() * config.page_size, Relaxed);
+        let drafting = Box::new(Fixed::new(config.shape));
         Ok(Self {
             config,
             profile,
@@ -95,6 +99,7 @@ impl<C: Compute> Scheduler<C> {
             cache,
             waiting: Queue::default(),
             policy: Policy::default(),
+            drafting,
             running: Vec::new(),
             flights: VecDeque::new(),
             left: Vec::new(),
@@ -165,14 +170,16 @@ impl<C: Compute> Scheduler<C> {
         self.count();
     }
 
-    fn draft_room(&self) -> DraftRoom {
+    pub(crate) fn draft_room(&self) -> DraftRoom {
         let Some(declaration) = &self.profile.declaration else { return DraftRoom::NONE };
         // Pretended acceptance takes the target's choices.
         let simulated = self.config.simulate.is_some();
+        let weighs = self.drafting.weighs_confidence();
         DraftRoom {
             shape: self.config.shape,
             groups: declaration.groups.len(),
             lookahead: declaration.lookahead(),
+            candidates: self.config.shape.topk().max(1 + usize::from(weighs)),
             verify: if simulated { Verify::Match } else { self.config.verify },
         }
     }
@@ -225,6 +232,33 @@ impl<C: Compute> Scheduler<C> {
     /// Who is admitted next, from now on.
     pub fn admit_by(&mut self, policy: Policy) {
         self.policy = policy;
+    }
+
+    /// Who decides how large the trees of each round are, from now on.
+    ///
+    /// # Errors
+    /// If it may choose a tree that the engine has no room for.
+    pub fn draft_by(&mut self, policy: Box<dyn DraftPolicy>) -> Result<()> {
+        let shapes = policy.shapes();
+        let all = Shape::covering(shapes.into_iter().chain([self.config.shape]));
+        if all != self.config.shape {
+            return Err(Error::Config(format!(
+                "the policy may choose {all}, and the engine has room for {}",
+                self.config.shape
+            )));
+        }
+        self.drafting = policy;
+        Ok(())
+    }
+
+    /// How many rounds a draft may miss and still return.
+    pub(crate) fn most_missed(&self) -> usize {
+        match &self.profile.declaration {
+            Some(declaration) if declaration.hidden != HiddenStates::None => {
+                self.config.parked_rows
+            }
+            _ => usize::MAX,
+        }
     }
 
     /// How often a line of the log says how decoding goes.
@@ -300,6 +334,7 @@ impl<C: Compute> Scheduler<C> {
         let id = seat.id();
         let Seat { usage, listener, .. } = *seat;
         self.stats.add_speculation(&usage.spec);
+        self.drafting.leave(id.0);
         let outcome = Outcome { reason, usage };
         if catch_unwind(AssertUnwindSafe(|| listener.finished(outcome))).is_err() {
             tracing::error!(%id, "a listener panicked at the end of its request");

@@ -12,6 +12,7 @@
 
 mod budget;
 mod config;
+mod costs;
 mod engine;
 mod error;
 mod handle;
@@ -35,5 +36,5 @@ pub use lanes::Runner;
 pub use listener::{FinishReason, Listener, Outcome, StopCause, Token, Usage, Verdict};
 pub use queue::Policy;
 pub use request::{Limits, Request, RequestId, Speculation};
-pub use stats::{Snapshot, Stats};
+pub use stats::{DraftingState, Snapshot, Stats};
 pub use times::Times;

@@ -8,8 +8,10 @@ use std::cmp::Reverse;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
+use aquila_spec::Shape;
 #[cfg(feature = "known-bugs")]
 use aquila_spec::known_bugs::spoil_footprint;
+use aquila_spec::policy::{Decision, RequestView, RoundView};
 
 use crate::engine::Scheduler;
 use crate::error::Failure;
@@ -133,26 +135,47 @@ impl<C: Compute> Scheduler<C> {
         }
     }
 
+    /// What the policy decides for the requests that decode in the next round. This is the only
+    /// place where the size of trees changes.
+    fn decide(&mut self) -> Decision {
+        let most_missed = self.most_missed();
+        let decode = self.running.iter().filter(|r| r.decodes_next());
+        let requests: Vec<RequestView> = decode.map(|r| r.view(most_missed)).collect();
+        let decision = self.drafting.choose(&RoundView { requests: &requests });
+        debug_assert_eq!(decision.shapes.len(), requests.len(), "a shape for each request");
+        decision
+    }
+
     /// Sends the next round on its way, if there is one; who left is told in any case.
     pub(crate) fn send_round(&mut self, began: Instant) -> bool {
         let mut job = Job { number: self.jobs, era: self.era, ..Job::default() };
         let mut parts = Vec::with_capacity(self.running.len());
-        let nodes = |r: &Running| r.seat.order.room.shape.nodes();
-        let trees = self.running.iter().filter(|r| r.decodes_next()).map(nodes);
+        let decision = self.decide();
+        let mut shapes = decision.shapes.iter().copied().enumerate();
         let mut room = Room {
             prefill_rows: self.config.chunked_prefill_size,
-            outputs: self.config.max_outputs() - trees.sum::<usize>(),
+            outputs: self.config.max_outputs() - decision.rows(),
         };
         for request in &mut self.running {
-            let Some((task, coming)) = next_task(request, &mut room) else { continue };
+            let task = if request.unread() > 0 {
+                next_chunk(request, &mut room)
+            } else if request.decodes_next() {
+                let granted = shapes.next();
+                granted.map(|(at, shape)| next_tree(shape, decision.watch.contains(&at)))
+            } else {
+                None
+            };
+            let Some((task, coming)) = task else { continue };
             tell(request, &mut job);
-            if let Task::Read { rows, .. } = &task {
-                request.read = rows.end;
+            let confidence = request.confidence;
+            match &task {
+                Task::Read { rows, .. } => request.read = rows.end,
+                Task::Decode { shape, watch } => request.follow_draft(*shape, *watch),
             }
             request.coming.least += coming.least;
             request.coming.most += coming.most;
             let id = request.seat.id();
-            parts.push(Planned { request: id, task: task.clone(), coming });
+            parts.push(Planned { request: id, task: task.clone(), coming, confidence });
             job.parts.push(Part { request: id, task });
         }
         if parts.is_empty() && self.left.is_empty() {
@@ -160,20 +183,29 @@ impl<C: Compute> Scheduler<C> {
         }
         let is_round = !parts.is_empty();
         job.left = std::mem::take(&mut self.left);
-        self.flights.push_back(Flight { number: self.jobs, era: self.era, began, parts });
+        let Decision { setting, expected, .. } = decision;
+        self.flights.push_back(Flight {
+            number: self.jobs,
+            era: self.era,
+            began,
+            parts,
+            setting,
+            expected,
+        });
         self.jobs += 1;
         self.lanes.send(job);
         is_round
     }
 }
 
-/// What a request does in the next round, and what that brings.
-fn next_task(request: &Running, room: &mut Room) -> Option<(Task, Coming)> {
+/// A tree of this shape, and what that brings.
+fn next_tree(shape: Shape, watch: bool) -> (Task, Coming) {
+    (Task::Decode { shape, watch }, Coming { least: 1, most: shape.steps() + 1 })
+}
+
+/// The chunk that a request reads in the next round, and what that brings.
+fn next_chunk(request: &Running, room: &mut Room) -> Option<(Task, Coming)> {
     let order = &request.seat.order;
-    if request.unread() == 0 {
-        let most = order.room.shape.steps() + 1;
-        return request.decodes_next().then_some((Task::Decode, Coming { least: 1, most }));
-    }
     let (read, fresh) = (request.read, request.seat.is_fresh());
     let all = fresh && order.prompt_logprobs.is_some();
     let mut rows = request.unread().min(room.prefill_rows);

@@ -5,7 +5,7 @@ use aquila_model::{Decoder, MtpCheckpoint, Needs};
 
 use crate::eagle::Reading;
 use crate::registry::{Allowance, DraftFor, Entry, Opened, Opening};
-use crate::{Algorithm, Eagle, Error, Mtp, MtpRoom, Shape, Speculator};
+use crate::{Algorithm, AskedShape, Eagle, Error, Mtp, MtpRoom, Shape, Speculator};
 
 /// MTP by name.
 pub(crate) struct MtpEntry;
@@ -25,6 +25,12 @@ impl<B: Backend> Entry<B> for MtpEntry {
             preset if preset.starts_with("preset:") => DraftFor::Model(format!("{preset}-mtp")),
             _ => DraftFor::Itself,
         }
+    }
+
+    /// No deeper than heads commonly have layers.
+    fn candidates(&self, asked: AskedShape) -> crate::Result<Vec<Shape>> {
+        let largest = Entry::<B>::shape(self, asked)?;
+        Ok((1..=largest.steps()).map(|steps| largest.capped(steps)).collect())
     }
 
     fn open(&self, opening: &Opening<'_>) -> crate::Result<Box<dyn Opened<B>>> {

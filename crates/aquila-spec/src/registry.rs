@@ -15,6 +15,9 @@ pub const NONE: &str = "NONE";
 /// Algorithms of SGLang's that are not here yet, so that nobody takes their names for another.
 const NOT_YET: [&str; 3] = ["FROZEN_KV_MTP", "DFLASH", "DSPARK"];
 
+/// The deepest tree that is tried where nobody says: beyond it, drafts are hardly ever right.
+const MOST_WORTH: usize = 5;
+
 /// An algorithm that may be asked for by name.
 pub trait Entry<B: Backend>: Send + Sync {
     /// What `--speculative-algorithm` calls it.
@@ -31,6 +34,13 @@ pub trait Entry<B: Backend>: Send + Sync {
     /// The tree, where flags leave it open.
     fn shape(&self, asked: AskedShape) -> Result<Shape> {
         asked.resolve(3, 1)
+    }
+
+    /// The trees that are worth a try where nobody fixes one, none deeper or wider than asked for.
+    fn candidates(&self, asked: AskedShape) -> Result<Vec<Shape>> {
+        let largest = AskedShape { steps: asked.steps.or(Some(MOST_WORTH)), ..asked };
+        let largest = largest.resolve(MOST_WORTH, 1)?;
+        Ok((1..=largest.steps()).map(|steps| largest.capped(steps)).collect())
     }
 
     /// Opens what the flags name; what does not fit the target is refused by name.

@@ -6,6 +6,7 @@
 mod bench;
 mod chat;
 pub mod conformance;
+mod costs;
 mod error;
 mod flags;
 mod generate;

@@ -8,14 +8,20 @@ use aquila_compute::cpu::CpuBackend;
 use aquila_engine::{Budget, Engine, EngineConfig, EngineHandle, Policy, Runner, available_memory};
 use aquila_model::{Checkpoint, Decoder, Location, Needs, TokenMap, memory, resolve_with_progress};
 use aquila_spec::ngram::Corpora;
+use aquila_spec::policy::{Adaptive, Auto, PolicyError};
 use aquila_spec::{Opening, Shape, Verify};
 use aquila_text::{Generator, SamplingParams, Tokenizer};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::Algorithms;
+use crate::costs::{self, Costs};
 use crate::error::{Error, Result};
-use crate::flags::{EngineFlags, ModelFlags, SchedulePolicy};
+use crate::flags::{EngineFlags, ModelFlags, PolicyPlan, SchedulePolicy};
 use crate::notice::notice;
+
+/// Hidden rows that are kept for a request whose draft sits out: about as many as there are rounds
+/// between two looks at whether drafting pays again.
+const PARKED_ROWS: usize = 64;
 
 /// Loads the model and starts its engine; says on standard error what was chosen.
 pub fn start(
@@ -103,6 +109,7 @@ pub fn build(
         None => None,
     };
     let useful = flags.max_running_requests.saturating_mul(context).min(u32::MAX as usize / 2);
+    let may_sit_out = speculative.as_ref().is_some_and(|s| s.policy.may_sit_out());
     let mut config = EngineConfig {
         page_size: flags.page_size,
         max_total_tokens: flags.max_total_tokens.unwrap_or(useful),
@@ -115,6 +122,7 @@ pub fn build(
         random_seed: model.random_seed,
         shape: speculative.as_ref().map_or(Shape::PLAIN, |s| s.shape),
         verify: speculative.as_ref().map_or(Verify::Match, |s| s.verify),
+        parked_rows: if may_sit_out { PARKED_ROWS } else { 0 },
         simulate: speculative.as_ref().and_then(|s| s.simulate),
     };
     config.check().map_err(Error::Usage)?;
@@ -164,7 +172,7 @@ pub fn build(
                 notice(format_args!(
                     "drafts    {}{with}: {}, verified by {}",
                     s.entry.name(),
-                    s.shape,
+                    s.policy,
                     s.verify
                 ))
             }
@@ -177,7 +185,7 @@ pub fn build(
             "warning: accept thresholds below 1 change what the model writes, not only how fast"
         ));
     }
-    if let Some(warning) = speculative.as_ref().and_then(|s| s.warning.as_ref()) {
+    for warning in speculative.iter().flat_map(|s| &s.warnings) {
         notice(format_args!("warning: {warning}"));
     }
     let bar = progress_bar(quiet, "loading");
@@ -190,7 +198,36 @@ pub fn build(
         Some(opened) => Some(opened.load(&backend, &decoder, &config.allowance(format))?),
         None => None,
     };
+    let described = backend.describe();
     let mut engine = Engine::new(Runner::new(backend, decoder, algorithm, &config)?, config)?;
+    match speculative.as_ref().map(|s| (s, &s.policy)) {
+        Some((_, PolicyPlan::Adaptive { table, num_steps })) => {
+            let refused = |error: PolicyError| Error::Usage(error.to_string());
+            let policy = Adaptive::new(table.clone(), *num_steps, Vec::new()).map_err(refused)?;
+            engine.draft_by(Box::new(policy))?;
+        }
+        Some((s, PolicyPlan::Auto { settings, costs })) => {
+            let config = engine.config();
+            let key = format!(
+                "{}; {described}; {} as {}; {} {}; {}; page size {}, {} running, KV pool of {}",
+                costs::machine(),
+                model.name(),
+                model.formats(),
+                s.entry.name(),
+                s.draft.as_deref().unwrap_or("alone"),
+                s.shape,
+                config.page_size,
+                config.max_running_requests,
+                config.max_total_tokens,
+            );
+            let found = Costs::find(&mut engine, key, costs.as_deref())?;
+            if !quiet {
+                notice(format_args!("costs     {}", found.origin));
+            }
+            engine.draft_by(Box::new(Auto::new(settings.clone(), found.table)))?;
+        }
+        Some((_, PolicyPlan::Fixed(_))) | None => {}
+    }
     if flags.schedule_policy == SchedulePolicy::Lpm {
         engine.admit_by(Policy::LongestPrefix);
     }

@@ -32,6 +32,7 @@ pub fn config(shape: Shape) -> EngineConfig {
         random_seed: 7,
         shape,
         verify: Default::default(),
+        parked_rows: 0,
         simulate: None,
     }
 }

@@ -31,6 +31,7 @@ pub fn engine_config() -> EngineConfig {
         random_seed: 7,
         shape: aquila_spec::Shape::PLAIN,
         verify: Default::default(),
+        parked_rows: 0,
         simulate: None,
     }
 }

@@ -41,6 +41,13 @@ impl<B: Backend> Entry<B> for NgramEntry {
         Ok(Shape::new(steps, topk, asked.nodes.unwrap_or(nodes.min(most)))?.without_rows())
     }
 
+    /// Its tree, whole and with fewer nodes.
+    fn candidates(&self, asked: AskedShape) -> Result<Vec<Shape>> {
+        let all = Entry::<B>::shape(self, asked)?;
+        let fewer = [2, 3, 4, 6, 8].into_iter().filter(|&nodes| nodes < all.nodes());
+        Ok(fewer.chain([all.nodes()]).map(|nodes| all.within(nodes - 1, nodes)).collect())
+    }
+
     fn open(&self, opening: &Opening<'_>) -> Result<Box<dyn Opened<B>>> {
         let sources = opening.ngram.cloned().unwrap_or_else(|| NgramSources {
             settings: NgramSettings::default(),

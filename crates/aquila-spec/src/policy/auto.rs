@@ -327,6 +327,10 @@ impl Policy for Auto {
         shapes
     }
 
+    fn weighs_confidence(&self) -> bool {
+        true
+    }
+
     fn state(&self) -> PolicyState {
         let shape = match self.held.ladder {
             Some(at) => self.ladders[at].largest.capped(self.held.steps),

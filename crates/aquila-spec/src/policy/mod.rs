@@ -47,6 +47,11 @@ pub trait Policy: Send {
     /// request may get less than one of them, never more.
     fn shapes(&self) -> Vec<Shape>;
 
+    /// Whether it asks how sure a draft is of its first token, which takes a draft longer to say.
+    fn weighs_confidence(&self) -> bool {
+        false
+    }
+
     /// Where it stands, for people.
     fn state(&self) -> PolicyState;
 }

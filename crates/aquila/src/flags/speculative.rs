@@ -12,6 +12,7 @@ use clap::{Args, ValueEnum};
 
 use super::ngram::NgramFlags;
 use super::number::whole;
+use super::policy::{PolicyFlags, PolicyPlan};
 use crate::Algorithms;
 use crate::error::{Error, Result};
 
@@ -34,7 +35,7 @@ pub struct SpeculativeFlags {
     #[arg(long, value_name = "MODEL")]
     speculative_draft_model_path: Option<String>,
 
-    /// Tokens drafted one after the other [default: 3]
+    /// Tokens drafted one after the other [default: as the policy decides]
     #[arg(long, value_name = "N", value_parser = whole(0, MOST_STEPS), allow_negative_numbers = true)]
     speculative_num_steps: Option<usize>,
 
@@ -90,6 +91,10 @@ pub struct SpeculativeFlags {
     #[arg(long, value_enum, default_value_t = Method::MatchExpected)]
     simulate_acc_method: Method,
 
+    /// Those of policies.
+    #[command(flatten)]
+    policy: PolicyFlags,
+
     /// Those of NGRAM.
     #[command(flatten)]
     pub ngram: NgramFlags,
@@ -133,14 +138,16 @@ pub struct Speculative<'a> {
     pub token_map: Option<PathBuf>,
     /// What the flags decide of a head.
     pub head: HeadOptions,
-    /// The trees.
+    /// The largest tree.
     pub shape: Shape,
+    /// Who decides how large trees are.
+    pub policy: PolicyPlan,
     /// How drafts are verified.
     pub verify: Verify,
     /// Pretended acceptance.
     pub simulate: Option<Simulate>,
     /// What was not taken as given.
-    pub warning: Option<String>,
+    pub warnings: Vec<String>,
 }
 
 impl SpeculativeFlags {
@@ -187,13 +194,38 @@ impl SpeculativeFlags {
                 ))
             })?),
         };
-        let (shape, warning) = self.shape(entry)?;
+        let asked = AskedShape {
+            steps: self.speculative_num_steps,
+            topk: self.speculative_eagle_topk.or(self.ngram.topk()),
+            nodes: self.speculative_num_draft_tokens,
+        };
+        let (shape, warning) = shape(entry, asked)?;
+        let tree = self.speculative_eagle_topk.or(self.speculative_num_draft_tokens).is_some();
+        let (policy, mut warnings) = self.policy.plan(
+            shape,
+            self.gives_shape(),
+            entry.candidates(asked)?,
+            self.speculative_num_steps,
+            tree,
+        )?;
+        warnings.extend(warning);
+        let shape = policy.covering();
         if shape == Shape::PLAIN {
             return Ok(None);
         }
         let (token_map, head) = (self.speculative_token_map.clone(), self.head());
         let (verify, simulate) = (self.verify()?, self.simulate()?);
-        Ok(Some(Speculative { entry, draft, token_map, head, shape, verify, simulate, warning }))
+        Ok(Some(Speculative {
+            entry,
+            draft,
+            token_map,
+            head,
+            shape,
+            policy,
+            verify,
+            simulate,
+            warnings,
+        }))
     }
 
     fn head(&self) -> HeadOptions {
@@ -268,31 +300,13 @@ impl SpeculativeFlags {
         ];
         let names: Vec<&str> = algorithms.entries().map(Entry::name).collect();
         let given = given.iter().find_map(|(flag, given)| given.then_some(*flag));
-        match given.or(self.ngram.given()) {
+        match given.or(self.policy.given()).or(self.ngram.given()) {
             Some(flag) => Err(Error::Usage(format!(
                 "{flag} needs --speculative-algorithm, one of {}",
                 names.join(", ")
             ))),
             None => Ok(()),
         }
-    }
-
-    fn shape(&self, entry: &dyn Entry<CpuBackend>) -> Result<(Shape, Option<String>)> {
-        let shape = entry.shape(AskedShape {
-            steps: self.speculative_num_steps,
-            topk: self.speculative_eagle_topk.or(self.ngram.topk()),
-            nodes: self.speculative_num_draft_tokens,
-        })?;
-        let given = self.speculative_num_draft_tokens.filter(|&nodes| nodes != shape.nodes());
-        let warning = given.map(|nodes| {
-            format!(
-                "--speculative-num-draft-tokens {nodes} becomes {}: a chain of {} steps has that \
-                 many nodes",
-                shape.nodes(),
-                shape.steps()
-            )
-        });
-        Ok((shape, warning))
     }
 
     fn verify(&self) -> Result<Verify> {
@@ -349,6 +363,21 @@ impl SpeculativeFlags {
         };
         Ok(Some(Simulate { length, method }))
     }
+}
+
+/// The trees that were asked for, and what of that is taken otherwise.
+fn shape(entry: &dyn Entry<CpuBackend>, asked: AskedShape) -> Result<(Shape, Option<String>)> {
+    let shape = entry.shape(asked)?;
+    let given = asked.nodes.filter(|&nodes| nodes != shape.nodes());
+    let warning = given.map(|nodes| {
+        format!(
+            "--speculative-num-draft-tokens {nodes} becomes {}: a chain of {} steps has that many \
+             nodes",
+            shape.nodes(),
+            shape.steps()
+        )
+    });
+    Ok((shape, warning))
 }
 
 /// The base of rotary frequencies.

@@ -1,0 +1,167 @@
+//! Trees that change from round to round: whoever decides, the text is that of plain decoding, and
+//! what a draft offers depends on the text alone, however long it sat out.
+
+mod support;
+
+use std::collections::HashMap;
+
+use aquila_compute::cpu::CpuBackend;
+use aquila_engine::{Engine, EngineConfig};
+use aquila_spec::Shape;
+use support::Numbers;
+use support::answers::*;
+use support::scripted::{Round, Script, Scripted};
+use support::shipped::{Algorithm, config, engine, named};
+
+fn switching(parked_rows: usize) -> EngineConfig {
+    EngineConfig { parked_rows, ..config(Shape::chain(3)) }
+}
+
+fn always(_: u64, _: usize) -> (Shape, bool) {
+    (Shape::chain(3), false)
+}
+
+/// Anything, sitting out for a few rounds now and then.
+fn anything(request: u64, round: usize) -> (Shape, bool) {
+    let mut numbers = Numbers(request * 1000 + round as u64 / 2 + 1);
+    match numbers.below(6) {
+        0 => (Shape::chain(1), false),
+        1 => (Shape::chain(2), false),
+        2 => (Shape::PLAIN, true),
+        3 => (Shape::chain(3), false),
+        _ => (Shape::PLAIN, false),
+    }
+}
+
+/// The other way round, so that drafts sit out at other places.
+fn otherwise(request: u64, round: usize) -> (Shape, bool) {
+    anything(request + 77, round)
+}
+
+/// Sits out for ten rounds.
+fn late(_: u64, round: usize) -> (Shape, bool) {
+    if round < 10 { (Shape::PLAIN, false) } else { (Shape::chain(3), false) }
+}
+
+fn run(
+    mut engine: Engine<CpuBackend>,
+    script: Script,
+    prompts: &[Vec<u32>],
+    change: Change,
+) -> (Vec<Answer>, Vec<Round>) {
+    let shapes = [1, 2, 3].map(Shape::chain);
+    let policy = Scripted::new(&shapes, script);
+    let heard = policy.heard.clone();
+    engine.draft_by(Box::new(policy)).unwrap();
+    let answers = answers(&mut engine, prompts, 48, change);
+    let rounds = heard.lock().unwrap().clone();
+    (answers, rounds)
+}
+
+/// How many drafts would be right at a place of a text, as far as rounds have shown.
+#[derive(Debug, Clone, Copy)]
+struct Right {
+    least: usize,
+    most: usize,
+}
+
+#[derive(Default)]
+struct Places {
+    right: HashMap<(u64, usize), Right>,
+    /// Places that more than one round spoke about.
+    compared: usize,
+}
+
+impl Places {
+    fn note(&mut self, rounds: &[Round], what: &str) {
+        let mut tokens: HashMap<u64, usize> = HashMap::new();
+        for round in rounds {
+            let place = tokens.entry(round.request).or_insert(1);
+            let said = match (round.watched, round.shape.steps(), round.refused) {
+                (Some(true), ..) => Some(Right { least: 1, most: usize::MAX }),
+                (Some(false), ..) => Some(Right { least: 0, most: 0 }),
+                (None, 0, _) => None,
+                (None, _, true) => Some(Right { least: round.correct, most: round.correct }),
+                (None, _, false) => Some(Right { least: round.correct, most: usize::MAX }),
+            };
+            if let Some(said) = said {
+                let key = (round.request, *place);
+                self.compared += usize::from(self.right.contains_key(&key));
+                let known = self.right.entry(key).or_insert(Right { least: 0, most: usize::MAX });
+                known.least = known.least.max(said.least);
+                known.most = known.most.min(said.most);
+                assert!(known.least <= known.most, "{what}: {round:?} at token {place}");
+            }
+            *place += round.correct + 1;
+        }
+    }
+}
+
+#[test]
+fn what_a_draft_offers_depends_on_the_text_however_long_it_sat_out() {
+    let prompts: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).step_by(3).collect();
+    for (mode, change) in [("greedy", greedy as Change), ("hot", hot)] {
+        let plain =
+            answers(&mut engine(Algorithm::None, config(Shape::PLAIN)), &prompts, 48, change);
+        for algorithm in ["EAGLE3", "STANDALONE", "EAGLE", "MTP"] {
+            let mut places = Places::default();
+            for (name, script) in
+                [("always", always as Script), ("anything", anything), ("otherwise", otherwise)]
+            {
+                let what = format!("{algorithm}, {mode}, {name}");
+                let (got, rounds) = run(named(algorithm, switching(64)), script, &prompts, change);
+                assert_eq!(texts(&got), texts(&plain), "{what}");
+                assert!(rounds.iter().any(|round| round.correct > 0), "{what}");
+                places.note(&rounds, &what);
+            }
+            assert!(places.compared > 100, "{algorithm}: {} places", places.compared);
+        }
+    }
+}
+
+#[test]
+fn trees_and_lookups_may_come_and_go() {
+    fn trees(request: u64, round: usize) -> (Shape, bool) {
+        match Numbers(request * 100 + round as u64 + 1).below(5) {
+            0 => (shape(3, 4, 12), false),
+            1 => (Shape::chain(3), false),
+            2 => (shape(2, 2, 5), false),
+            3 => (Shape::PLAIN, true),
+            _ => (Shape::PLAIN, false),
+        }
+    }
+    let prompts: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).step_by(4).collect();
+    let plain = answers(&mut engine(Algorithm::None, config(Shape::PLAIN)), &prompts, 48, hot);
+    for algorithm in ["EAGLE3", "STANDALONE", "EAGLE", "MTP", "NGRAM"] {
+        let config = EngineConfig { parked_rows: 64, ..config(shape(3, 4, 12)) };
+        let mut engine = named(algorithm, config);
+        let shapes = [Shape::chain(3), shape(3, 4, 12), shape(2, 2, 5)];
+        engine.draft_by(Box::new(Scripted::new(&shapes, trees))).unwrap();
+        let got = answers(&mut engine, &prompts, 48, hot);
+        assert_eq!(texts(&got), texts(&plain), "{algorithm}");
+        let correct: u64 = got.iter().map(|answer| answer.spec.correct_drafts).sum();
+        assert!(correct > 50, "{algorithm}: {correct} drafts were right");
+    }
+}
+
+#[test]
+fn a_head_that_missed_more_than_is_kept_stays_out_and_a_model_returns() {
+    let prompts: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).step_by(5).collect();
+    let plain = answers(&mut engine(Algorithm::None, config(Shape::PLAIN)), &prompts, 48, greedy);
+    for (algorithm, parked, returns) in
+        [("EAGLE3", 4, false), ("EAGLE3", 10, true), ("MTP", 9, false), ("STANDALONE", 0, true)]
+    {
+        let (got, _) = run(named(algorithm, switching(parked)), late, &prompts, greedy);
+        assert_eq!(texts(&got), texts(&plain), "{algorithm}");
+        let proposed: u64 = got.iter().map(|answer| answer.spec.proposed_drafts).sum();
+        assert_eq!(proposed > 0, returns, "{algorithm}, {parked} rows: {proposed} drafts");
+    }
+}
+
+#[test]
+fn a_policy_for_which_there_is_no_room_is_refused() {
+    let mut engine = engine(Algorithm::Standalone, switching(0));
+    let policy = Scripted::new(&[Shape::chain(4)], always);
+    let why = engine.draft_by(Box::new(policy)).unwrap_err().to_string();
+    assert!(why.contains("a chain of 4") && why.contains("a chain of 3"), "{why}");
+}

@@ -52,7 +52,7 @@ pub enum Measured {
 
 impl CostTable {
     /// Measures a table: `seconds` runs one thing and says what it took, and is asked `times`
-    /// times for each, of which the median counts.
+    /// times for each, of which the least counts: whatever else a machine does only adds to it.
     pub fn measure<E>(
         key: String,
         (batches, nodes): (&[usize], &[usize]),
@@ -60,20 +60,21 @@ impl CostTable {
         times: usize,
         mut seconds: impl FnMut(Measured) -> Result<f64, E>,
     ) -> Result<Self, E> {
-        let mut median = |what| -> Result<f64, E> {
-            let mut all =
-                (0..times.max(1)).map(|_| seconds(what)).collect::<Result<Vec<_>, E>>()?;
-            all.sort_unstable_by(f64::total_cmp);
-            Ok(all[all.len() / 2])
+        let mut least = |what| -> Result<f64, E> {
+            let mut least = f64::INFINITY;
+            for _ in 0..times.max(1) {
+                least = least.min(seconds(what)?);
+            }
+            Ok(least)
         };
         let mut verify = Vec::new();
         let mut draft = Vec::new();
         for &batch in batches {
-            let row = nodes.iter().map(|&nodes| median(Measured::Verify { batch, nodes }));
+            let row = nodes.iter().map(|&nodes| least(Measured::Verify { batch, nodes }));
             verify.push(row.collect::<Result<Vec<_>, E>>()?);
             let mut levels = Vec::new();
             for &steps in steps {
-                let row = topk.iter().map(|&topk| median(Measured::Draft { batch, steps, topk }));
+                let row = topk.iter().map(|&topk| least(Measured::Draft { batch, steps, topk }));
                 levels.push(row.collect::<Result<Vec<_>, E>>()?);
             }
             draft.push(levels);
@@ -129,26 +130,26 @@ impl CostTable {
         Ok(())
     }
 
-    /// Noise may make a larger thing look cheaper; then it counts as much as the smaller one.
+    /// Noise makes things look dearer, so what is dearer than something larger counts no more than
+    /// that.
     fn make_monotone(&mut self) {
-        for b in 0..self.batches.len() {
-            for n in 0..self.nodes.len() {
-                let before = [
-                    b.checked_sub(1).map(|b| self.verify[b][n]),
-                    n.checked_sub(1).map(|n| self.verify[b][n]),
-                ];
-                let least = before.into_iter().flatten().fold(0.0, f64::max);
-                self.verify[b][n] = self.verify[b][n].max(least);
+        for b in (0..self.batches.len()).rev() {
+            let above = b + 1;
+            for n in (0..self.nodes.len()).rev() {
+                let larger =
+                    [self.verify.get(above).map(|row| row[n]), self.verify[b].get(n + 1).copied()];
+                let most = larger.into_iter().flatten().fold(f64::INFINITY, f64::min);
+                self.verify[b][n] = self.verify[b][n].min(most);
             }
-            for s in 0..self.steps.len() {
-                for k in 0..self.topk.len() {
-                    let before = [
-                        b.checked_sub(1).map(|b| self.draft[b][s][k]),
-                        s.checked_sub(1).map(|s| self.draft[b][s][k]),
-                        k.checked_sub(1).map(|k| self.draft[b][s][k]),
+            for s in (0..self.steps.len()).rev() {
+                for k in (0..self.topk.len()).rev() {
+                    let larger = [
+                        self.draft.get(above).map(|levels| levels[s][k]),
+                        self.draft[b].get(s + 1).map(|row| row[k]),
+                        self.draft[b][s].get(k + 1).copied(),
                     ];
-                    let least = before.into_iter().flatten().fold(0.0, f64::max);
-                    self.draft[b][s][k] = self.draft[b][s][k].max(least);
+                    let most = larger.into_iter().flatten().fold(f64::INFINITY, f64::min);
+                    self.draft[b][s][k] = self.draft[b][s][k].min(most);
                 }
             }
         }

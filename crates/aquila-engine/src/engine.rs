@@ -27,7 +27,7 @@ use crate::queue::{Policy, Queue};
 use crate::report::{REPORT_EVERY, Report};
 use crate::request::{Request, RequestId};
 use crate::settle::Flight;
-use crate::stats::Stats;
+use crate::stats::{DraftingState, Stats};
 
 /// The scheduler of a model on its backend.
 pub type Engine<B> = Scheduler<Lane<B>>;
@@ -247,6 +247,11 @@ impl<C: Compute> Scheduler<C> {
                 self.config.shape
             )));
         }
+        let costs = policy.costs().cloned().map(Arc::new);
+        let state = policy.state();
+        self.stats.change_drafting(|drafting| {
+            *drafting = DraftingState { policy: state, costs, ..DraftingState::default() };
+        });
         self.drafting = policy;
         Ok(())
     }

@@ -1,10 +1,10 @@
 //! Counters that others may read while the engine runs.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 use aquila_spec::SpecStats;
-use aquila_spec::policy::{PolicyState, Setting};
+use aquila_spec::policy::{CostTable, PolicyState, Setting};
 
 use crate::times::Times;
 
@@ -59,6 +59,8 @@ pub struct Snapshot {
 pub struct DraftingState {
     /// Where the policy stands.
     pub policy: PolicyState,
+    /// What it was told rounds cost, if it asked.
+    pub costs: Option<Arc<CostTable>>,
     /// What the last round was decided with.
     pub setting: Option<Setting>,
     /// Rounds that the policy expected something of, as of all that follows.

@@ -60,7 +60,7 @@ pub fn run(algorithms: &Algorithms) -> ExitCode {
         Command::Bench(command) => command.run(algorithms),
         Command::Chat(command) => command.run(algorithms),
         Command::Serve(command) => command.run(algorithms),
-        Command::Inspect(command) => command.run(),
+        Command::Inspect(command) => command.run(algorithms),
     };
     match result {
         Ok(code) => code,

@@ -132,11 +132,6 @@ impl Auto {
         }
     }
 
-    /// What it knows of costs.
-    pub fn costs(&self) -> &RoundCosts {
-        &self.costs
-    }
-
     /// What it knows of acceptance.
     pub fn survival(&self) -> &Survival {
         &self.survival
@@ -329,6 +324,10 @@ impl Policy for Auto {
 
     fn weighs_confidence(&self) -> bool {
         true
+    }
+
+    fn costs(&self) -> Option<&CostTable> {
+        Some(self.costs.table())
     }
 
     fn state(&self) -> PolicyState {

@@ -52,6 +52,11 @@ pub trait Policy: Send {
         false
     }
 
+    /// What it was told rounds cost, if it asks.
+    fn costs(&self) -> Option<&CostTable> {
+        None
+    }
+
     /// Where it stands, for people.
     fn state(&self) -> PolicyState;
 }

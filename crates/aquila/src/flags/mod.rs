@@ -9,7 +9,7 @@ mod sampling;
 mod speculative;
 
 pub use engine::{EngineFlags, SchedulePolicy};
-pub use model::{ModelFlags, ModelName};
+pub use model::ModelFlags;
 pub use policy::PolicyPlan;
 pub use sampling::SamplingFlags;
 pub use speculative::SpeculativeFlags;

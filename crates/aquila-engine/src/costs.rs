@@ -5,6 +5,7 @@
 //! The one invariant: nothing of it stays. Requests leave, and their slots are those of a pool in
 //! which nobody is yet.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -48,7 +49,7 @@ impl<C: Compute> Scheduler<C> {
             vocabulary: self.profile.vocabulary,
             deadline,
             stage: None,
-            passes: Vec::new(),
+            passes: BTreeMap::new(),
             drafts: Vec::new(),
         };
         // The first pass of all touches memory for the first time.
@@ -94,8 +95,8 @@ struct Gauge<'a, C> {
     vocabulary: usize,
     deadline: Instant,
     stage: Option<Stage>,
-    /// Passes that were measured: batch, nodes, seconds.
-    passes: Vec<(usize, usize, f64)>,
+    /// Passes that were measured: the least seconds by rows.
+    passes: BTreeMap<usize, f64>,
     /// Drafts that were measured: batch, steps, topk, seconds.
     drafts: Vec<(usize, usize, usize, f64)>,
 }
@@ -113,14 +114,15 @@ impl<C: Compute> Gauge<'_, C> {
         let late = Instant::now() > self.deadline;
         match what {
             Measured::Verify { batch, nodes } => {
-                let largest = self.passes.iter().max_by_key(|(batch, nodes, _)| batch * nodes);
-                if let Some(&(b, n, seconds)) = largest
+                let rows = batch * nodes;
+                if let Some(seconds) = self.pass_like(rows)
                     && (late || self.room_for(batch) <= nodes)
                 {
-                    return Ok(seconds * (batch * nodes) as f64 / (b * n) as f64);
+                    return Ok(seconds);
                 }
                 let seconds = self.pass(batch, nodes)?.verify.as_secs_f64();
-                self.passes.push((batch, nodes, seconds));
+                let least = self.passes.entry(rows).or_insert(seconds);
+                *least = least.min(seconds);
                 Ok(seconds)
             }
             Measured::Draft { batch, steps, topk } => {
@@ -139,6 +141,16 @@ impl<C: Compute> Gauge<'_, C> {
                 Ok(seconds)
             }
         }
+    }
+
+    /// What a pass over so many rows should take by what others took: a pass of more rows bounds
+    /// it, and beyond all of them it grows in proportion.
+    fn pass_like(&self, rows: usize) -> Option<f64> {
+        if let Some((_, &seconds)) = self.passes.range(rows..).next() {
+            return Some(seconds);
+        }
+        let (&most, &seconds) = self.passes.last_key_value()?;
+        Some(seconds * rows as f64 / most as f64)
     }
 
     /// The largest tree of so many steps and branches that the engine has room for.

@@ -97,6 +97,18 @@ impl<C: Compute> Scheduler<C> {
         let seconds = (flight.only_decodes() && !requests.is_empty()).then_some(seconds);
         let outcome = RoundOutcome { setting: flight.setting, requests: &requests, seconds };
         self.drafting.learn(&outcome);
+        if tracing::enabled!(target: "aquila_engine::policy", tracing::Level::DEBUG) {
+            let Setting { batch, slot, shape } = flight.setting;
+            let kept =
+                |r: &RequestOutcome<'_>| format!("{}:{}/{}", r.id, r.shape.steps(), r.correct);
+            let kept = requests.iter().map(kept).collect::<Vec<_>>().join(" ");
+            let steps = shape.steps();
+            tracing::debug!(
+                target: "aquila_engine::policy",
+                "round {}: batch {batch}, slot {slot}, steps {steps}; kept {kept}",
+                flight.number
+            );
+        }
         let tokens: usize = requests.iter().map(|request| request.correct + 1).sum();
         let policy = &self.drafting;
         self.stats.change_drafting(|state| {

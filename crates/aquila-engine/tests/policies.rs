@@ -3,11 +3,16 @@
 
 mod support;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::io::Write;
+use std::sync::{Arc, Mutex};
 
 use aquila_compute::cpu::CpuBackend;
 use aquila_engine::{Engine, EngineConfig};
 use aquila_spec::Shape;
+use aquila_spec::policy::{
+    Adaptive, AdaptiveTable, Policy, RequestOutcome, RequestView, RoundOutcome, RoundView,
+};
 use support::Numbers;
 use support::answers::*;
 use support::scripted::{Round, Script, Scripted};
@@ -164,4 +169,78 @@ fn a_policy_for_which_there_is_no_room_is_refused() {
     let policy = Scripted::new(&[Shape::chain(4)], always);
     let why = engine.draft_by(Box::new(policy)).unwrap_err().to_string();
     assert!(why.contains("a chain of 4") && why.contains("a chain of 3"), "{why}");
+}
+
+#[derive(Clone, Default)]
+struct Page(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Page {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A round as the log tells it: steps, and for each request its number, steps and right drafts.
+fn logged(line: &str) -> Option<(usize, Vec<(u64, usize, usize)>)> {
+    let (head, kept) = line.split_once("; kept ")?;
+    let steps = head.rsplit_once("steps ")?.1.parse().ok()?;
+    let request = |text: &str| {
+        let (id, rest) = text.split_once(':')?;
+        let (steps, correct) = rest.split_once('/')?;
+        Some((id.parse().ok()?, steps.parse().ok()?, correct.parse().ok()?))
+    };
+    Some((steps, kept.split_whitespace().map(request).collect::<Option<_>>()?))
+}
+
+#[test]
+fn the_shapes_of_sglangs_policy_are_reproduced_from_the_log() {
+    let prompts: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).step_by(2).collect();
+    let config = EngineConfig { parked_rows: 64, ..config(Shape::chain(7)) };
+    let runner = support::shipped::runner(Algorithm::Standalone, &config);
+    let mut engine = Engine::new(runner, config).unwrap();
+    let policy = || Adaptive::new(AdaptiveTable::default(), Some(3), Vec::new()).unwrap();
+    engine.draft_by(Box::new(policy())).unwrap();
+    let page = Page::default();
+    let writer = page.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    let got = tracing::subscriber::with_default(subscriber, || {
+        answers(&mut engine, &prompts, 96, greedy)
+    });
+    let plain = support::shipped::config(Shape::PLAIN);
+    let plain =
+        answers(&mut support::shipped::engine(Algorithm::None, plain), &prompts, 96, greedy);
+    assert_eq!(texts(&got), texts(&plain));
+
+    let text = String::from_utf8(page.0.lock().unwrap().clone()).unwrap();
+    let rounds: Vec<_> = text
+        .lines()
+        .filter(|line| line.contains("aquila_engine::policy"))
+        .flat_map(logged)
+        .collect();
+    assert!(rounds.len() > 50, "{} rounds", rounds.len());
+    let mut again = policy();
+    let mut seen = HashSet::new();
+    for (steps, requests) in &rounds {
+        let views: Vec<RequestView> =
+            requests.iter().map(|&(id, ..)| RequestView::new(id)).collect();
+        let decision = again.choose(&RoundView { requests: &views });
+        assert_eq!(decision.setting.shape.steps(), *steps);
+        seen.insert(*steps);
+        let outcomes: Vec<_> = requests
+            .iter()
+            .map(|&(id, steps, correct)| RequestOutcome::chain(id, Shape::chain(steps), correct))
+            .collect();
+        let setting = decision.setting;
+        again.learn(&RoundOutcome { setting, requests: &outcomes, seconds: None });
+    }
+    assert!(seen.len() > 2, "it switched among {seen:?}");
 }

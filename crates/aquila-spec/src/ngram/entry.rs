@@ -41,11 +41,9 @@ impl<B: Backend> Entry<B> for NgramEntry {
         Ok(Shape::new(steps, topk, asked.nodes.unwrap_or(nodes.min(most)))?.without_rows())
     }
 
-    /// Its tree, whole and with fewer nodes.
+    /// Its tree, of which a policy may take less.
     fn candidates(&self, asked: AskedShape) -> Result<Vec<Shape>> {
-        let all = Entry::<B>::shape(self, asked)?;
-        let fewer = [2, 3, 4, 6, 8].into_iter().filter(|&nodes| nodes < all.nodes());
-        Ok(fewer.chain([all.nodes()]).map(|nodes| all.within(nodes - 1, nodes)).collect())
+        Ok(vec![Entry::<B>::shape(self, asked)?])
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<Box<dyn Opened<B>>> {

@@ -3,6 +3,8 @@
 //! The one invariant: it never spends what its [`LossAccount`] does not hold, so whatever is
 //! accepted, it is not slower than plain decoding by more than the account's bound.
 
+use std::collections::VecDeque;
+
 use super::costs::RoundCosts;
 use super::worth::{Group, Ladder, Plan, group, share, weigh};
 use super::{
@@ -90,6 +92,8 @@ pub struct Auto {
     since_probe: u32,
     second_looks: usize,
     in_flight: u32,
+    /// What the rounds in flight that draft or look were charged, oldest first.
+    charged: VecDeque<f64>,
     results_since_trees: u32,
     rounds: u64,
     switches: u64,
@@ -122,6 +126,7 @@ impl Auto {
             since_probe: 0,
             second_looks: 0,
             in_flight: 0,
+            charged: VecDeque::new(),
             results_since_trees: 0,
             rounds: 0,
             switches: 0,
@@ -181,6 +186,7 @@ impl Auto {
         self.since_probe = self.since_probe.saturating_add(1);
         if self.since_probe >= LOST_ROUNDS {
             self.in_flight = 0;
+            self.charged.clear();
         }
         if self.ladders.is_empty() || self.in_flight > 0 {
             return Vec::new();
@@ -274,7 +280,10 @@ impl Policy for Auto {
         self.account.charge(extra);
         let largest = shapes.iter().copied().max_by_key(|s| (s.steps(), s.nodes()));
         let shape = largest.unwrap_or(Shape::PLAIN);
-        self.in_flight += u32::from(shape.steps() > 0 || !watch.is_empty());
+        if shape.steps() > 0 || !watch.is_empty() {
+            self.in_flight += 1;
+            self.charged.push_back(extra.max(0.0));
+        }
         let setting = Setting { batch, slot: 1, shape };
         Decision { setting, shapes, expected: Some(expected), watch }
     }
@@ -282,6 +291,16 @@ impl Policy for Auto {
     fn learn(&mut self, outcome: &RoundOutcome<'_>) {
         let batch = outcome.setting.batch.max(1);
         let watched = outcome.requests.iter().any(|r| r.watched.is_some());
+        let drafted = outcome.setting.shape.steps() > 0;
+        if drafted || watched {
+            let charged = self.charged.pop_front().unwrap_or(0.0);
+            if outcome.requests.len() == batch && !watched {
+                // Trees that were looked up may have come out smaller, or not at all.
+                let seconds = self.seconds(outcome.requests.iter().map(|r| r.shape));
+                let spent = (seconds / self.costs.plain(batch) - 1.0).max(0.0);
+                self.account.pay_back((charged - spent).max(0.0));
+            }
+        }
         if let Some(seconds) = outcome.seconds
             && outcome.requests.len() == batch
             && !watched
@@ -289,7 +308,7 @@ impl Policy for Auto {
             let (batch, rows, topk) = self.count(outcome.requests.iter().map(|r| r.shape));
             self.costs.refine((batch, rows), &self.at_level, topk, seconds);
         }
-        if outcome.setting.shape.steps() == 0 && !watched {
+        if !drafted && !watched {
             return;
         }
         self.in_flight = self.in_flight.saturating_sub(1);

@@ -28,6 +28,8 @@ const TIMES: usize = 3;
 const TEXT: usize = 256;
 /// Tokens of a prompt before drafting is measured.
 const PROMPT: usize = 8;
+/// Rounds that a draft sits out to see what its return costs.
+const MISSED: usize = 8;
 
 impl<C: Compute> Scheduler<C> {
     /// Measures what rounds cost, for about as long as `limit`: what there was no time for is
@@ -140,7 +142,28 @@ impl<C: Compute> Gauge<'_, C> {
                 self.drafts.push((batch, steps, topk, seconds));
                 Ok(seconds)
             }
+            Measured::CatchUp => self.catch_up(),
         }
+    }
+
+    /// What a row costs that a draft takes in after it sat out.
+    fn catch_up(&mut self) -> Result<f64> {
+        if self.room_for(1) <= PROMPT + MISSED + 2 {
+            return Ok(0.0);
+        }
+        // Anew, so that there is room for all of it.
+        self.stage_drafts(1)?;
+        let decode = |watch| Part {
+            request: RequestId(0),
+            task: Task::Decode { shape: Shape::PLAIN, watch },
+        };
+        for _ in 0..MISSED {
+            self.run(Job { parts: vec![decode(false)], ..Job::default() })?;
+        }
+        let (times, _) = self.run(Job { parts: vec![decode(true)], ..Job::default() })?;
+        let stage = self.stage.as_mut().expect("requests are there");
+        stage.rows[0] += MISSED + 1;
+        Ok(times.extend.as_secs_f64() / MISSED as f64)
     }
 
     /// What a pass over so many rows should take by what others took: a pass of more rows bounds
@@ -197,15 +220,7 @@ impl<C: Compute> Gauge<'_, C> {
                 && stage.rows.iter().all(|rows| rows + 2 * (shape.steps() + 1) < stage.longest)
         };
         if !self.stage.as_ref().is_some_and(fits) {
-            let mut job = Job::default();
-            self.enter(&mut job, batch, true);
-            for request in 0..batch {
-                let task = Task::Read { rows: 0..PROMPT, outputs: PROMPT - 1..PROMPT, last: true };
-                job.parts.push(Part { request: RequestId(request as u64), task });
-            }
-            self.run(job)?;
-            let stage = self.stage.as_mut().expect("requests are there");
-            stage.rows.fill(PROMPT);
+            self.stage_drafts(batch)?;
         }
         let mut job = Job::default();
         for request in 0..batch {
@@ -218,6 +233,20 @@ impl<C: Compute> Gauge<'_, C> {
             *rows += yielded.map_or(0, |yielded| yielded.tokens.len());
         }
         Ok(times)
+    }
+
+    /// Lets requests in that draft, and reads their prompts.
+    fn stage_drafts(&mut self, batch: usize) -> Result<()> {
+        let mut job = Job::default();
+        self.enter(&mut job, batch, true);
+        for request in 0..batch {
+            let task = Task::Read { rows: 0..PROMPT, outputs: PROMPT - 1..PROMPT, last: true };
+            job.parts.push(Part { request: RequestId(request as u64), task });
+        }
+        self.run(job)?;
+        let stage = self.stage.as_mut().expect("requests are there");
+        stage.rows.fill(PROMPT);
+        Ok(())
     }
 
     /// Lets others in, who have slots and a text.

@@ -205,7 +205,7 @@ impl Running {
         let cap = if self.missed > most_missed { 0 } else { steps };
         // What is known of a tree is that of the next one only while no round is on its way.
         let confidence = self.confidence.filter(|_| self.coming == Coming::default());
-        RequestView { id: self.seat.id().0, cap: Some(cap), confidence }
+        RequestView { id: self.seat.id().0, cap: Some(cap), confidence, behind: self.missed }
     }
 
     /// How many rows beyond its committed ones the next round may need in each of its groups,

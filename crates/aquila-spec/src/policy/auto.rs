@@ -197,7 +197,9 @@ impl Auto {
         let turn = turn.map(|at| (at + self.probes as usize) % batch);
         let watch: Vec<usize> =
             turn.filter(|&at| round.requests[at].most_steps() > 0).take(WATCHED).collect();
-        let extra = self.costs.watching(batch, watch.len()) / plain_seconds;
+        let behind = watch.iter().map(|&at| round.requests[at].behind).sum();
+        let extra = self.costs.watching(batch, watch.len()) + self.costs.catching_up(behind);
+        let extra = extra / plain_seconds;
         // Looks at once leave enough to draft with what they find.
         let affluent = self.account.balance() > self.settings.loss_limit / 4.0;
         let at_once = self.second_looks > 0 || self.survival.promise() > PROMISING;
@@ -269,14 +271,24 @@ impl Policy for Auto {
             None => self.probe(round, plain_seconds),
             Some(_) => self.left_out(&shapes, round),
         };
-        let watching = self.costs.watching(batch, watch.len());
-        let seconds = self.seconds(shapes.iter().copied()) + watching;
-        let (mut extra, mut expected) = (seconds / plain_seconds - 1.0, plan.tokens);
-        if !self.account.affords(extra) {
-            shapes.fill(Shape::PLAIN);
+        let extra = |this: &mut Self, shapes: &[Shape], watch: &[usize]| {
+            let drafts = |&at: &usize| shapes[at].steps() > 0 || watch.contains(&at);
+            let behind = (0..batch).filter(drafts).map(|at| round.requests[at].behind).sum();
+            let seconds = this.seconds(shapes.iter().copied())
+                + this.costs.watching(batch, watch.len())
+                + this.costs.catching_up(behind);
+            seconds / plain_seconds - 1.0
+        };
+        let (mut extra_rounds, mut expected) = (extra(self, &shapes, &watch), plan.tokens);
+        if !self.account.affords(extra_rounds) && !watch.is_empty() {
             watch.clear();
-            (extra, expected) = (0.0, batch as f64);
+            extra_rounds = extra(self, &shapes, &watch);
         }
+        if !self.account.affords(extra_rounds) {
+            shapes.fill(Shape::PLAIN);
+            (extra_rounds, expected) = (0.0, batch as f64);
+        }
+        let extra = extra_rounds;
         self.account.charge(extra);
         let largest = shapes.iter().copied().max_by_key(|s| (s.steps(), s.nodes()));
         let shape = largest.unwrap_or(Shape::PLAIN);

@@ -27,6 +27,9 @@ pub struct CostTable {
     pub topk: Vec<usize>,
     /// Seconds of extending and drafting: `draft[batch][steps][topk]`.
     pub draft: Vec<Vec<Vec<f64>>>,
+    /// Seconds for each row that a draft takes in when it returns after it sat out.
+    #[serde(default)]
+    pub catch_up: f64,
 }
 
 /// One thing to measure.
@@ -48,6 +51,8 @@ pub enum Measured {
         /// Width.
         topk: usize,
     },
+    /// A row that a draft takes in after it sat out.
+    CatchUp,
 }
 
 impl CostTable {
@@ -81,7 +86,8 @@ impl CostTable {
         }
         let own = |list: &[usize]| list.to_vec();
         let (batches, nodes, steps, topk) = (own(batches), own(nodes), own(steps), own(topk));
-        let mut table = Self { key, batches, nodes, verify, steps, topk, draft };
+        let catch_up = seconds(Measured::CatchUp)?;
+        let mut table = Self { key, batches, nodes, verify, steps, topk, draft, catch_up };
         table.make_monotone();
         Ok(table)
     }
@@ -123,7 +129,7 @@ impl CostTable {
         }
         let sane = |seconds: &f64| seconds.is_finite() && *seconds >= 0.0;
         if !self.verify.iter().flatten().all(|s| sane(s) && *s > 0.0)
-            || !self.draft.iter().flatten().flatten().all(sane)
+            || !self.draft.iter().flatten().flatten().chain([&self.catch_up]).all(sane)
         {
             return Err("seconds must be finite, and above 0 for verify".to_owned());
         }
@@ -244,6 +250,11 @@ impl RoundCosts {
     /// What it costs beside a round to draft one step for some of its requests without verifying.
     pub fn watching(&self, batch: usize, requests: usize) -> f64 {
         self.of_batch(batch).level(requests, 1, 1)
+    }
+
+    /// What it costs that drafts take in so many rows that they missed.
+    pub fn catching_up(&self, rows: usize) -> f64 {
+        self.table.catch_up * rows as f64
     }
 
     /// The costs of rounds of this batch, ready to be asked level by level.

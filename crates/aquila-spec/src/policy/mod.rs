@@ -78,12 +78,14 @@ pub struct RequestView {
     pub cap: Option<usize>,
     /// The draft's probability of its likeliest first token, where a seed says it.
     pub confidence: Option<f32>,
+    /// Rows that its draft missed while it sat out, and takes in first if it is to do anything.
+    pub behind: usize,
 }
 
 impl RequestView {
     /// A request without a cap, about whose draft nothing is known.
     pub fn new(id: u64) -> Self {
-        Self { id, cap: None, confidence: None }
+        Self { id, cap: None, confidence: None, behind: 0 }
     }
 
     fn most_steps(&self) -> usize {

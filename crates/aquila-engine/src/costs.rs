@@ -239,11 +239,19 @@ impl<C: Compute> Gauge<'_, C> {
     fn stage_drafts(&mut self, batch: usize) -> Result<()> {
         let mut job = Job::default();
         self.enter(&mut job, batch, true);
-        for request in 0..batch {
-            let task = Task::Read { rows: 0..PROMPT, outputs: PROMPT - 1..PROMPT, last: true };
-            job.parts.push(Part { request: RequestId(request as u64), task });
-        }
         self.run(job)?;
+        // In as small pieces as any engine may want.
+        let piece = PROMPT.min(self.config.chunked_prefill_size);
+        for (request, from) in (0..batch)
+            .flat_map(|request| (0..PROMPT).step_by(piece).map(move |from| (request, from)))
+        {
+            let to = PROMPT.min(from + piece);
+            let last = to == PROMPT;
+            let outputs = if last { to - 1..to } else { to..to };
+            let task = Task::Read { rows: from..to, outputs, last };
+            let parts = vec![Part { request: RequestId(request as u64), task }];
+            self.run(Job { parts, ..Job::default() })?;
+        }
         let stage = self.stage.as_mut().expect("requests are there");
         stage.rows.fill(PROMPT);
         Ok(())

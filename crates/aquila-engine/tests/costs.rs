@@ -30,7 +30,8 @@ fn costs_grow_with_rows_and_steps_and_leave_the_engine_as_it_was() {
 
 #[test]
 fn what_there_is_no_time_or_room_for_costs_in_proportion() {
-    let config = EngineConfig { max_total_tokens: 200, ..config(shape(3, 4, 12)) };
+    let config =
+        EngineConfig { max_total_tokens: 200, chunked_prefill_size: 3, ..config(shape(3, 4, 12)) };
     let mut engine = named("EAGLE3", config);
     let table = engine.measure_costs("test".into(), Duration::ZERO).unwrap();
     let (one, many) = (table.verify(1.0, 1.0), table.verify(8.0, 12.0));

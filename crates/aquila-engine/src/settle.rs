@@ -98,7 +98,7 @@ impl<C: Compute> Scheduler<C> {
         let outcome = RoundOutcome { setting: flight.setting, requests: &requests, seconds };
         self.drafting.learn(&outcome);
         if tracing::enabled!(target: "aquila_engine::policy", tracing::Level::DEBUG) {
-            let Setting { batch, slot, shape } = flight.setting;
+            let Setting { batch, slot, shape, .. } = flight.setting;
             let kept =
                 |r: &RequestOutcome<'_>| format!("{}:{}/{}", r.id, r.shape.steps(), r.correct);
             let kept = requests.iter().map(kept).collect::<Vec<_>>().join(" ");

@@ -185,8 +185,11 @@ impl Write for Page {
     }
 }
 
-/// A round as the log tells it: steps, and for each request its number, steps and right drafts.
-fn logged(line: &str) -> Option<(usize, Vec<(u64, usize, usize)>)> {
+/// A request's part of a round, as the log tells it: its number, steps and right drafts.
+type Kept = (u64, usize, usize);
+
+/// A round as the log tells it: steps, and what its requests kept.
+fn logged(line: &str) -> Option<(usize, Vec<Kept>)> {
     let (head, kept) = line.split_once("; kept ")?;
     let steps = head.rsplit_once("steps ")?.1.parse().ok()?;
     let request = |text: &str| {

@@ -35,10 +35,11 @@ impl<B: Backend> Lane<B> {
         let groups: Vec<Vec<GroupRows>> = turns
             .iter()
             .filter(|turn| turn.awaits_tree)
-            .map(|Turn { track, shape, .. }| {
+            .map(|turn| {
+                let (track, shape) = (&turn.track, turn.tree_shape());
                 let rows = |(at, draft): (usize, &DraftGroup)| {
                     let certain = track.rows[at + 1];
-                    let slots = track.tables[at + 1][..certain + draft.tree.of(*shape)].to_vec();
+                    let slots = track.tables[at + 1][..certain + draft.tree.of(shape)].to_vec();
                     GroupRows { rows: 0..certain, slots }
                 };
                 declared.iter().enumerate().map(rows).collect()
@@ -49,20 +50,19 @@ impl<B: Backend> Lane<B> {
             .filter(|turn| turn.awaits_tree)
             .filter_map(|turn| Some((turn, turn.seed.as_ref()?)))
             .zip(&groups)
-            .map(|((Turn { track, shape, .. }, seed), groups)| Drafting {
-                request: track.order.id.0,
-                tokens: &track.tokens,
-                shape: *shape,
+            .map(|((turn, seed), groups)| Drafting {
+                request: turn.track.order.id.0,
+                tokens: &turn.track.tokens,
+                shape: turn.tree_shape(),
                 seed,
                 groups,
-                asking: track.draft_asking(),
+                asking: turn.track.draft_asking(),
             })
             .collect();
         let trees = runner.draft(&requests)?;
         let drafted = turns.iter_mut().filter(|turn| turn.awaits_tree);
         for (turn, tree) in drafted.zip(trees) {
-            turn.work = Work::Verify { tree };
-            turn.awaits_tree = false;
+            turn.take_tree(tree);
         }
         Ok(())
     }

@@ -89,12 +89,28 @@ impl Turn {
 
     /// Begins its tree, or only looks at what it would begin with.
     pub fn begin(&mut self, seed: Option<Seed>) {
-        if self.watch {
-            let first = seed.as_ref().and_then(|seed| seed.offer.candidates.first());
-            self.watched = first.map(|candidate| candidate.token);
-        }
-        self.awaits_tree = seed.is_some() && self.shape.steps() > 0;
+        let first = seed.as_ref().and_then(|seed| seed.offer.candidates.first());
+        let first = first.map(|candidate| candidate.token);
+        self.watched = first.filter(|_| self.watch);
+        // A draft that looks its trees up says nothing before it does.
+        let tells = self.shape.steps() > 0 || (self.watch && first.is_none());
+        self.awaits_tree = seed.is_some() && tells;
         self.seed = seed;
+    }
+
+    /// The tree that is to be drafted for it.
+    pub fn tree_shape(&self) -> Shape {
+        if self.watch { Shape::chain(1) } else { self.shape }
+    }
+
+    /// Takes its tree, or only looks at it.
+    pub fn take_tree(&mut self, tree: Tree) {
+        self.awaits_tree = false;
+        if self.watch {
+            self.watched = tree.first_child(0).map(|child| tree.nodes()[child].token);
+        } else {
+            self.work = Work::Verify { tree };
+        }
     }
 
     /// Whether distributions are asked for rather than choices.

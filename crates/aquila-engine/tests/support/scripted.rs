@@ -50,7 +50,8 @@ impl Policy for Scripted {
             }
         }
         let shape = Shape::covering(shapes.iter().copied());
-        let setting = Setting { batch: shapes.len(), slot: 1, shape };
+        let watches = !watch.is_empty();
+        let setting = Setting { batch: shapes.len(), slot: 1, shape, watches };
         Decision { setting, shapes, expected: None, watch }
     }
 

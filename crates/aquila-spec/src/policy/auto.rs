@@ -296,13 +296,13 @@ impl Policy for Auto {
             self.in_flight += 1;
             self.charged.push_back(extra.max(0.0));
         }
-        let setting = Setting { batch, slot: 1, shape };
+        let setting = Setting { batch, slot: 1, shape, watches: !watch.is_empty() };
         Decision { setting, shapes, expected: Some(expected), watch }
     }
 
     fn learn(&mut self, outcome: &RoundOutcome<'_>) {
         let batch = outcome.setting.batch.max(1);
-        let watched = outcome.requests.iter().any(|r| r.watched.is_some());
+        let watched = outcome.setting.watches;
         let drafted = outcome.setting.shape.steps() > 0;
         if drafted || watched {
             let charged = self.charged.pop_front().unwrap_or(0.0);

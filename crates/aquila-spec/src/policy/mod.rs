@@ -102,6 +102,8 @@ pub struct Setting {
     pub slot: usize,
     /// The largest tree of the round.
     pub shape: Shape,
+    /// Whether drafts of the round are only looked at.
+    pub watches: bool,
 }
 
 /// The shapes of a round.
@@ -121,7 +123,7 @@ pub struct Decision {
 impl Decision {
     fn uniform(round: &RoundView<'_>, slot: usize, shape: Shape) -> Self {
         let shapes: Vec<_> = round.requests.iter().map(|r| shape.capped(r.most_steps())).collect();
-        let setting = Setting { batch: round.requests.len(), slot, shape };
+        let setting = Setting { batch: round.requests.len(), slot, shape, watches: false };
         Self { setting, shapes, expected: None, watch: Vec::new() }
     }
 

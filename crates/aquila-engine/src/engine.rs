@@ -22,7 +22,7 @@ use crate::error::{Error, Result, SubmitError};
 use crate::lanes::{Compute, DraftRoom, Lane, Lanes, Left, Profile, Runner};
 use crate::life::{Running, Seat, TARGET, Waiting};
 use crate::listener::{FinishReason, Outcome};
-use crate::queue::{Policy, Queue};
+use crate::queue::{AdmissionOrder, Queue};
 use crate::report::{REPORT_EVERY, Report};
 use crate::request::{Request, RequestId};
 use crate::settle::Flight;
@@ -38,7 +38,7 @@ pub struct Scheduler<C> {
     pub(crate) lanes: Lanes<C>,
     pub(crate) cache: KvCache,
     pub(crate) waiting: Queue,
-    pub(crate) policy: Policy,
+    pub(crate) admission_order: AdmissionOrder,
     pub(crate) running: Vec<Running>,
     /// The rounds on their way, oldest first.
     pub(crate) flights: VecDeque<Flight>,
@@ -94,7 +94,7 @@ impl<C: Compute> Scheduler<C> {
             lanes: Lanes::joined(compute),
             cache,
             waiting: Queue::default(),
-            policy: Policy::default(),
+            admission_order: AdmissionOrder::default(),
             running: Vec::new(),
             flights: VecDeque::new(),
             left: Vec::new(),
@@ -223,8 +223,8 @@ impl<C: Compute> Scheduler<C> {
     }
 
     /// Who is admitted next, from now on.
-    pub fn admit_by(&mut self, policy: Policy) {
-        self.policy = policy;
+    pub fn admit_by(&mut self, order: AdmissionOrder) {
+        self.admission_order = order;
     }
 
     /// How often a line of the log says how decoding goes.

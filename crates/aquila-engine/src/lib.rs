@@ -33,7 +33,7 @@ pub use error::{Error, Result, SubmitError};
 pub use handle::EngineHandle;
 pub use lanes::Runner;
 pub use listener::{FinishReason, Listener, Outcome, StopCause, Token, Usage, Verdict};
-pub use queue::Policy;
+pub use queue::AdmissionOrder;
 pub use request::{Limits, Request, RequestId, Speculation};
 pub use stats::{Snapshot, Stats};
 pub use times::Times;

@@ -16,7 +16,7 @@ use crate::error::Failure;
 use crate::lanes::{Admission, Compute, Job, Part, TableChange, Task};
 use crate::life::{Coming, Running, TARGET, Waiting};
 use crate::listener::FinishReason;
-use crate::queue::{COMPARED, MOST_OVERTAKEN, Policy};
+use crate::queue::{AdmissionOrder, COMPARED, MOST_OVERTAKEN};
 use crate::settle::{Flight, Planned};
 
 /// Slots kept back for each request that decodes before another one is admitted, so that a
@@ -81,7 +81,7 @@ impl<C: Compute> Scheduler<C> {
         self.waiting.put(waiting);
     }
 
-    /// Admits waiting requests, in the order of the policy, while rows and memory last.
+    /// Admits waiting requests, in their order, while rows and memory last.
     pub(crate) fn admit(&mut self) {
         let mut rows: usize = self.running.iter().map(Running::unread).sum();
         let mut index = 0;
@@ -114,9 +114,9 @@ impl<C: Compute> Scheduler<C> {
     /// Who is admitted next; nobody before `index` may go where first come is first.
     fn next_to_admit(&self, index: usize) -> Option<usize> {
         let may_go = |waiting: &Waiting| !reads_the_same_prompt(&self.running, waiting);
-        match self.policy {
-            Policy::FirstCome => self.waiting.find(index, may_go),
-            Policy::LongestPrefix => {
+        match self.admission_order {
+            AdmissionOrder::FirstCome => self.waiting.find(index, may_go),
+            AdmissionOrder::LongestPrefix => {
                 let first = self.waiting.find(0, may_go)?;
                 if self.waiting.get(first).seat.overtaken >= MOST_OVERTAKEN {
                     return Some(first);

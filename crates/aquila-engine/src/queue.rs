@@ -7,7 +7,7 @@ use crate::request::RequestId;
 
 /// Who of those that wait is admitted next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Policy {
+pub enum AdmissionOrder {
     /// Who came first.
     #[default]
     FirstCome,

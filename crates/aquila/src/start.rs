@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use aquila_compute::Backend;
 use aquila_compute::cpu::CpuBackend;
-use aquila_engine::{Budget, Engine, EngineConfig, EngineHandle, Policy, Runner, available_memory};
+use aquila_engine::{
+    AdmissionOrder, Budget, Engine, EngineConfig, EngineHandle, Runner, available_memory,
+};
 use aquila_model::{Checkpoint, Decoder, Location, Needs, TokenMap, memory, resolve_with_progress};
 use aquila_spec::ngram::Corpora;
 use aquila_spec::{Opening, Shape, Verify};
@@ -192,7 +194,7 @@ pub fn build(
     };
     let mut engine = Engine::new(Runner::new(backend, decoder, algorithm, &config)?, config)?;
     if flags.schedule_policy == SchedulePolicy::Lpm {
-        engine.admit_by(Policy::LongestPrefix);
+        engine.admit_by(AdmissionOrder::LongestPrefix);
     }
     if overlap.on {
         let failed = |e| Error::Other(format!("cannot start the compute lane's thread: {e}"));

@@ -22,6 +22,7 @@ use crate::error::{Error, Result, SubmitError};
 use crate::lanes::{Compute, DraftRoom, Lane, Lanes, Left, Profile, Runner};
 use crate::life::{Running, Seat, TARGET, Waiting};
 use crate::listener::{FinishReason, Outcome};
+use crate::priority::Priorities;
 use crate::queue::{AdmissionOrder, Queue};
 use crate::report::{REPORT_EVERY, Report};
 use crate::request::{Request, RequestId};
@@ -39,6 +40,7 @@ pub struct Scheduler<C> {
     pub(crate) cache: KvCache,
     pub(crate) waiting: Queue,
     pub(crate) admission_order: AdmissionOrder,
+    pub(crate) priorities: Priorities,
     pub(crate) running: Vec<Running>,
     /// The rounds on their way, oldest first.
     pub(crate) flights: VecDeque<Flight>,
@@ -95,6 +97,7 @@ impl<C: Compute> Scheduler<C> {
             cache,
             waiting: Queue::default(),
             admission_order: AdmissionOrder::default(),
+            priorities: Priorities::default(),
             running: Vec::new(),
             flights: VecDeque::new(),
             left: Vec::new(),
@@ -144,7 +147,7 @@ impl<C: Compute> Scheduler<C> {
 
     /// Takes a request, or says why not.
     pub fn submit(&mut self, request: Request) -> std::result::Result<RequestId, SubmitError> {
-        request.check(self.vocabulary(), &self.config)?;
+        request.check(self.vocabulary(), &self.config, self.priorities)?;
         if self.waiting.len() >= self.config.max_queued_requests {
             return Err(SubmitError::QueueFull(self.waiting.len()));
         }
@@ -159,8 +162,9 @@ impl<C: Compute> Scheduler<C> {
         if !request.seeded {
             request.sampling.seed = derived_seed(self.config.random_seed, id);
         }
-        let seat =
-            Box::new(Seat::new(id, request, self.config.longest_sequence(), self.draft_room()));
+        let rank = self.priorities.rank(request.priority);
+        let longest = self.config.longest_sequence();
+        let seat = Box::new(Seat::new(id, request, rank, longest, self.draft_room()));
         self.waiting.put(Waiting { seat });
         self.count();
     }
@@ -225,6 +229,16 @@ impl<C: Compute> Scheduler<C> {
     /// Who is admitted next, from now on.
     pub fn admit_by(&mut self, order: AdmissionOrder) {
         self.admission_order = order;
+    }
+
+    /// What becomes of the priorities of requests that are submitted from now on.
+    pub fn prioritize(&mut self, priorities: Priorities) {
+        self.priorities = priorities;
+    }
+
+    /// What becomes of priorities.
+    pub fn priorities(&self) -> Priorities {
+        self.priorities
     }
 
     /// How often a line of the log says how decoding goes.

@@ -177,29 +177,21 @@ fn who_outranks_by_the_threshold_takes_the_place_of_who_runs() {
 #[test]
 fn no_more_make_way_than_it_takes_the_lowest_and_youngest_first() {
     for apart in [false, true] {
-        let config = EngineConfig { max_total_tokens: 200, ..config() };
-        let mut desk = Desk::new(config, ranked(10), apart);
-        let kept = desk.ask(&own(1, 30), 40, Some(1));
-        let older = desk.ask(&own(2, 30), 40, Some(0));
-        let younger = desk.ask(&own(3, 30), 40, Some(0));
-        desk.steps(4);
-        // With one of them gone it would fit, but leave too little to those who run.
-        let urgent = desk.ask(&own(4, 110), 5, Some(50));
-        desk.run();
-        assert_eq!(desk.retractions(urgent), 0);
-        assert_eq!(desk.retractions(kept), 0);
-        assert_eq!((desk.retractions(older), desk.retractions(younger)), (1, 1));
-        // The two lose the same amount of memory, so one of them suffices here.
-        let config = EngineConfig { max_total_tokens: 200, ..support::config() };
-        let mut desk = Desk::new(config, ranked(10), apart);
-        let older = desk.ask(&own(2, 30), 40, Some(0));
-        let kept = desk.ask(&own(1, 30), 40, Some(1));
-        let younger = desk.ask(&own(3, 30), 40, Some(0));
-        desk.steps(4);
-        desk.ask(&own(4, 90), 5, Some(50));
-        desk.run();
-        let lost = [older, kept, younger].map(|who| desk.retractions(who));
-        assert_eq!(lost, [0, 0, 1]);
+        // With one of them gone the larger one would fit, but leave too little to those who run.
+        for (tokens, lost) in [(90, [0, 1, 0]), (110, [1, 1, 0])] {
+            let config = EngineConfig { max_total_tokens: 200, ..config() };
+            let mut desk = Desk::new(config, ranked(10), apart);
+            let older = desk.ask(&own(1, 30), 30, Some(0));
+            let younger = desk.ask(&own(2, 30), 30, Some(0));
+            desk.step();
+            // The last to be admitted, but of a higher priority.
+            let kept = desk.ask(&own(3, 30), 30, Some(1));
+            desk.steps(3);
+            let urgent = desk.ask(&own(4, tokens), 5, Some(50));
+            desk.run();
+            assert_eq!([older, younger, kept].map(|who| desk.retractions(who)), lost);
+            assert_eq!(desk.retractions(urgent), 0);
+        }
     }
 }
 
@@ -226,6 +218,7 @@ fn where_memory_runs_out_the_lowest_priority_loses_then_the_youngest() {
         let config = EngineConfig { max_total_tokens: 100, ..config() };
         let mut desk = Desk::new(config, ranked(1000), apart);
         let low = desk.ask(&own(1, 10), 60, Some(0));
+        desk.step();
         let older = desk.ask(&own(2, 10), 60, Some(10));
         let younger = desk.ask(&own(3, 10), 60, Some(10));
         desk.run();

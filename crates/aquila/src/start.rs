@@ -6,7 +6,8 @@ use std::sync::Arc;
 use aquila_compute::Backend;
 use aquila_compute::cpu::CpuBackend;
 use aquila_engine::{
-    AdmissionOrder, Budget, Engine, EngineConfig, EngineHandle, Priorities, Runner, available_memory,
+    AdmissionOrder, Budget, Engine, EngineConfig, EngineHandle, Priorities, Runner,
+    available_memory,
 };
 use aquila_model::{Checkpoint, Decoder, Location, Needs, TokenMap, memory, resolve_with_progress};
 use aquila_spec::ngram::Corpora;

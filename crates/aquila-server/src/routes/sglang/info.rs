@@ -1,5 +1,6 @@
 //! What the server says about itself, its model and its load.
 
+use aquila_engine::Priorities;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -14,6 +15,12 @@ pub(crate) async fn server(State(app): State<Shared>) -> Response {
     let engine = app.generator.engine().stats().snapshot();
     let spec = app.generator.engine().stats().speculation();
     let model = &app.settings.model;
+    let (ranked, low_first, threshold) = match app.generator.engine().priorities() {
+        Priorities::Ranked { low_values_first, preemption_threshold } => {
+            (true, low_values_first, Some(preemption_threshold))
+        }
+        Priorities::Ignored | Priorities::Refused => (false, false, None),
+    };
     let info = json!({
         "model_path": model.path,
         "tokenizer_path": model.path,
@@ -35,6 +42,11 @@ pub(crate) async fn server(State(app): State<Shared>) -> Response {
         "max_queued_requests": config.max_queued_requests,
         "max_total_tokens": config.pages() * config.page_size,
         "disable_radix_cache": !config.prefix_cache,
+        "disable_overlap_schedule": !app.generator.engine().is_apart(),
+        "overlap_schedule_reason": app.settings.overlap_reason,
+        "enable_priority_scheduling": ranked,
+        "schedule_low_priority_values_first": low_first,
+        "priority_scheduling_preemption_threshold": threshold,
         "random_seed": config.random_seed,
         "internal_states": [{
             "last_gen_throughput": app.metrics.throughput(),

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use aquila_compute::Backend;
 use aquila_kv::{CacheConfig, GroupConfig, KvCache};
-use aquila_spec::policy::{Fixed, Policy as DraftPolicy};
+use aquila_spec::policy::{Fixed, Policy};
 use aquila_spec::{HiddenStates, MOST_DRAFT_GROUPS, Shape, Verify};
 
 #[cfg(feature = "known-bugs")]
@@ -23,7 +23,8 @@ use crate::error::{Error, Result, SubmitError};
 use crate::lanes::{Compute, DraftRoom, Lane, Lanes, Left, Profile, Runner};
 use crate::life::{Running, Seat, TARGET, Waiting};
 use crate::listener::{FinishReason, Outcome};
-use crate::queue::{Policy, Queue};
+use crate::priority::Priorities;
+use crate::queue::{AdmissionOrder, Queue};
 use crate::report::{REPORT_EVERY, Report};
 use crate::request::{Request, RequestId};
 use crate::settle::Flight;
@@ -39,9 +40,10 @@ pub struct Scheduler<C> {
     pub(crate) lanes: Lanes<C>,
     pub(crate) cache: KvCache,
     pub(crate) waiting: Queue,
-    pub(crate) policy: Policy,
+    pub(crate) admission_order: AdmissionOrder,
+    pub(crate) priorities: Priorities,
     /// How large the trees of each round are.
-    pub(crate) drafting: Box<dyn DraftPolicy>,
+    pub(crate) drafting: Box<dyn Policy>,
     pub(crate) running: Vec<Running>,
     /// The rounds on their way, oldest first.
     pub(crate) flights: VecDeque<Flight>,
@@ -98,7 +100,8 @@ impl<C: Compute> Scheduler<C> {
             lanes: Lanes::joined(compute),
             cache,
             waiting: Queue::default(),
-            policy: Policy::default(),
+            admission_order: AdmissionOrder::default(),
+            priorities: Priorities::default(),
             drafting,
             running: Vec::new(),
             flights: VecDeque::new(),
@@ -149,7 +152,7 @@ impl<C: Compute> Scheduler<C> {
 
     /// Takes a request, or says why not.
     pub fn submit(&mut self, request: Request) -> std::result::Result<RequestId, SubmitError> {
-        request.check(self.vocabulary(), &self.config)?;
+        request.check(self.vocabulary(), &self.config, self.priorities)?;
         if self.waiting.len() >= self.config.max_queued_requests {
             return Err(SubmitError::QueueFull(self.waiting.len()));
         }
@@ -164,8 +167,9 @@ impl<C: Compute> Scheduler<C> {
         if !request.seeded {
             request.sampling.seed = derived_seed(self.config.random_seed, id);
         }
-        let seat =
-            Box::new(Seat::new(id, request, self.config.longest_sequence(), self.draft_room()));
+        let rank = self.priorities.rank(request.priority);
+        let longest = self.config.longest_sequence();
+        let seat = Box::new(Seat::new(id, request, rank, longest, self.draft_room()));
         self.waiting.put(Waiting { seat });
         self.count();
     }
@@ -230,15 +234,25 @@ impl<C: Compute> Scheduler<C> {
     }
 
     /// Who is admitted next, from now on.
-    pub fn admit_by(&mut self, policy: Policy) {
-        self.policy = policy;
+    pub fn admit_by(&mut self, order: AdmissionOrder) {
+        self.admission_order = order;
+    }
+
+    /// What becomes of the priorities of requests that are submitted from now on.
+    pub fn prioritize(&mut self, priorities: Priorities) {
+        self.priorities = priorities;
+    }
+
+    /// What becomes of priorities.
+    pub fn priorities(&self) -> Priorities {
+        self.priorities
     }
 
     /// Who decides how large the trees of each round are, from now on.
     ///
     /// # Errors
     /// If it may choose a tree that the engine has no room for.
-    pub fn draft_by(&mut self, policy: Box<dyn DraftPolicy>) -> Result<()> {
+    pub fn draft_by(&mut self, policy: Box<dyn Policy>) -> Result<()> {
         let shapes = policy.shapes();
         let all = Shape::covering(shapes.into_iter().chain([self.config.shape]));
         if all != self.config.shape {

@@ -13,6 +13,7 @@ use aquila_spec::{DraftGroup, MOST_DRAFT_GROUPS, Shape};
 
 use crate::lanes::{DraftRoom, Order};
 use crate::listener::{Listener, Token, Usage};
+use crate::queue::MOST_OVERTAKEN;
 use crate::request::{Request, RequestId};
 
 /// The KV group of the target model.
@@ -42,12 +43,20 @@ pub(crate) struct Seat {
     pub usage: Usage,
     /// Whether it was admitted before.
     pub seen: bool,
-    /// How many that came later were admitted while it waited.
+    /// Where its priority puts it, higher first.
+    pub rank: i64,
+    /// How many that came later were admitted while it was the first that waited.
     pub overtaken: usize,
 }
 
 impl Seat {
-    pub fn new(id: RequestId, request: Request, longest: usize, room: DraftRoom) -> Self {
+    pub fn new(
+        id: RequestId,
+        request: Request,
+        rank: i64,
+        longest: usize,
+        room: DraftRoom,
+    ) -> Self {
         let order = Arc::new(Order::new(id, &request, longest, room));
         let usage = Usage { prompt_tokens: request.prompt.len(), ..Usage::default() };
         Self {
@@ -60,6 +69,7 @@ impl Seat {
             prompt_tokens: Vec::new(),
             usage,
             seen: false,
+            rank,
             overtaken: 0,
         }
     }
@@ -101,6 +111,11 @@ impl Seat {
         }
     }
 
+    /// Whether it was overtaken often enough: it is next, and makes way for nobody.
+    pub fn is_overdue(&self) -> bool {
+        self.overtaken >= MOST_OVERTAKEN
+    }
+
     pub fn is_expired(&self, now: Instant) -> bool {
         self.deadline.is_some_and(|deadline| deadline <= now)
     }
@@ -137,17 +152,22 @@ pub(crate) struct Running {
 }
 
 impl Waiting {
-    /// Takes the slots of the whole prefill and of the row after it and leaves `headroom` of them
-    /// to others, or stays as it was.
+    /// How many slots it must get to be admitted with what `sequence` has found in the cache: those
+    /// of the whole prefill and of the row after it.
+    pub fn rows_to_admit(&self, sequence: &Sequence, group: Group) -> usize {
+        let next = usize::from(self.seat.remaining() > 0);
+        self.seat.prefill_goal() - sequence.committed(group) + next
+    }
+
+    /// Takes the slots that it must get and leaves `headroom` of them to others, or stays as it was.
     pub fn admit(mut self, cache: &mut KvCache, headroom: usize) -> Result<Running, Waiting> {
         let goal = self.seat.prefill_goal();
         let limit = self.seat.match_limit();
         let groups = self.seat.groups();
         let mut sequence = cache.admit(&self.seat.namespace, &self.seat.tokens, limit, groups);
         let matched = sequence.committed(TARGET);
-        let next = usize::from(self.seat.remaining() > 0);
         let fits = |cache: &mut KvCache, sequence: &mut Sequence, group: Group| {
-            let wanted = goal - sequence.committed(group) + next;
+            let wanted = self.rows_to_admit(sequence, group);
             wanted + headroom <= cache.available(group)
                 && cache.reserve(sequence, group, wanted).is_ok()
         };

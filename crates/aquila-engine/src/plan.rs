@@ -18,7 +18,7 @@ use crate::error::Failure;
 use crate::lanes::{Admission, Compute, Job, Part, TableChange, Task};
 use crate::life::{Coming, Running, TARGET, Waiting};
 use crate::listener::FinishReason;
-use crate::queue::{COMPARED, MOST_OVERTAKEN, Policy};
+use crate::queue::{AdmissionOrder, COMPARED};
 use crate::settle::{Flight, Planned};
 
 /// Slots kept back for each request that decodes before another one is admitted, so that a
@@ -32,15 +32,16 @@ struct Room {
 }
 
 impl<C: Compute> Scheduler<C> {
-    /// Reserves the slots of the next round of every request that it decodes; the youngest go
-    /// where they do not suffice.
+    /// Reserves the slots of the next round of every request that it decodes; where they do not
+    /// suffice, somebody loses its own.
     pub(crate) fn make_room(&mut self) {
         let mut index = 0;
         while index < self.running.len() {
             if self.reserve_next_round(index) {
                 index += 1;
             } else if self.flights.is_empty() {
-                self.retract_youngest();
+                self.retract_first_loser();
+                index = 0;
             } else {
                 self.settle_oldest();
                 index = 0;
@@ -68,37 +69,31 @@ impl<C: Compute> Scheduler<C> {
         groups.all(|(&group, rows)| self.cache.reserve(&mut request.sequence, group, rows).is_ok())
     }
 
-    fn retract_youngest(&mut self) {
-        let youngest = self.running.pop().expect("the request that found no slot runs");
-        let id = youngest.seat.id();
-        self.leave(&youngest);
-        if self.running.is_empty() {
-            let seat = youngest.discard(&mut self.cache);
-            self.finish(seat, FinishReason::Abort(Failure::DoesNotFit(id).to_string()));
-            return;
-        }
-        tracing::debug!(%id, "retracted");
-        self.stats.retractions.fetch_add(1, Relaxed);
-        let waiting = youngest.retract(&mut self.cache);
-        self.waiting.put(waiting);
-    }
-
-    /// Admits waiting requests, in the order of the policy, while rows and memory last.
+    /// Admits waiting requests, in their order, while rows and memory last; running ones of lower
+    /// priority may have to make way.
     pub(crate) fn admit(&mut self) {
-        let mut rows: usize = self.running.iter().map(Running::unread).sum();
         let mut index = 0;
-        while self.running.len() < self.config.max_running_requests
-            && rows < self.config.chunked_prefill_size
+        while self.running.iter().map(Running::unread).sum::<usize>()
+            < self.config.chunked_prefill_size
         {
+            let is_full = self.running.len() >= self.config.max_running_requests;
+            if is_full && !self.somebody_may_displace() {
+                break;
+            }
             let Some(at) = self.next_to_admit(index) else { break };
-            let headroom = self.running.iter().map(|r| r.seat.remaining().min(HEADROOM)).sum();
-            match self.waiting.take(at).admit(&mut self.cache, headroom) {
+            if is_full {
+                if !self.make_way(at) {
+                    break;
+                }
+                continue;
+            }
+            let kept_back = self.running.iter().map(headroom).sum();
+            match self.waiting.take(at).admit(&mut self.cache, kept_back) {
                 Ok(request) => {
-                    rows += request.unread();
                     let cached = request.sequence.committed(TARGET) as u64;
                     self.stats.cached_tokens.fetch_add(cached, Relaxed);
+                    self.waiting.overtake(request.seat.id());
                     self.running.push(request);
-                    self.waiting.overtake(at);
                     index = at;
                 }
                 Err(Waiting { seat }) if self.running.is_empty() => {
@@ -107,7 +102,9 @@ impl<C: Compute> Scheduler<C> {
                 }
                 Err(waiting) => {
                     self.waiting.put(waiting);
-                    break;
+                    if !self.make_way(at) {
+                        break;
+                    }
                 }
             }
         }
@@ -116,20 +113,26 @@ impl<C: Compute> Scheduler<C> {
     /// Who is admitted next; nobody before `index` may go where first come is first.
     fn next_to_admit(&self, index: usize) -> Option<usize> {
         let may_go = |waiting: &Waiting| !reads_the_same_prompt(&self.running, waiting);
-        match self.policy {
-            Policy::FirstCome => self.waiting.find(index, may_go),
-            Policy::LongestPrefix => {
-                let first = self.waiting.find(0, may_go)?;
-                if self.waiting.get(first).seat.overtaken >= MOST_OVERTAKEN {
-                    return Some(first);
-                }
+        let ranked = self.priorities.are_ranked();
+        let in_turn = !ranked && self.admission_order == AdmissionOrder::FirstCome;
+        let oldest = self.waiting.find(if in_turn { index } else { 0 }, may_go)?;
+        if in_turn || self.waiting.get(oldest).seat.is_overdue() {
+            return Some(oldest);
+        }
+        let first = if ranked { self.waiting.find_highest(oldest, may_go)? } else { oldest };
+        match self.admission_order {
+            AdmissionOrder::FirstCome => Some(first),
+            AdmissionOrder::LongestPrefix => {
                 let cached = |at: &usize| {
                     let seat = &self.waiting.get(*at).seat;
                     let limit = seat.match_limit();
                     self.cache.peek(&seat.namespace, &seat.tokens, limit, seat.groups())
                 };
-                let last = self.waiting.len().min(first + COMPARED);
-                let candidates = (first..last).filter(|&at| may_go(self.waiting.get(at)));
+                let rank = self.waiting.get(first).seat.rank;
+                let equals = (first..self.waiting.len())
+                    .filter(|&at| self.waiting.get(at).seat.rank == rank)
+                    .take(COMPARED);
+                let candidates = equals.filter(|&at| may_go(self.waiting.get(at)));
                 candidates.max_by_key(|at| (cached(at), Reverse(*at)))
             }
         }
@@ -196,6 +199,11 @@ impl<C: Compute> Scheduler<C> {
         self.lanes.send(job);
         is_round
     }
+}
+
+/// Slots that are kept back for a running request before another one is admitted.
+pub(crate) fn headroom(request: &Running) -> usize {
+    request.seat.remaining().min(HEADROOM)
 }
 
 /// A tree of this shape, and what that brings.

@@ -40,7 +40,7 @@ enum Command {
     /// Serve a model over HTTP: OpenAI's API and SGLang's.
     Serve(Box<serve::Serve>),
     /// Say what a checkpoint is, and whether Aquila can serve it.
-    Inspect(inspect::Inspect),
+    Inspect(Box<inspect::Inspect>),
 }
 
 /// The algorithms of this build.

@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use aquila_compute::Backend;
 use aquila_compute::cpu::CpuBackend;
-use aquila_engine::{Budget, Engine, EngineConfig, EngineHandle, Policy, Runner, available_memory};
+use aquila_engine::{
+    AdmissionOrder, Budget, Engine, EngineConfig, EngineHandle, Priorities, Runner,
+    available_memory,
+};
 use aquila_model::{Checkpoint, Decoder, Location, Needs, TokenMap, memory, resolve_with_progress};
 use aquila_spec::ngram::Corpora;
 use aquila_spec::policy::{Adaptive, Auto, PolicyError};
@@ -164,7 +167,15 @@ pub fn build(
             SchedulePolicy::Fcfs => "first come first",
             SchedulePolicy::Lpm => "longest cached prefix first",
         };
-        notice(format_args!("schedule  {order}, overlap {state}: {}", overlap.why));
+        let ranked = match flags.priorities() {
+            Priorities::Ignored => String::new(),
+            Priorities::Refused => ", priorities refused".into(),
+            Priorities::Ranked { low_values_first, preemption_threshold } => format!(
+                ", {} priority before that (a difference of {preemption_threshold} preempts)",
+                if low_values_first { "lowest" } else { "highest" },
+            ),
+        };
+        notice(format_args!("schedule  {order}{ranked}, overlap {state}: {}", overlap.why));
         match &speculative {
             Some(s) => {
                 let with = s.draft.as_ref().map(|draft| format!(" with {draft}"));
@@ -229,8 +240,9 @@ pub fn build(
         Some((_, PolicyPlan::Fixed(_))) | None => {}
     }
     if flags.schedule_policy == SchedulePolicy::Lpm {
-        engine.admit_by(Policy::LongestPrefix);
+        engine.admit_by(AdmissionOrder::LongestPrefix);
     }
+    engine.prioritize(flags.priorities());
     if overlap.on {
         let failed = |e| Error::Other(format!("cannot start the compute lane's thread: {e}"));
         engine = engine.apart().map_err(failed)?;

@@ -6,6 +6,7 @@ mod golden;
 mod lines;
 mod output;
 mod overlap;
+mod priorities;
 mod run;
 mod sampling;
 mod seeds;

@@ -1,6 +1,6 @@
 //! What the server says about itself, its model and its load.
 
-use aquila_engine::DraftingState;
+use aquila_engine::{DraftingState, Priorities};
 use aquila_spec::Shape;
 use aquila_spec::policy::SlotState;
 use axum::extract::State;
@@ -19,6 +19,12 @@ pub(crate) async fn server(State(app): State<Shared>) -> Response {
     let drafting = app.generator.engine().stats().drafting();
     let shape = drafting.setting.map_or(Shape::PLAIN, |setting| setting.shape);
     let model = &app.settings.model;
+    let (ranked, low_first, threshold) = match app.generator.engine().priorities() {
+        Priorities::Ranked { low_values_first, preemption_threshold } => {
+            (true, low_values_first, Some(preemption_threshold))
+        }
+        Priorities::Ignored | Priorities::Refused => (false, false, None),
+    };
     let info = json!({
         "model_path": model.path,
         "tokenizer_path": model.path,
@@ -40,6 +46,11 @@ pub(crate) async fn server(State(app): State<Shared>) -> Response {
         "max_queued_requests": config.max_queued_requests,
         "max_total_tokens": config.pages() * config.page_size,
         "disable_radix_cache": !config.prefix_cache,
+        "disable_overlap_schedule": !app.generator.engine().is_apart(),
+        "overlap_schedule_reason": app.settings.overlap_reason,
+        "enable_priority_scheduling": ranked,
+        "schedule_low_priority_values_first": low_first,
+        "priority_scheduling_preemption_threshold": threshold,
         "random_seed": config.random_seed,
         "internal_states": [{
             "last_gen_throughput": app.metrics.throughput(),

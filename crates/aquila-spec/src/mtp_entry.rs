@@ -30,15 +30,19 @@ impl<B: Backend> Entry<B> for MtpEntry {
     fn open(&self, opening: &Opening<'_>) -> crate::Result<Box<dyn Opened<B>>> {
         let (name, location) = opening.draft()?;
         let layers = MtpCheckpoint::open(location, opening.load, opening.target.spec())?;
-        if opening.head.multi_layer && layers.spec().layers() == 1 {
+        let count = layers.spec().layers();
+        if opening.head.multi_layer && count == 1 {
             return Err(Error::Refused(format!(
                 "--enable-multi-layer-eagle: {name} has one MTP layer, which recurs"
             )));
         }
-        if layers.spec().layers() > 1 {
-            Mtp::<B>::check_steps(layers.spec().layers(), opening.shape)?;
+        let mut shape = Entry::<B>::shape(self, opening.asked)?;
+        if count > 1 {
+            // A layer for each step: where nobody says how many steps, no more than layers.
+            shape = opening.asked.resolve(shape.steps().min(count), shape.topk())?;
+            Mtp::<B>::check_steps(count, shape)?;
         }
-        Ok(Box::new(OpenedMtp { layers, shape: opening.shape, reading: Reading::of(opening)? }))
+        Ok(Box::new(OpenedMtp { layers, shape, reading: Reading::of(opening)? }))
     }
 }
 
@@ -61,6 +65,10 @@ impl OpenedMtp {
 }
 
 impl<B: Backend> Opened<B> for OpenedMtp {
+    fn shape(&self) -> Option<Shape> {
+        Some(self.shape)
+    }
+
     fn needs(&self, allowance: &Allowance) -> Needs {
         let (spec, tokens) = (self.layers.spec(), self.reading.tokens());
         let scratch = if self.recurs() {

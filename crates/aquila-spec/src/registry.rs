@@ -28,7 +28,7 @@ pub trait Entry<B: Backend>: Send + Sync {
     /// What drafts for `model` where `--speculative-draft-model-path` is not given.
     fn draft_for(&self, model: &str) -> DraftFor;
 
-    /// The tree, where flags leave it open.
+    /// The tree, where flags leave it open and what drafts is not known yet.
     fn shape(&self, asked: AskedShape) -> Result<Shape> {
         asked.resolve(3, 1)
     }
@@ -72,6 +72,13 @@ impl AskedShape {
     }
 }
 
+impl From<Shape> for AskedShape {
+    /// Leaves nothing open.
+    fn from(shape: Shape) -> Self {
+        Self { steps: Some(shape.steps()), topk: Some(shape.topk()), nodes: Some(shape.nodes()) }
+    }
+}
+
 /// What an algorithm is opened on.
 pub struct Opening<'a> {
     /// The model to draft for.
@@ -84,18 +91,18 @@ pub struct Opening<'a> {
     pub token_map: Option<&'a [u32]>,
     /// What users decide of a head where its config may mislead.
     pub head: HeadOptions,
-    /// The largest tree.
-    pub shape: Shape,
+    /// What flags say about trees.
+    pub asked: AskedShape,
     /// Where n-grams come from; as by default where nobody says.
     pub ngram: Option<&'a NgramSources>,
 }
 
 impl<'a> Opening<'a> {
-    /// On a target, with trees up to `shape`, and everything else as where nobody says.
-    pub fn new(target: &'a Checkpoint, shape: Shape) -> Self {
-        let load = LoadFormat::Auto;
+    /// On a target, with the trees that are asked for, and everything else as where nobody says.
+    pub fn new(target: &'a Checkpoint, asked: impl Into<AskedShape>) -> Self {
+        let (load, asked) = (LoadFormat::Auto, asked.into());
         let head = HeadOptions::default();
-        Self { target, draft: None, load, token_map: None, head, shape, ngram: None }
+        Self { target, draft: None, load, token_map: None, head, asked, ngram: None }
     }
 
     /// What drafts, for an algorithm that cannot do without.
@@ -137,6 +144,11 @@ pub struct Allowance {
 
 /// An algorithm whose draft fits its target, before it takes any memory.
 pub trait Opened<B: Backend> {
+    /// The tree, where what drafts has a say in it beyond [`Entry::shape`].
+    fn shape(&self) -> Option<Shape> {
+        None
+    }
+
     /// What it takes, for the budget; `allowance.slots` are not known yet.
     fn needs(&self, allowance: &Allowance) -> Needs;
 

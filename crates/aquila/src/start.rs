@@ -73,7 +73,7 @@ pub fn build(
             spec.max_positions
         )));
     }
-    let speculative = flags.speculative.resolve(model.name(), algorithms)?;
+    let mut speculative = flags.speculative.resolve(model.name(), algorithms)?;
     let ngram = match &speculative {
         Some(speculative) if speculative.entry.name() == "NGRAM" => {
             let (sources, warning) = flags.speculative.ngram.sources(&checkpoint)?;
@@ -96,12 +96,15 @@ pub fn build(
                 load: model.load_format(),
                 token_map: map.as_ref().map(TokenMap::ids),
                 head: speculative.head,
-                shape: speculative.shape,
+                asked: speculative.asked,
                 ngram: ngram.as_ref(),
             })?)
         }
         None => None,
     };
+    if let (Some(speculative), Some(opened)) = (&mut speculative, &opened) {
+        speculative.shape = opened.shape().unwrap_or(speculative.shape);
+    }
     let useful = flags.max_running_requests.saturating_mul(context).min(u32::MAX as usize / 2);
     let mut config = EngineConfig {
         page_size: flags.page_size,
@@ -177,7 +180,7 @@ pub fn build(
             "warning: accept thresholds below 1 change what the model writes, not only how fast"
         ));
     }
-    if let Some(warning) = speculative.as_ref().and_then(|s| s.warning.as_ref()) {
+    if let Some(warning) = speculative.as_ref().and_then(|s| s.warning()) {
         notice(format_args!("warning: {warning}"));
     }
     let bar = progress_bar(quiet, "loading");

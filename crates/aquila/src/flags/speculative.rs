@@ -34,7 +34,8 @@ pub struct SpeculativeFlags {
     #[arg(long, value_name = "MODEL")]
     speculative_draft_model_path: Option<String>,
 
-    /// Tokens drafted one after the other [default: 3]
+    /// Tokens drafted one after the other [default: 3, or the layers of an MTP head that has fewer,
+    /// one for each]
     #[arg(long, value_name = "N", value_parser = whole(0, MOST_STEPS), allow_negative_numbers = true)]
     speculative_num_steps: Option<usize>,
 
@@ -133,14 +134,27 @@ pub struct Speculative<'a> {
     pub token_map: Option<PathBuf>,
     /// What the flags decide of a head.
     pub head: HeadOptions,
-    /// The trees.
+    /// What flags say about trees.
+    pub asked: AskedShape,
+    /// The trees; what drafts may still have a say in what flags leave open.
     pub shape: Shape,
     /// How drafts are verified.
     pub verify: Verify,
     /// Pretended acceptance.
     pub simulate: Option<Simulate>,
+}
+
+impl Speculative<'_> {
     /// What was not taken as given.
-    pub warning: Option<String>,
+    pub fn warning(&self) -> Option<String> {
+        let (nodes, steps) = (self.shape.nodes(), self.shape.steps());
+        self.asked.nodes.filter(|&given| given != nodes).map(|given| {
+            format!(
+                "--speculative-num-draft-tokens {given} becomes {nodes}: a chain of {steps} steps \
+                 has that many nodes"
+            )
+        })
+    }
 }
 
 impl SpeculativeFlags {
@@ -187,13 +201,14 @@ impl SpeculativeFlags {
                 ))
             })?),
         };
-        let (shape, warning) = self.shape(entry)?;
+        let asked = self.asked();
+        let shape = entry.shape(asked)?;
         if shape == Shape::PLAIN {
             return Ok(None);
         }
         let (token_map, head) = (self.speculative_token_map.clone(), self.head());
         let (verify, simulate) = (self.verify()?, self.simulate()?);
-        Ok(Some(Speculative { entry, draft, token_map, head, shape, verify, simulate, warning }))
+        Ok(Some(Speculative { entry, draft, token_map, head, asked, shape, verify, simulate }))
     }
 
     fn head(&self) -> HeadOptions {
@@ -277,22 +292,12 @@ impl SpeculativeFlags {
         }
     }
 
-    fn shape(&self, entry: &dyn Entry<CpuBackend>) -> Result<(Shape, Option<String>)> {
-        let shape = entry.shape(AskedShape {
+    fn asked(&self) -> AskedShape {
+        AskedShape {
             steps: self.speculative_num_steps,
             topk: self.speculative_eagle_topk.or(self.ngram.topk()),
             nodes: self.speculative_num_draft_tokens,
-        })?;
-        let given = self.speculative_num_draft_tokens.filter(|&nodes| nodes != shape.nodes());
-        let warning = given.map(|nodes| {
-            format!(
-                "--speculative-num-draft-tokens {nodes} becomes {}: a chain of {} steps has that \
-                 many nodes",
-                shape.nodes(),
-                shape.steps()
-            )
-        });
-        Ok((shape, warning))
+        }
     }
 
     fn verify(&self) -> Result<Verify> {

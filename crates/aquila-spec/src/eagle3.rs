@@ -7,7 +7,9 @@ use aquila_model::{
 };
 
 use crate::registry::{Allowance, DraftFor, Entry, Opened, Opening};
-use crate::{Algorithm, Declaration, DraftGroup, Drafter, HiddenStates, Speculator, TreeRows};
+use crate::{
+    Algorithm, Declaration, DraftGroup, Drafter, HiddenStates, Speculator, Travels, TreeRows,
+};
 
 /// An EAGLE-3 head that drafts.
 pub struct Eagle3<B: Backend> {
@@ -27,6 +29,8 @@ impl<B: Backend> Eagle3<B> {
             name: "EAGLE3",
             hidden,
             groups: vec![DraftGroup { lookahead: 1, tree: TreeRows::EveryLevel }],
+            // The state behind the seed, which the first level goes on from.
+            travels: Travels::with_hidden(1, head.spec().layer.hidden_size),
         };
         let scratch = head.scratch(backend, bounds)?;
         Ok(Self { declaration, head, scratch })

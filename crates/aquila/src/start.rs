@@ -7,14 +7,14 @@ use aquila_compute::Backend;
 use aquila_compute::cpu::CpuBackend;
 use aquila_engine::{Budget, Engine, EngineConfig, EngineHandle, Policy, Runner, available_memory};
 use aquila_model::{Checkpoint, Decoder, Location, Needs, TokenMap, memory, resolve_with_progress};
-use aquila_spec::ngram::Corpora;
-use aquila_spec::{Opening, Shape, Verify};
+use aquila_spec::ngram::{Corpora, NgramSources};
+use aquila_spec::{Opened, Opening, Shape, Verify};
 use aquila_text::{Generator, SamplingParams, Tokenizer};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::Algorithms;
 use crate::error::{Error, Result};
-use crate::flags::{EngineFlags, ModelFlags, SchedulePolicy};
+use crate::flags::{EngineFlags, ModelFlags, SchedulePolicy, Speculative};
 use crate::notice::notice;
 
 /// Loads the model and starts its engine; says on standard error what was chosen.
@@ -86,19 +86,7 @@ pub fn build(
     };
     let opened = match &speculative {
         Some(speculative) => {
-            let draft = &speculative.draft;
-            let location = draft.as_ref().map(|name| find(name, quiet)).transpose()?;
-            let map = speculative.token_map.as_deref();
-            let map = map.map(|path| TokenMap::open(path, spec.vocab_size)).transpose()?;
-            Some(speculative.entry.open(&Opening {
-                target: &checkpoint,
-                draft: draft.as_deref().zip(location.as_ref()),
-                load: model.load_format(),
-                token_map: map.as_ref().map(TokenMap::ids),
-                head: speculative.head,
-                asked: speculative.asked,
-                ngram: ngram.as_ref(),
-            })?)
+            Some(open_draft(model, speculative, &checkpoint, ngram.as_ref(), quiet)?)
         }
         None => None,
     };
@@ -202,6 +190,29 @@ pub fn build(
         engine = engine.apart().map_err(failed)?;
     }
     Ok(Built { engine, checkpoint, corpora: ngram.map(|sources| sources.corpora) })
+}
+
+/// Opens what drafts for `target`.
+pub fn open_draft(
+    model: &ModelFlags,
+    speculative: &Speculative<'_>,
+    target: &Checkpoint,
+    ngram: Option<&NgramSources>,
+    quiet: bool,
+) -> Result<Box<dyn Opened<CpuBackend>>> {
+    let draft = &speculative.draft;
+    let location = draft.as_ref().map(|name| find(name, quiet)).transpose()?;
+    let map = speculative.token_map.as_deref();
+    let map = map.map(|path| TokenMap::open(path, target.spec().vocab_size)).transpose()?;
+    Ok(speculative.entry.open(&Opening {
+        target,
+        draft: draft.as_deref().zip(location.as_ref()),
+        load: model.load_format(),
+        token_map: map.as_ref().map(TokenMap::ids),
+        head: speculative.head,
+        asked: speculative.asked,
+        ngram,
+    })?)
 }
 
 /// The model of this name; a download is shown as it goes.

@@ -10,4 +10,4 @@ mod speculative;
 pub use engine::{EngineFlags, SchedulePolicy};
 pub use model::{ModelFlags, ModelName};
 pub use sampling::SamplingFlags;
-pub use speculative::SpeculativeFlags;
+pub use speculative::{Speculative, SpeculativeFlags};

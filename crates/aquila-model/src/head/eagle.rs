@@ -2,12 +2,14 @@
 //!
 //! Row p takes the token at p + 1 and the target's hidden state at p, after its final norm. The
 //! layer has no norm of its input and none of its output. An embedding table or a language-model
-//! head in the checkpoint is a copy of the target's, which is used instead.
+//! head in the checkpoint is a copy of the target's, which is used instead. Names may all begin
+//! with `model.`, or some of them.
 
 use aquila_compute::{Backend, KvDtype, PlanBounds, WeightFormat};
 
 use super::fusion::{FusedHead, FusedLayout, Stored};
 use super::kind::{HeadKind, check_target, layer_spec, refuse_unknown_kinds, seed, stored};
+use super::unrooted::Unrooted;
 use super::{LmHead, is_eagle3};
 use crate::checkpoint::{Configs, LoadFormat};
 use crate::config::Settings;
@@ -117,9 +119,8 @@ impl EagleCheckpoint {
         let settings = Settings::new(&origin, &config)?;
         refuse_unknown_kinds(&settings, arch::named(&config).unwrap_or_default())?;
         let stored = stored(folder.as_deref(), load)?;
-        let named = stored.as_deref();
         let architecture = arch::named(&config).unwrap_or_default();
-        match named.map(|tensors| (HeadKind::of(tensors), tensors)) {
+        match stored.as_deref().map(|tensors| (HeadKind::of(tensors), tensors)) {
             Some((HeadKind::Eagle, _)) => {}
             Some((other, tensors)) => return Err(other.refusal(tensors, WANTED)),
             None if is_eagle3(&config) || !architecture.contains("Eagle") => {
@@ -127,10 +128,15 @@ impl EagleCheckpoint {
             }
             None => {}
         }
-        let spec = EagleSpec::read(&settings, architecture, named)?;
-        check_target(&spec.layer, &settings, target)?;
+        let stored = stored.map(Unrooted);
+        let named = stored.as_ref().map(|tensors| tensors as &dyn TensorSource);
+        // Older converters for vLLM put the config of the layer into an object of its own.
+        let wrapped = settings.text("model_type")? == Some("eagle");
+        let layer = if wrapped { settings.object("model")? } else { None }.unwrap_or(settings);
+        let spec = EagleSpec::read(&layer, architecture, named)?;
+        check_target(&spec.layer, &layer, target)?;
         let tensors: Box<dyn TensorSource> = match stored {
-            Some(tensors) => tensors,
+            Some(tensors) => Box::new(tensors),
             None => Box::new(Dummy::of(architecture, spec.tensors(), seed(load))),
         };
         let tensor_bytes = layout::check(spec.tensors(), &*tensors)?;

@@ -18,6 +18,7 @@ mod mtp;
 mod mtp_names;
 mod spec;
 mod token_map;
+mod unrooted;
 mod vocabulary;
 
 pub use aux_layers::{AuxLayerConvention, AuxLayers};

@@ -11,7 +11,7 @@ use aquila_compute::{Backend, KvDtype, PlanBounds, WeightFormat};
 use super::LmHead;
 use super::fusion::{FusedHead, FusedLayout, Stored};
 use super::kind::{HeadKind, check_target, layer_spec, refuse_unknown_kinds, seed, stored};
-use super::mtp_names::OnePlus;
+use super::mtp_names::{OnePlus, other_family};
 use crate::checkpoint::{Configs, LoadFormat};
 use crate::config::Settings;
 use crate::dummy::Dummy;
@@ -138,6 +138,9 @@ impl MtpCheckpoint {
         refuse_unknown_kinds(&settings, arch::named(&config).unwrap_or_default())?;
         let stored = stored(folder.as_deref(), load)?;
         let architecture = arch::named(&config).unwrap_or_default();
+        if let Some(reason) = stored.as_deref().and_then(|t| other_family(&t.names())) {
+            return Err(settings.unsupported(reason));
+        }
         let named = match stored.as_deref() {
             Some(tensors) => match HeadKind::of(tensors) {
                 HeadKind::Mtp(naming) => Some((tensors, naming)),

@@ -67,7 +67,8 @@ impl Travels {
 pub enum HiddenStates {
     /// None: no capture, no buffer, no copy.
     None,
-    /// The residual stream behind each of these layers, side by side.
+    /// The residual stream before each of these layers, side by side: 0 is the embedding, as many
+    /// as there are layers what leaves the last.
     Layers(Vec<usize>),
     /// What the target's language-model head reads: the residual stream after the final norm.
     Final,

@@ -21,9 +21,9 @@ pub struct Eagle3<B: Backend> {
 impl<B: Backend> Eagle3<B> {
     /// Drafts with `head`, in passes up to `bounds`.
     pub fn new(backend: &B, head: Eagle3Head<B>, bounds: PlanBounds) -> Result<Self> {
-        let hidden = match head.capture_layers() {
+        let hidden = match head.boundaries() {
             [] => HiddenStates::Final,
-            layers => HiddenStates::Layers(layers.to_vec()),
+            boundaries => HiddenStates::Layers(boundaries.to_vec()),
         };
         let declaration = Declaration {
             name: "EAGLE3",
@@ -113,7 +113,7 @@ impl<B: Backend> Opened<B> for OpenedEagle3 {
         let Allowance { format, kv_dtype, positions, bounds, target_rows, .. } = *allowance;
         let spec = self.head.spec();
         // The stream after the final norm is as wide as the output of one layer.
-        let layers = self.head.capture_layers().len().max(1);
+        let layers = self.head.boundaries().len().max(1);
         Needs {
             weights: spec.weight_bytes(format),
             scratch: spec.scratch_bytes(bounds)

@@ -5,19 +5,19 @@
 //! head in the checkpoint is a copy of the target's, which is used instead. Names may all begin
 //! with `model.`, or some of them.
 
-use aquila_compute::{Backend, KvDtype, PlanBounds, WeightFormat};
+use aquila_compute::{KvDtype, PlanBounds, WeightFormat};
 
-use super::fusion::{FusedHead, FusedLayout, Stored};
+use super::fused_checkpoint::{FusedCheckpoint, Stored};
+use super::fusion::FusedLayout;
+use super::is_eagle3;
 use super::kind::{HeadKind, check_target, layer_spec, refuse_unknown_kinds, seed, stored};
 use super::unrooted::Unrooted;
-use super::{LmHead, is_eagle3};
 use crate::checkpoint::{Configs, LoadFormat};
 use crate::config::Settings;
 use crate::dummy::Dummy;
 use crate::layout::{self, Expected, LinearLayout};
-use crate::loading::Progress;
 use crate::source::TensorSource;
-use crate::{Decoder, Location, ModelSpec, Result, arch, memory};
+use crate::{Location, ModelSpec, Result, arch, memory};
 
 const WANTED: &str = "an EAGLE head";
 const LAYER: &str = "layers.0";
@@ -105,11 +105,7 @@ impl EagleSpec {
 }
 
 /// An EAGLE head that fits its target: everything but its weights has been read and checked.
-pub struct EagleCheckpoint {
-    spec: EagleSpec,
-    tensors: Box<dyn TensorSource>,
-    tensor_bytes: u64,
-}
+pub type EagleCheckpoint = FusedCheckpoint<EagleSpec>;
 
 impl EagleCheckpoint {
     /// Opens the head at `location` for `target`; refuses what is no EAGLE head, what lacks a
@@ -140,41 +136,7 @@ impl EagleCheckpoint {
             None => Box::new(Dummy::of(architecture, spec.tensors(), seed(load))),
         };
         let tensor_bytes = layout::check(spec.tensors(), &*tensors)?;
-        Ok(Self { spec, tensors, tensor_bytes })
-    }
-
-    /// What the head is.
-    pub fn spec(&self) -> &EagleSpec {
-        &self.spec
-    }
-
-    /// The tensors.
-    pub fn tensors(&self) -> &dyn TensorSource {
-        &*self.tensors
-    }
-
-    /// Bytes of the head's weights as they are stored.
-    pub fn tensor_bytes(&self) -> u64 {
-        self.tensor_bytes
-    }
-
-    /// Puts the head on a backend, for the contexts of `target`, whose embedding table it uses.
-    /// `lm_head` is the target's, or some rows of it.
-    pub fn load<B: Backend>(
-        &self,
-        backend: &B,
-        format: WeightFormat,
-        target: &Decoder<B>,
-        lm_head: LmHead<B>,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<FusedHead<B>> {
-        let stored = Stored {
-            spec: &self.spec.layer,
-            layers: vec![self.spec.layout()],
-            chained: true,
-            tensors: &*self.tensors,
-            tensor_bytes: self.tensor_bytes,
-        };
-        FusedHead::load(backend, stored, format, target, lm_head, progress)
+        let (layer, layouts) = (spec.layer.clone(), vec![spec.layout()]);
+        Ok(Self::new(spec, Stored { layer, layouts, chained: true, tensors, tensor_bytes }))
     }
 }

@@ -100,6 +100,7 @@ impl EngineConfig {
             bounds: self.draft_bounds(),
             target_rows: self.hidden_rows(),
             requests: self.max_running_requests,
+            shape: self.shape,
         }
     }
 

@@ -31,7 +31,7 @@ pub trait Entry<B: Backend>: Send + Sync {
     /// What drafts for `model` where `--speculative-draft-model-path` is not given.
     fn draft_for(&self, model: &str) -> DraftFor;
 
-    /// The tree, where flags leave it open.
+    /// The tree, where flags leave it open and what drafts is not known yet.
     fn shape(&self, asked: AskedShape) -> Result<Shape> {
         asked.resolve(3, 1)
     }
@@ -94,18 +94,15 @@ pub struct Opening<'a> {
     pub token_map: Option<&'a [u32]>,
     /// What users decide of a head where its config may mislead.
     pub head: HeadOptions,
-    /// The largest tree.
-    pub shape: Shape,
     /// Where n-grams come from; as by default where nobody says.
     pub ngram: Option<&'a NgramSources>,
 }
 
 impl<'a> Opening<'a> {
-    /// On a target, with trees up to `shape`, and everything else as where nobody says.
-    pub fn new(target: &'a Checkpoint, shape: Shape) -> Self {
-        let load = LoadFormat::Auto;
-        let head = HeadOptions::default();
-        Self { target, draft: None, load, token_map: None, head, shape, ngram: None }
+    /// On a target, with everything else as where nobody says.
+    pub fn new(target: &'a Checkpoint) -> Self {
+        let (load, head) = (LoadFormat::Auto, HeadOptions::default());
+        Self { target, draft: None, load, token_map: None, head, ngram: None }
     }
 
     /// What drafts, for an algorithm that cannot do without.
@@ -143,10 +140,17 @@ pub struct Allowance {
     pub target_rows: usize,
     /// Requests that run at a time.
     pub requests: usize,
+    /// The largest tree.
+    pub shape: Shape,
 }
 
 /// An algorithm whose draft fits its target, before it takes any memory.
 pub trait Opened<B: Backend> {
+    /// How many steps its trees may have, where what drafts bounds them.
+    fn most_steps(&self) -> Option<usize> {
+        None
+    }
+
     /// What it takes, for the budget; `allowance.slots` are not known yet.
     fn needs(&self, allowance: &Allowance) -> Needs;
 

@@ -10,16 +10,16 @@ use aquila_engine::{
     available_memory,
 };
 use aquila_model::{Checkpoint, Decoder, Location, Needs, TokenMap, memory, resolve_with_progress};
-use aquila_spec::ngram::Corpora;
+use aquila_spec::ngram::{Corpora, NgramSources};
 use aquila_spec::policy::{Adaptive, Auto, PolicyError};
-use aquila_spec::{Opening, Shape, Verify};
+use aquila_spec::{Opened, Opening, Shape, Verify};
 use aquila_text::{Generator, SamplingParams, Tokenizer};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::Algorithms;
 use crate::costs::{self, Costs};
 use crate::error::{Error, Result};
-use crate::flags::{EngineFlags, ModelFlags, PolicyPlan, SchedulePolicy};
+use crate::flags::{EngineFlags, ModelFlags, PolicyPlan, SchedulePolicy, Speculative};
 use crate::notice::notice;
 
 /// Hidden rows that are kept for a request whose draft sits out: about as many as there are rounds
@@ -82,7 +82,7 @@ pub fn build(
             spec.max_positions
         )));
     }
-    let speculative = flags.speculative.resolve(model.name(), algorithms)?;
+    let mut speculative = flags.speculative.resolve(model.name(), algorithms)?;
     let ngram = match &speculative {
         Some(speculative) if speculative.entry.name() == "NGRAM" => {
             let (sources, warning) = flags.speculative.ngram.sources(&checkpoint)?;
@@ -95,22 +95,13 @@ pub fn build(
     };
     let opened = match &speculative {
         Some(speculative) => {
-            let draft = &speculative.draft;
-            let location = draft.as_ref().map(|name| find(name, quiet)).transpose()?;
-            let map = speculative.token_map.as_deref();
-            let map = map.map(|path| TokenMap::open(path, spec.vocab_size)).transpose()?;
-            Some(speculative.entry.open(&Opening {
-                target: &checkpoint,
-                draft: draft.as_deref().zip(location.as_ref()),
-                load: model.load_format(),
-                token_map: map.as_ref().map(TokenMap::ids),
-                head: speculative.head,
-                shape: speculative.shape,
-                ngram: ngram.as_ref(),
-            })?)
+            Some(open_draft(model, speculative, &checkpoint, ngram.as_ref(), quiet)?)
         }
         None => None,
     };
+    if let (Some(speculative), Some(opened)) = (&mut speculative, &opened) {
+        speculative.fit(opened.most_steps())?;
+    }
     let useful = flags.max_running_requests.saturating_mul(context).min(u32::MAX as usize / 2);
     let may_sit_out = speculative.as_ref().is_some_and(|s| s.policy.may_sit_out());
     let mut config = EngineConfig {
@@ -123,7 +114,7 @@ pub fn build(
         prefix_cache: !flags.disable_radix_cache,
         kv_dtype: model.kv_dtype(),
         random_seed: model.random_seed,
-        shape: speculative.as_ref().map_or(Shape::PLAIN, |s| s.shape),
+        shape: speculative.as_ref().map_or(Shape::PLAIN, |s| s.policy.covering()),
         verify: speculative.as_ref().map_or(Verify::Match, |s| s.verify),
         parked_rows: if may_sit_out { PARKED_ROWS } else { 0 },
         simulate: speculative.as_ref().and_then(|s| s.simulate),
@@ -226,7 +217,7 @@ pub fn build(
                 model.formats(),
                 s.entry.name(),
                 s.draft.as_deref().unwrap_or("alone"),
-                s.shape,
+                config.shape,
                 config.page_size,
                 config.max_running_requests,
                 config.max_total_tokens,
@@ -248,6 +239,28 @@ pub fn build(
         engine = engine.apart().map_err(failed)?;
     }
     Ok(Built { engine, checkpoint, corpora: ngram.map(|sources| sources.corpora) })
+}
+
+/// Opens what drafts for `target`.
+pub fn open_draft(
+    model: &ModelFlags,
+    speculative: &Speculative<'_>,
+    target: &Checkpoint,
+    ngram: Option<&NgramSources>,
+    quiet: bool,
+) -> Result<Box<dyn Opened<CpuBackend>>> {
+    let draft = &speculative.draft;
+    let location = draft.as_ref().map(|name| find(name, quiet)).transpose()?;
+    let map = speculative.token_map.as_deref();
+    let map = map.map(|path| TokenMap::open(path, target.spec().vocab_size)).transpose()?;
+    Ok(speculative.entry.open(&Opening {
+        target,
+        draft: draft.as_deref().zip(location.as_ref()),
+        load: model.load_format(),
+        token_map: map.as_ref().map(TokenMap::ids),
+        head: speculative.head,
+        ngram,
+    })?)
 }
 
 /// The model of this name; a download is shown as it goes.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use aquila_engine::lanes::{Compute, Done, Job, Order, Part, Profile, Task, Yield};
 use aquila_engine::{EngineConfig, FinishReason, RequestId, StopCause, Times, Token};
-use aquila_spec::{Declaration, HiddenStates};
+use aquila_spec::{Declaration, HiddenStates, Travels};
 
 use super::VOCABULARY;
 
@@ -135,6 +135,7 @@ impl Compute for Simulated {
             name: "SIMULATED",
             hidden: HiddenStates::None,
             groups: Vec::new(),
+            travels: Travels::NOTHING,
         });
         Profile { vocabulary: VOCABULARY as usize, declaration }
     }

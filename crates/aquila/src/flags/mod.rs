@@ -12,4 +12,4 @@ pub use engine::{EngineFlags, SchedulePolicy};
 pub use model::ModelFlags;
 pub use policy::PolicyPlan;
 pub use sampling::SamplingFlags;
-pub use speculative::SpeculativeFlags;
+pub use speculative::{Speculative, SpeculativeFlags};

@@ -75,6 +75,18 @@ impl PolicyPlan {
         }
     }
 
+    /// Leaves deeper trees out; says whether a table of SGLang's had some.
+    pub fn cap(&mut self, most: usize) -> bool {
+        match self {
+            PolicyPlan::Fixed(shape) => *shape = shape.capped(most),
+            PolicyPlan::Adaptive { table, .. } => return table.cap(most),
+            PolicyPlan::Auto { settings, .. } => {
+                settings.candidates.retain(|shape| shape.steps() <= most);
+            }
+        }
+        false
+    }
+
     /// Whether a round may go without a tree although its requests would take one.
     pub fn may_sit_out(&self) -> bool {
         !matches!(self, PolicyPlan::Fixed(_))

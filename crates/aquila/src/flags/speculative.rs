@@ -35,7 +35,8 @@ pub struct SpeculativeFlags {
     #[arg(long, value_name = "MODEL")]
     speculative_draft_model_path: Option<String>,
 
-    /// Tokens drafted one after the other [default: as the policy decides]
+    /// Tokens drafted one after the other [default: as the policy decides; no more than the layers of
+    /// an MTP head that has one for each]
     #[arg(long, value_name = "N", value_parser = whole(0, MOST_STEPS), allow_negative_numbers = true)]
     speculative_num_steps: Option<usize>,
 
@@ -138,8 +139,8 @@ pub struct Speculative<'a> {
     pub token_map: Option<PathBuf>,
     /// What the flags decide of a head.
     pub head: HeadOptions,
-    /// The largest tree.
-    pub shape: Shape,
+    /// What flags say about trees.
+    pub asked: AskedShape,
     /// Who decides how large trees are.
     pub policy: PolicyPlan,
     /// How drafts are verified.
@@ -148,6 +149,26 @@ pub struct Speculative<'a> {
     pub simulate: Option<Simulate>,
     /// What was not taken as given.
     pub warnings: Vec<String>,
+}
+
+impl Speculative<'_> {
+    /// Takes trees no deeper than what drafts can make them; refuses a flag that asks for more.
+    pub fn fit(&mut self, most_steps: Option<usize>) -> Result<()> {
+        let Some(most) = most_steps else { return Ok(()) };
+        if let Some(steps) = self.asked.steps.filter(|&steps| steps > most) {
+            return Err(Error::Usage(format!(
+                "--speculative-num-steps {steps}: what drafts has {most} layers, one for each \
+                 step: at most {most} steps"
+            )));
+        }
+        if self.policy.cap(most) {
+            self.warnings.push(format!(
+                "steps beyond {most} are left out of --speculative-policy adaptive: what drafts \
+                 has {most} layers, one for each step"
+            ));
+        }
+        Ok(())
+    }
 }
 
 impl SpeculativeFlags {
@@ -194,12 +215,8 @@ impl SpeculativeFlags {
                 ))
             })?),
         };
-        let asked = AskedShape {
-            steps: self.speculative_num_steps,
-            topk: self.speculative_eagle_topk.or(self.ngram.topk()),
-            nodes: self.speculative_num_draft_tokens,
-        };
-        let (shape, warning) = shape(entry, asked)?;
+        let asked = self.asked(entry);
+        let shape = entry.shape(asked)?;
         let tree = self.speculative_eagle_topk.or(self.speculative_num_draft_tokens).is_some();
         let (policy, mut warnings) = self.policy.plan(
             shape,
@@ -208,7 +225,13 @@ impl SpeculativeFlags {
             self.speculative_num_steps,
             tree,
         )?;
-        warnings.extend(warning);
+        let (nodes, steps) = (shape.nodes(), shape.steps());
+        warnings.extend(asked.nodes.filter(|&given| given != nodes).map(|given| {
+            format!(
+                "--speculative-num-draft-tokens {given} becomes {nodes}: a chain of {steps} steps \
+                 has that many nodes"
+            )
+        }));
         let shape = policy.covering();
         if shape == Shape::PLAIN {
             return Ok(None);
@@ -220,7 +243,7 @@ impl SpeculativeFlags {
             draft,
             token_map,
             head,
-            shape,
+            asked,
             policy,
             verify,
             simulate,
@@ -268,6 +291,11 @@ impl SpeculativeFlags {
         Ok(algorithms.entries().filter(known).map(Entry::name).collect())
     }
 
+    /// Whether a flag says who or what decides how large trees are.
+    pub fn decides_trees(&self) -> bool {
+        self.gives_shape() || self.policy.given().is_some()
+    }
+
     /// Whether a flag says how large trees are.
     pub fn gives_shape(&self) -> bool {
         self.speculative_num_steps.is_some()
@@ -306,6 +334,16 @@ impl SpeculativeFlags {
                 names.join(", ")
             ))),
             None => Ok(()),
+        }
+    }
+
+    fn asked(&self, entry: &dyn Entry<CpuBackend>) -> AskedShape {
+        AskedShape {
+            steps: self.speculative_num_steps,
+            topk: self
+                .speculative_eagle_topk
+                .or(self.ngram.topk().filter(|_| entry.name() == NGRAM)),
+            nodes: self.speculative_num_draft_tokens,
         }
     }
 
@@ -363,21 +401,6 @@ impl SpeculativeFlags {
         };
         Ok(Some(Simulate { length, method }))
     }
-}
-
-/// The trees that were asked for, and what of that is taken otherwise.
-fn shape(entry: &dyn Entry<CpuBackend>, asked: AskedShape) -> Result<(Shape, Option<String>)> {
-    let shape = entry.shape(asked)?;
-    let given = asked.nodes.filter(|&nodes| nodes != shape.nodes());
-    let warning = given.map(|nodes| {
-        format!(
-            "--speculative-num-draft-tokens {nodes} becomes {}: a chain of {} steps has that many \
-             nodes",
-            shape.nodes(),
-            shape.steps()
-        )
-    });
-    Ok((shape, warning))
 }
 
 /// The base of rotary frequencies.

@@ -3,6 +3,7 @@
 mod checkpoints;
 mod flags;
 mod golden;
+mod heads;
 mod lines;
 mod output;
 mod overlap;

@@ -98,7 +98,7 @@ impl<B: Backend> Mixed<B> {
     }
 
     /// The tree from n-grams, if it promises more than the model's would.
-    fn from_ngrams(&mut self, request: &Drafting<'_>) -> Option<Tree> {
+    fn tree_of_ngrams(&mut self, request: &Drafting<'_>) -> Option<Tree> {
         let Drafting { request: number, tokens, shape, seed, .. } = *request;
         self.read(number, tokens);
         let (tree, guesses) = self.ngram.tree_with_guesses(number, tokens, shape);
@@ -156,7 +156,7 @@ impl<B: Backend> Algorithm<B> for Mixed<B> {
     }
 
     fn draft(&mut self, backend: &B, requests: &[Drafting<'_>]) -> Result<Vec<Tree>> {
-        let found: Vec<Option<Tree>> = requests.iter().map(|r| self.from_ngrams(r)).collect();
+        let found: Vec<Option<Tree>> = requests.iter().map(|r| self.tree_of_ngrams(r)).collect();
         let wanted: Vec<Drafting<'_>> = requests
             .iter()
             .zip(&found)

@@ -75,6 +75,8 @@ struct Mix {
     mixed: Mixed<CpuBackend>,
     backend: CpuBackend,
     asked: Arc<Mutex<Asked>>,
+    /// The token that seeds offer.
+    offered: u32,
 }
 
 /// A request: its number, its text, and how sure the model's seed is.
@@ -89,7 +91,8 @@ impl Mix {
         let settings = NgramSettings { scope, ..NgramSettings::default() };
         let ngram = Ngram::new(settings, Corpora::new(1 << 20, VOCABULARY)).unwrap();
         let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
-        Self { mixed: Mixed::new("MODEL+NGRAM", model, ngram), backend, asked }
+        let mixed = Mixed::new("MODEL+NGRAM", model, ngram);
+        Self { mixed, backend, asked, offered: MODEL }
     }
 
     fn asked(&self) -> Asked {
@@ -102,7 +105,7 @@ impl Mix {
         let seeds: Vec<Seed> = requests
             .iter()
             .map(|&(_, _, probability)| {
-                let candidates = vec![Candidate { token: MODEL, probability }];
+                let candidates = vec![Candidate { token: self.offered, probability }];
                 Seed { row: 0, offer: Offer { candidates, drawn_from: None } }
             })
             .collect();
@@ -136,7 +139,7 @@ impl Mix {
     }
 
     /// Whether n-grams draft for a request.
-    fn from_ngrams(&mut self, (request, tokens, sure): Asks<'_>) -> bool {
+    fn ngrams_draft(&mut self, (request, tokens, sure): Asks<'_>) -> bool {
         let tree = self.draft(&[(request, tokens, sure)], Shape::chain(3), 0.0).remove(0);
         tree.nodes().get(1).is_some_and(|node| node.token != MODEL)
     }
@@ -175,7 +178,7 @@ fn where_n_grams_draft_for_all_the_model_is_not_asked() {
     let mut mix = Mix::new(NgramScope::Request);
     let known = repeated(&[1, 2, 3], 40);
     for length in 30..40 {
-        assert!(mix.from_ngrams((1, &known[..length], 0.5)));
+        assert!(mix.ngrams_draft((1, &known[..length], 0.5)));
     }
     assert_eq!(mix.asked().trees.len(), 0);
     assert!(mix.draft(&[], Shape::chain(3), 0.0).is_empty());
@@ -186,8 +189,8 @@ fn a_model_that_is_surer_than_a_short_match_drafts() {
     let mut mix = Mix::new(NgramScope::Request);
     // Only the last token was seen before, and something else followed it each time.
     let text: Vec<u32> = (0..20).flat_map(|at| [7, 100 + at]).chain([7]).collect();
-    assert!(!mix.from_ngrams((1, &text, 0.9)));
-    assert!(!mix.from_ngrams((2, &text, 0.2)));
+    assert!(!mix.ngrams_draft((1, &text, 0.9)));
+    assert!(!mix.ngrams_draft((2, &text, 0.2)));
 }
 
 #[test]
@@ -210,10 +213,10 @@ fn both_sides_hear_of_every_token_and_of_every_leave() {
     mix.extend(1, &known[..24]);
     // A chain asks for one candidate, which would be taken for certain.
     assert_eq!(mix.asked().extended, [(1, 20, Some(2)), (1, 24, Some(2))]);
-    assert!(mix.from_ngrams((1, &known[..24], 0.5)));
+    assert!(mix.ngrams_draft((1, &known[..24], 0.5)));
     mix.leave(1, &known);
     assert_eq!(mix.asked().left, [1]);
-    assert!(!mix.from_ngrams((1, &[1], 0.5)), "what a request read leaves with it");
+    assert!(!mix.ngrams_draft((1, &[1], 0.5)), "what a request read leaves with it");
 }
 
 #[test]
@@ -221,7 +224,7 @@ fn what_was_drafted_for_others_decides_in_the_scope_of_the_server_alone() {
     for (scope, learns) in [(NgramScope::Server, true), (NgramScope::Request, false)] {
         let mut mix = Mix::new(scope);
         let asked = [&fresh(30)[..], &fresh(30)[..2]].concat();
-        assert!(!mix.from_ngrams((0, &asked, 0.95)), "{scope:?}: a sure model is believed");
+        assert!(!mix.ngrams_draft((0, &asked, 0.95)), "{scope:?}: a sure model is believed");
         mix.leave(0, &asked);
         // The model is always sure, and always wrong.
         for request in 1..60 {
@@ -232,7 +235,7 @@ fn what_was_drafted_for_others_decides_in_the_scope_of_the_server_alone() {
             mix.extend(request, &text);
             mix.leave(request, &text);
         }
-        assert_eq!(mix.from_ngrams((99, &asked, 0.95)), learns, "{scope:?}");
+        assert_eq!(mix.ngrams_draft((99, &asked, 0.95)), learns, "{scope:?}");
     }
 }
 
@@ -252,21 +255,41 @@ proptest! {
         sure in 0.0f32..1.0,
         returns in any::<bool>(),
     ) {
-        let want = Mix::new(NgramScope::Request).from_ngrams((1, &text, sure));
+        let want = Mix::new(NgramScope::Request).ngrams_draft((1, &text, sure));
         let mut mix = Mix::new(NgramScope::Request);
         let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(text.len())).collect();
         cuts.sort_unstable();
         for cut in cuts {
             mix.extend(1, &text[..cut]);
-            mix.from_ngrams((1, &text[..cut], 1.0 - sure));
+            mix.ngrams_draft((1, &text[..cut], 1.0 - sure));
             for (number, other) in (2..).zip(&others) {
-                mix.from_ngrams((number, other, 0.5));
+                mix.ngrams_draft((number, other, 0.5));
             }
             if returns {
                 mix.leave(1, &text[..cut]);
             }
         }
-        prop_assert_eq!(mix.from_ngrams((1, &text, sure)), want);
+        prop_assert_eq!(mix.ngrams_draft((1, &text, sure)), want);
+    }
+
+    /// Else drafts that are verified by rejection would not be distributed as they say.
+    #[test]
+    fn the_tokens_that_a_model_drew_do_not_decide(
+        text in text(),
+        sure in 0.0f32..1.0,
+        temperature in 0.0f32..1.5,
+        server in any::<bool>(),
+    ) {
+        let scope = if server { NgramScope::Server } else { NgramScope::Request };
+        let drafted = |offered| {
+            let mut mix = Mix { offered, ..Mix::new(scope) };
+            mix.draft(&[(1, &text, sure)], Shape::chain(3), temperature);
+            mix.mixed.drafted()
+        };
+        let any = drafted(MODEL);
+        for token in 0..6 {
+            prop_assert_eq!(drafted(token), any);
+        }
     }
 
     #[test]

@@ -5,6 +5,8 @@
 //! text alone drafts alike in any company, and drafts that are drawn are not picked by what was
 //! drawn, which would change their distribution.
 
+use aquila_compute::math::powf;
+
 use crate::ngram::Guess;
 use crate::{Offer, Shape};
 
@@ -21,7 +23,9 @@ const LATER: f32 = 0.8;
 const BRANCHES: f32 = 0.4;
 /// A greedy choice is a draft's favourite more often than the draft gives it probability: by this
 /// power of it.
-const GREEDY: f32 = 0.6;
+const GREEDY: f64 = 0.6;
+/// Where probabilities end that powers are taken of.
+const LEAST_SURE: f32 = 1e-6;
 /// What sampling leaves of the odds of n-grams. A model's draft is perturbed by the noise that the
 /// target will meet; what others wrote is not.
 const SAMPLED_ODDS: f32 = 0.5;
@@ -136,8 +140,9 @@ impl Known {
 
 /// How likely the first token of an offer is the target's, as far as the offer itself says.
 pub(crate) fn first_rate(offer: &Offer, greedy: bool) -> f32 {
-    let sure = offer.candidates.first().map_or(0.0, |first| first.probability.clamp(0.0, 1.0));
-    if greedy { sure.powf(GREEDY) } else { sure }
+    let sure = offer.candidates.first().map_or(0.0, |first| first.probability);
+    let sure = sure.clamp(LEAST_SURE, 1.0);
+    if greedy { powf(f64::from(sure), GREEDY) as f32 } else { sure }
 }
 
 fn eighth(rate: f32) -> usize {

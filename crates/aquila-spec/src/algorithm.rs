@@ -268,6 +268,7 @@ pub struct GroupRows {
 }
 
 /// A request whose tree is to be drafted.
+#[derive(Clone)]
 pub struct Drafting<'a> {
     /// Its number.
     pub request: u64,
@@ -302,6 +303,7 @@ impl Drafting<'_> {
 }
 
 /// A request some of whose tokens have become certain.
+#[derive(Clone)]
 pub struct Extending<'a> {
     /// Its number.
     pub request: u64,

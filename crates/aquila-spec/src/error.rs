@@ -19,6 +19,18 @@ pub enum Error {
         /// The names that there are.
         known: String,
     },
+    /// A mix of algorithms that there is not.
+    #[error(
+        "--speculative-algorithm {name}: {why}; what can be mixed is NAME+NGRAM, with NAME one of {known}"
+    )]
+    NoMix {
+        /// The name.
+        name: String,
+        /// What is wrong with it.
+        why: String,
+        /// The algorithms that n-grams can be mixed into.
+        known: String,
+    },
     /// A name that another algorithm has, or that is kept for one.
     #[error("an algorithm cannot be called {0}: that name is taken")]
     NameTaken(String),
@@ -39,7 +51,8 @@ pub enum Error {
 impl Error {
     /// Whether the flags themselves are wrong, whatever files they name.
     pub fn is_usage(&self) -> bool {
-        matches!(self, Error::Unknown { .. } | Error::NotYet { .. } | Error::Shape(_))
+        use Error::{NoMix, NotYet, Shape, Unknown};
+        matches!(self, Unknown { .. } | NotYet { .. } | NoMix { .. } | Shape(_))
     }
 }
 

@@ -7,6 +7,7 @@
 //!   [`Eagle`] and [`Standalone`] are three.
 //! - [`Mtp`]: the algorithm of heads that have a layer for each step.
 //! - [`ngram`]: drafts from what followed the same tokens before, without any model.
+//! - [`Mixed`]: a model and n-grams together, whichever promises more.
 //! - [`Registry`]: algorithms by name, from the flag to something that drafts.
 //! - [`accept`]: which drafts the target confirms; [`Verify`] where that is a matter of
 //!   probability, [`Simulate`] where it is only pretended.
@@ -26,6 +27,9 @@ mod error;
 mod kept_states;
 #[cfg(feature = "known-bugs")]
 pub mod known_bugs;
+mod mixed;
+mod mixed_entry;
+mod mixed_worth;
 mod mtp;
 mod mtp_entry;
 pub mod ngram;
@@ -49,6 +53,7 @@ pub use draft::{Drafter, Speculator};
 pub use eagle::Eagle;
 pub use eagle3::Eagle3;
 pub use error::{Error, Result};
+pub use mixed::{Drafted, Mixed};
 pub use mtp::{Mtp, MtpRoom};
 pub use registry::{Allowance, AskedShape, DraftFor, Entry, NONE, Opened, Opening, Registry};
 pub use shape::{MOST_STEPS, MOST_TOPK, Shape, ShapeError};

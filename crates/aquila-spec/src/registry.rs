@@ -3,10 +3,13 @@
 //! An [`Entry`] is found by its name in any case, opened on a target and loaded once memory is
 //! known to suffice. The built-in algorithms are entries as any other.
 
+use std::sync::Arc;
+
 use aquila_compute::{Backend, KvDtype, PlanBounds, WeightFormat};
 use aquila_model::{Checkpoint, Decoder, HeadOptions, LoadFormat, Location, Needs};
 
 use crate::error::{Error, Result};
+use crate::mixed_entry::MixedEntry;
 use crate::ngram::{NgramEntry, NgramSources};
 use crate::{Algorithm, Shape, eagle, eagle3, mtp_entry, standalone};
 
@@ -30,6 +33,11 @@ pub trait Entry<B: Backend>: Send + Sync {
 
     /// What drafts for `model` where `--speculative-draft-model-path` is not given.
     fn draft_for(&self, model: &str) -> DraftFor;
+
+    /// Whether it drafts from n-grams, alone or among others.
+    fn drafts_from_ngrams(&self) -> bool {
+        false
+    }
 
     /// The tree, where flags leave it open and what drafts is not known yet.
     fn shape(&self, asked: AskedShape) -> Result<Shape> {
@@ -165,13 +173,15 @@ pub trait Opened<B: Backend> {
 
 /// The algorithms of a build.
 pub struct Registry<B: Backend> {
-    entries: Vec<Box<dyn Entry<B>>>,
+    entries: Vec<Arc<dyn Entry<B>>>,
+    /// Each entry that does not draft from n-grams, mixed with them.
+    mixes: Vec<MixedEntry<B>>,
 }
 
 impl<B: Backend> Registry<B> {
     /// Those that Aquila brings.
     pub fn built_in() -> Self {
-        let mut registry = Self { entries: Vec::new() };
+        let mut registry = Self { entries: Vec::new(), mixes: Vec::new() };
         let built_in: [Box<dyn Entry<B>>; 5] = [
             Box::new(eagle3::Eagle3Entry),
             Box::new(eagle::EagleEntry),
@@ -197,11 +207,16 @@ impl<B: Backend> Registry<B> {
                 return Err(Error::NameTaken(name.to_owned()));
             }
         }
+        let entry: Arc<dyn Entry<B>> = Arc::from(entry);
+        if !entry.drafts_from_ngrams() {
+            self.mixes.push(MixedEntry::of(entry.clone()));
+        }
         self.entries.push(entry);
         Ok(())
     }
 
-    /// The algorithm of this name, in any case; nothing for `NONE`.
+    /// The algorithm of this name, in any case; nothing for `NONE`. `NAME+NGRAM` is the mix of an
+    /// algorithm and n-grams.
     pub fn find(&self, name: &str) -> Result<Option<&dyn Entry<B>>> {
         if name.eq_ignore_ascii_case(NONE) {
             return Ok(None);
@@ -209,11 +224,27 @@ impl<B: Backend> Registry<B> {
         if let Some(entry) = self.get(name) {
             return Ok(Some(entry));
         }
+        if let Some((model, other)) = name.split_once('+') {
+            return self.mix(name, model, other).map(Some);
+        }
         let known = self.names().collect::<Vec<_>>().join(", ");
         if NOT_YET.iter().any(|n| n.eq_ignore_ascii_case(name)) {
             return Err(Error::NotYet { name: name.to_ascii_uppercase(), known });
         }
         Err(Error::Unknown { name: name.to_owned(), known })
+    }
+
+    fn mix(&self, name: &str, model: &str, other: &str) -> Result<&dyn Entry<B>> {
+        let known = || self.mixes.iter().map(MixedEntry::model).collect::<Vec<_>>().join(", ");
+        let refused = |why| Error::NoMix { name: name.to_owned(), why, known: known() };
+        let (model, other) = (model.trim(), other.trim());
+        if !self.get(other).is_some_and(|other| other.drafts_from_ngrams()) {
+            return Err(refused(format!("{other:?} cannot be mixed into another algorithm")));
+        }
+        let model = self.find(model)?.map(Entry::name);
+        let mix = self.mixes.iter().find(|mix| Some(mix.model()) == model);
+        let why = || refused(format!("{} has no model", model.unwrap_or(NONE)));
+        mix.map(|mix| mix as &dyn Entry<B>).ok_or_else(why)
     }
 
     fn get(&self, name: &str) -> Option<&dyn Entry<B>> {

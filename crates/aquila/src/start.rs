@@ -84,7 +84,7 @@ pub fn build(
     }
     let mut speculative = flags.speculative.resolve(model.name(), algorithms)?;
     let ngram = match &speculative {
-        Some(speculative) if speculative.entry.name() == "NGRAM" => {
+        Some(speculative) if speculative.entry.drafts_from_ngrams() => {
             let (sources, warning) = flags.speculative.ngram.sources(&checkpoint)?;
             if let Some(warning) = warning {
                 notice(format_args!("warning: {warning}"));

@@ -28,6 +28,16 @@ fn models_that_draft_conform_and_their_drafts_are_invariant() {
 }
 
 #[test]
+fn mixes_of_a_model_and_n_grams_conform_and_those_of_a_request_are_invariant() {
+    for name in ["EAGLE3+NGRAM", "STANDALONE+NGRAM"] {
+        let report = conforms(name, &["--speculative-ngram-scope", "request"]);
+        assert!(report.invariant, "{name}");
+        assert!(report.accept_length > 1.2, "{name}: {report:?}");
+    }
+    conforms("mtp+ngram", &[]);
+}
+
+#[test]
 fn n_grams_conform_and_those_of_a_request_are_invariant() {
     let report = conforms("NGRAM", &["--speculative-ngram-scope", "request"]);
     assert!(report.invariant && report.accept_length > 1.1, "{report:?}");

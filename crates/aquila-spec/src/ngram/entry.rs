@@ -46,13 +46,24 @@ impl<B: Backend> Entry<B> for NgramEntry {
         Ok(vec![Entry::<B>::shape(self, asked)?])
     }
 
+    fn drafts_from_ngrams(&self) -> bool {
+        true
+    }
+
     fn open(&self, opening: &Opening<'_>) -> Result<Box<dyn Opened<B>>> {
+        Ok(Box::new(NgramSources::of(opening)?))
+    }
+}
+
+impl NgramSources {
+    /// Those that an algorithm is opened on, or the default ones.
+    pub(crate) fn of(opening: &Opening<'_>) -> Result<Self> {
         let sources = opening.ngram.cloned().unwrap_or_else(|| NgramSources {
             settings: NgramSettings::default(),
             corpora: Corpora::new(Corpora::MOST_TOKENS, opening.target.spec().vocab_size),
         });
         sources.settings.check().map_err(refused)?;
-        Ok(Box::new(sources))
+        Ok(sources)
     }
 }
 

@@ -27,6 +27,40 @@ pub(super) struct Anchor<'a> {
     pub source: &'a dyn Source,
     pub length: usize,
     pub place: u32,
+    /// Whether the source is a corpus.
+    pub corpus: bool,
+}
+
+/// What n-grams say of a next token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Guess {
+    /// The token that they would try first.
+    pub token: u32,
+    /// How many tokens before it were seen there.
+    pub length: usize,
+    /// Whether nothing else ever followed them.
+    pub sole: bool,
+    /// Whether they were seen in a corpus, not in what requests read.
+    pub corpus: bool,
+}
+
+/// The guesses down the first path behind an anchor, at most `steps`.
+pub(super) fn first_path(
+    settings: &NgramSettings,
+    steps: usize,
+    anchor: &Anchor<'_>,
+) -> Vec<Guess> {
+    let Anchor { source, length, mut place, corpus } = *anchor;
+    let mut path = Vec::with_capacity(steps);
+    let mut children = Vec::new();
+    for step in 0..steps {
+        source.children(place, 2, settings.match_type, &mut children);
+        let Some(first) = children.first() else { break };
+        let (token, sole) = (first.token, children.len() == 1);
+        path.push(Guess { token, length: length + step, sole, corpus });
+        place = first.place;
+    }
+    path
 }
 
 /// A node whose continuations come next. `breadth` narrows with every level.

@@ -6,6 +6,7 @@
 //!
 //! - [`NgramSettings`]: how n-grams are kept and drafted from
 //! - [`Ngram`]: the drafts of all requests; [`NgramSources`]: what it is opened on
+//! - [`Guess`]: what n-grams say of a next token, and how well they know
 //! - [`Corpora`], [`Corpus`] and [`Load`]: texts that come and go while requests are served
 //! - `trie`: the n-grams of prompts and answers; `automaton`: those of a corpus; `links`: the
 //!   table that both find their ways in
@@ -27,7 +28,8 @@ use aquila_model::Result;
 pub use corpora::{Corpora, Corpus, CorpusError, Load};
 pub(crate) use entry::NgramEntry;
 pub use entry::NgramSources;
-use grow::{Anchor, grow};
+pub use grow::Guess;
+use grow::{Anchor, first_path, grow};
 pub use settings::{MOST_TRIE_DEPTH, MatchType, NgramError, NgramScope, NgramSettings};
 use trie::{NGRAM_BYTES, Reading, Trie};
 
@@ -95,30 +97,66 @@ impl Ngram {
         }
     }
 
+    /// How many of a request's tokens have been read.
+    pub fn tokens_read(&self, request: u64) -> usize {
+        self.requests.get(&request).map_or(0, |text| text.reading.tokens)
+    }
+
+    /// The next token of a request by what was read, the corpora left out.
+    pub fn guess(&self, request: u64) -> Option<Guess> {
+        let text = self.requests.get(&request)?;
+        let trie = text.own.as_ref().or(self.shared.as_ref())?;
+        let &(length, place) = trie.matches(&text.reading).first()?;
+        let anchor = Anchor { source: trie, length, place, corpus: false };
+        first_path(&self.settings, 1, &anchor).pop()
+    }
+
     /// The tree of a request whose text so far is `tokens`, the bonus last.
     pub fn tree(&mut self, request: u64, tokens: &[u32], shape: Shape) -> Tree {
-        let Some(&bonus) = tokens.last() else { return Tree::root(0) };
+        self.with_anchors(request, tokens, |settings, bonus, anchors| {
+            grow(settings, shape, bonus, anchors)
+        })
+    }
+
+    /// As [`Self::tree`], with the guesses that lead down its first path.
+    pub fn tree_with_guesses(
+        &mut self,
+        request: u64,
+        tokens: &[u32],
+        shape: Shape,
+    ) -> (Tree, Vec<Guess>) {
+        self.with_anchors(request, tokens, |settings, bonus, anchors| {
+            let path = anchors.first().map(|anchor| first_path(settings, shape.steps(), anchor));
+            (grow(settings, shape, bonus, anchors), path.unwrap_or_default())
+        })
+    }
+
+    /// Reads what is new and hands over the places where a request's last tokens were seen before,
+    /// the most trusted first.
+    fn with_anchors<T>(
+        &mut self,
+        request: u64,
+        tokens: &[u32],
+        draft: impl FnOnce(&NgramSettings, u32, &[Anchor<'_>]) -> T,
+    ) -> T {
         self.read(request, tokens);
-        if shape.nodes() < 2 {
-            return Tree::root(bonus);
-        }
         let corpora = self.corpora.snapshot();
         let mut anchors = Vec::new();
         if let Some(text) = self.requests.get(&request)
             && let Some(trie) = text.own.as_ref().or(self.shared.as_ref())
         {
             for (length, place) in trie.matches(&text.reading) {
-                anchors.push(Anchor { source: trie, length, place });
+                anchors.push(Anchor { source: trie, length, place, corpus: false });
             }
         }
         for corpus in corpora.iter() {
             for (length, place) in corpus.automaton.matches(tokens) {
-                anchors.push(Anchor { source: &corpus.automaton, length, place });
+                anchors.push(Anchor { source: &corpus.automaton, length, place, corpus: true });
             }
         }
         // Stable: of equally long matches, those of prompts and answers first.
         anchors.sort_by_key(|anchor| std::cmp::Reverse(anchor.length));
-        grow(&self.settings, shape, bonus, &anchors)
+        draft(&self.settings, tokens.last().copied().unwrap_or_default(), &anchors)
     }
 
     /// Forgets what a request alone has read. Should it come back, it is read from its beginning.

@@ -25,8 +25,8 @@ const MTP: &str = "MTP";
 #[derive(Args, Debug, Clone, Default)]
 #[command(next_help_heading = "Speculation (it changes the speed and never the text)")]
 pub struct SpeculativeFlags {
-    /// How tokens are drafted: NONE, EAGLE, EAGLE3, MTP (or NEXTN), STANDALONE, NGRAM, or another
-    /// that this build has [default: EAGLE3 for the shipped model, else NONE]
+    /// How tokens are drafted: NONE, EAGLE, EAGLE3, MTP (or NEXTN), STANDALONE, NGRAM, another that
+    /// this build has, or one with +NGRAM: n-grams where they promise more [default: EAGLE3 for the shipped model, else NONE]
     #[arg(long, value_name = "NAME")]
     speculative_algorithm: Option<String>,
 
@@ -187,10 +187,12 @@ impl SpeculativeFlags {
             self.refuse_without_algorithm(algorithms)?;
             return Ok(None);
         };
-        if let Some(flag) = self.ngram.given().filter(|_| entry.name() != NGRAM) {
-            return Err(Error::Usage(format!("{flag} is for --speculative-algorithm {NGRAM}")));
+        if let Some(flag) = self.ngram.given().filter(|_| !entry.drafts_from_ngrams()) {
+            return Err(Error::Usage(format!(
+                "{flag} is for --speculative-algorithm {NGRAM}, alone or mixed (EAGLE3+{NGRAM})"
+            )));
         }
-        if self.enable_multi_layer_eagle && entry.name() != MTP {
+        if self.enable_multi_layer_eagle && entry.name().split('+').next() != Some(MTP) {
             return Err(Error::Usage(format!(
                 "--enable-multi-layer-eagle is for --speculative-algorithm {MTP}: no other has a \
                  layer for each step"

@@ -1,0 +1,95 @@
+//! Mixes by name: that of a model's algorithm, and `+NGRAM`.
+
+use std::sync::Arc;
+
+use aquila_compute::Backend;
+use aquila_model::{Decoder, Needs};
+
+use crate::ngram::{Ngram, NgramEntry, NgramSources};
+use crate::{
+    Algorithm, Allowance, AskedShape, DraftFor, Entry, Error, Mixed, Opened, Opening, Result, Shape,
+};
+
+/// An algorithm, mixed with n-grams.
+pub(crate) struct MixedEntry<B: Backend> {
+    name: &'static str,
+    model: Arc<dyn Entry<B>>,
+}
+
+impl<B: Backend> MixedEntry<B> {
+    /// Of `model` and n-grams. Names live as long as the program: this keeps one for each algorithm
+    /// that is registered.
+    pub fn of(model: Arc<dyn Entry<B>>) -> Self {
+        let name = format!("{}+{}", model.name(), Entry::<B>::name(&NgramEntry)).leak();
+        Self { name, model }
+    }
+
+    /// The name of what is mixed with n-grams.
+    pub fn model(&self) -> &'static str {
+        self.model.name()
+    }
+}
+
+impl<B: Backend> Entry<B> for MixedEntry<B> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn draft_for(&self, model: &str) -> DraftFor {
+        self.model.draft_for(model)
+    }
+
+    fn drafts_from_ngrams(&self) -> bool {
+        true
+    }
+
+    fn shape(&self, asked: AskedShape) -> Result<Shape> {
+        self.model.shape(asked)
+    }
+
+    fn candidates(&self, asked: AskedShape) -> Result<Vec<Shape>> {
+        self.model.candidates(asked)
+    }
+
+    fn open(&self, opening: &Opening<'_>) -> Result<Box<dyn Opened<B>>> {
+        let ngram = NgramSources::of(opening)?;
+        Ok(Box::new(OpenedMix { name: self.name, model: self.model.open(opening)?, ngram }))
+    }
+}
+
+/// Both sides, before they take any memory.
+struct OpenedMix<B: Backend> {
+    name: &'static str,
+    model: Box<dyn Opened<B>>,
+    ngram: NgramSources,
+}
+
+impl<B: Backend> Opened<B> for OpenedMix<B> {
+    fn most_steps(&self) -> Option<usize> {
+        self.model.most_steps()
+    }
+
+    fn needs(&self, allowance: &Allowance) -> Needs {
+        let model = self.model.needs(allowance);
+        let ngram = Opened::<B>::needs(&self.ngram, allowance);
+        Needs {
+            weights: model.weights + ngram.weights,
+            scratch: model.scratch + ngram.scratch,
+            kv_per_token: model.kv_per_token + ngram.kv_per_token,
+            texts: model.texts + ngram.texts,
+        }
+    }
+
+    fn load(
+        &self,
+        backend: &B,
+        target: &Decoder<B>,
+        allowance: &Allowance,
+    ) -> Result<Box<dyn Algorithm<B>>> {
+        let NgramSources { settings, corpora } = &self.ngram;
+        let ngram = Ngram::new(settings.clone(), corpora.clone())
+            .map_err(|error| Error::Refused(error.to_string()))?;
+        let model = self.model.load(backend, target, allowance)?;
+        Ok(Box::new(Mixed::new(self.name, model, ngram)))
+    }
+}

@@ -1,7 +1,9 @@
 //! `aquila bench`: how fast the engine is on this machine.
 
 mod decode;
+mod prompts;
 mod spec;
+mod spread;
 
 use std::process::ExitCode;
 

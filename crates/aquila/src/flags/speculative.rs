@@ -276,6 +276,12 @@ impl SpeculativeFlags {
         flags
     }
 
+    /// The flags with the policy auto and trees of up to so many steps.
+    pub fn with_auto(&self, steps: usize) -> Self {
+        let policy = self.policy.auto();
+        Self { speculative_num_steps: Some(steps), policy, ..self.clone() }
+    }
+
     /// The flags of an engine that does not draft.
     pub fn plain() -> Self {
         Self { speculative_algorithm: Some(NONE.into()), ..Self::default() }

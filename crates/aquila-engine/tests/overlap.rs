@@ -101,7 +101,7 @@ fn chains_and_trees_are_the_same_in_both_lanes() {
     let small =
         EngineConfig { max_total_tokens: 400, chunked_prefill_size: 32, ..config(Shape::chain(4)) };
     same_in_both_lanes(Algorithm::Eagle3, small.clone(), of(30), 1, 1);
-    let pages = EngineConfig { page_size: 16, max_total_tokens: 480, ..small.clone() };
+    let pages = EngineConfig { page_size: 16, max_total_tokens: 368, ..small.clone() };
     same_in_both_lanes(Algorithm::Standalone, pages, of(30), 2, 1);
     let trees =
         EngineConfig { shape: shape(4, 4, 12), page_size: 4, max_total_tokens: 420, ..small };

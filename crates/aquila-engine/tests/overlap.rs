@@ -5,6 +5,9 @@ mod support;
 
 use aquila_engine::lanes::Lane;
 use aquila_engine::{Engine, EngineConfig, Priorities, Scheduler, Snapshot};
+use aquila_spec::policy::{
+    Adaptive, AdaptiveTable, Auto, AutoSettings, CostTable, Measured, Policy,
+};
 use aquila_spec::{Shape, Verify};
 use support::Numbers;
 use support::answers::shape;
@@ -153,6 +156,42 @@ fn sampled_verification_is_the_same_in_both_lanes() {
             if got.reason != aborted() && wanted.reason != aborted() {
                 assert!(got.is(wanted, true), "{verify}\n{got:?}\n{wanted:?}");
             }
+        }
+    }
+}
+
+/// The policies that learn while they decide: what a round costs is made up, so that they switch.
+fn live_policies() -> [Box<dyn Policy>; 2] {
+    let seconds = |what| -> Result<f64, ()> {
+        Ok(match what {
+            Measured::Verify { batch, nodes } => 1e-3 * (1.0 + 0.12 * (batch * nodes) as f64),
+            Measured::Draft { steps, .. } => 6e-5 * steps as f64,
+            Measured::CatchUp => 1e-5,
+        })
+    };
+    let costs = ("made up".into(), (&[1, 8, 32][..], &[1, 2, 4, 6][..]));
+    let table = CostTable::measure(costs.0, costs.1, (&[1, 3, 5], &[1]), 1, seconds).unwrap();
+    let adaptive = Adaptive::new(AdaptiveTable::default(), Some(7), Vec::new()).unwrap();
+    [Box::new(adaptive), Box::new(Auto::new(AutoSettings::chains(7), table))]
+}
+
+#[test]
+fn policies_that_learn_change_no_text_in_either_lane() {
+    let small = EngineConfig { max_total_tokens: 500, parked_rows: 16, ..config(Shape::chain(7)) };
+    let cases = workload(of(30), 11);
+    let roomy = EngineConfig { max_running_requests: 1, ..config(Shape::PLAIN) };
+    let plain = alone(&mut engine(Algorithm::None, roomy), &cases);
+    for (joined_by, apart_by) in live_policies().into_iter().zip(live_policies()) {
+        let name = joined_by.state().name;
+        let mut joined = Engine::new(runner(Algorithm::Eagle3, &small), small.clone()).unwrap();
+        joined.draft_by(joined_by).unwrap();
+        compare(&cases, &together(&mut joined, &cases, &mut Numbers(1)), &plain, false, name);
+        let mut apart = delayed(Algorithm::Eagle3, &small, 3);
+        apart.draft_by(apart_by).unwrap();
+        compare(&cases, &together(&mut apart, &cases, &mut Numbers(2)), &plain, false, name);
+        for stats in [joined.stats(), apart.stats()] {
+            assert!(stats.drafting().policy.switches > 0, "{name}: {:?}", stats.drafting());
+            assert!(stats.snapshot().retractions > 0, "{name}: {:?}", stats.snapshot());
         }
     }
 }

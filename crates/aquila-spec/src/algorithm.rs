@@ -130,6 +130,9 @@ pub trait Algorithm<B: Backend>: Send {
 
     /// The request of this number has ended or was retracted, with these tokens.
     fn leave(&mut self, _request: u64, _tokens: &[u32]) {}
+
+    /// Forgets what the texts of requests taught it; there are none now.
+    fn forget(&mut self) {}
 }
 
 /// What a request asks of every token, wherever it is drafted.

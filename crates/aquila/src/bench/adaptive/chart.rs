@@ -36,33 +36,48 @@ pub struct Line {
     pub courses: Vec<Vec<f64>>,
 }
 
-const WIDTH: f64 = 1240.0;
+const WIDTH: f64 = 1300.0;
 const HEIGHT: f64 = 780.0;
 /// Where both panels begin and end, from the left.
 const ACROSS: (f64, f64) = (84.0, 1044.0);
 /// Where the panels begin and end, from above.
 const SPEEDS: (f64, f64) = (104.0, 404.0);
 const RATIOS: (f64, f64) = (444.0, 704.0);
+/// How many times further than values an axis goes.
+const MARGIN: f64 = 1.05;
 /// Colours that people tell apart whose eyes confuse some; the last is for the last line.
 const COLOURS: [&str; 7] =
     ["#444444", "#56b4e9", "#0072b2", "#009e73", "#e69f00", "#cc79a7", "#d55e00"];
 
-/// From values to places.
+/// Values on which ticks are drawn, times powers of ten.
+const TICKS: [f64; 6] = [1.0, 1.5, 2.0, 3.0, 5.0, 7.0];
+
+/// From values to places, equal ratios equally far apart.
 struct Scale {
     values: (f64, f64),
     places: (f64, f64),
-    logarithmic: bool,
 }
 
 impl Scale {
+    /// For all of `values` and what lies between `always`.
+    fn over(values: &[Vec<Vec<f64>>], always: (f64, f64), places: (f64, f64)) -> Self {
+        let all = values.iter().flatten().flatten();
+        let (low, high) = all.fold(always, |(low, high), &v| (low.min(v), high.max(v)));
+        Self { values: (low / MARGIN, high * MARGIN), places }
+    }
+
     fn at(&self, value: f64) -> f64 {
         let (low, high) = self.values;
-        let share = match self.logarithmic {
-            true => (value / low).ln() / (high / low).ln(),
-            false => (value - low) / (high - low),
-        };
+        let share = (value / low).ln() / (high / low).ln();
         // Places are counted from above, values from below.
         self.places.1 - share * (self.places.1 - self.places.0)
+    }
+
+    fn ticks(&self) -> Vec<f64> {
+        let (low, high) = self.values;
+        let powers = low.log10().floor() as i32..=high.log10().ceil() as i32;
+        let ticks = powers.flat_map(|power| TICKS.map(|n| n * 10_f64.powi(power)));
+        ticks.filter(|tick| (low..=high).contains(tick)).collect()
     }
 }
 
@@ -80,13 +95,12 @@ impl Chart {
         text(&mut out, (ACROSS.0, 58.0), "fill=\"#666666\"", &self.note);
         self.bands(&mut out);
         let speeds = self.values(|speed, _| speed);
-        let scale = Scale { values: widened(&speeds, 1.1), places: SPEEDS, logarithmic: true };
-        axis(&mut out, &scale, &decades(scale.values), "tokens per second (log scale)");
+        let scale = Scale::over(&speeds, (f64::INFINITY, 0.0), SPEEDS);
+        axis(&mut out, &scale, "tokens per second (log scale)");
         self.draw(&mut out, &scale, &speeds);
-        let ratios = self.values(|speed, plain| speed / plain);
-        let (values, ticks) = evenly(widened(&ratios, 1.0));
-        let scale = Scale { values, places: RATIOS, logarithmic: false };
-        axis(&mut out, &scale, &ticks, &format!("times as fast as {}", self.first));
+        let ratios = self.values(|speed, first| speed / first);
+        let scale = Scale::over(&ratios, (0.9, 1.1), RATIOS);
+        axis(&mut out, &scale, &format!("times as fast as {} (log scale)", self.first));
         self.draw(&mut out, &scale, &ratios);
         self.legend(&mut out);
         out + "</svg>\n"
@@ -176,8 +190,8 @@ impl Chart {
     }
 }
 
-fn axis(out: &mut String, scale: &Scale, ticks: &[f64], title: &str) {
-    for &tick in ticks {
+fn axis(out: &mut String, scale: &Scale, title: &str) {
+    for tick in scale.ticks() {
         let y = scale.at(tick);
         let stroke = if (tick - 1.0).abs() < 1e-9 { "#888888" } else { "#d8dce0" };
         let _ = writeln!(
@@ -200,29 +214,4 @@ fn text(out: &mut String, (x, y): (f64, f64), how: &str, what: &str) {
 
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
-}
-
-/// From the least to the largest value, and so many times further on both sides.
-fn widened(values: &[Vec<Vec<f64>>], times: f64) -> (f64, f64) {
-    let all = values.iter().flatten().flatten();
-    let (low, high) =
-        all.fold((f64::INFINITY, 0.0_f64), |(low, high), &v| (low.min(v), high.max(v)));
-    (low / times, high * times)
-}
-
-/// One, two and five of each power of ten that lies between.
-fn decades((low, high): (f64, f64)) -> Vec<f64> {
-    let powers = low.log10().floor() as i32..=high.log10().ceil() as i32;
-    let ticks = powers.flat_map(|power| [1.0, 2.0, 5.0].map(|n| n * 10_f64.powi(power)));
-    ticks.filter(|tick| (low..=high).contains(tick)).collect()
-}
-
-/// At most ten round values around 1, and the range from the first to the last of them.
-fn evenly((low, high): (f64, f64)) -> ((f64, f64), Vec<f64>) {
-    let (low, high) = (low.min(0.9), high.max(1.1));
-    let steps = [0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0];
-    let step = steps.into_iter().find(|step| (high - low) / step <= 8.0).unwrap_or(1000.0);
-    let range = ((low / step).floor() as i64, (high / step).ceil() as i64);
-    let ticks: Vec<f64> = (range.0..=range.1).map(|at| at as f64 * step).collect();
-    ((ticks[0], ticks[ticks.len() - 1]), ticks)
 }

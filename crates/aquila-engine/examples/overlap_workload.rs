@@ -9,26 +9,26 @@ mod support;
 use std::time::Instant;
 
 use aquila_engine::lanes::Lane;
-use aquila_engine::{Engine, EngineConfig, FinishReason, Scheduler};
+use aquila_engine::{Engine, EngineConfig, FinishReason, Scheduler, Snapshot};
 use aquila_spec::Shape;
 use support::Numbers;
 use support::answers::shape;
 use support::delayed::Delayed;
 use support::shipped::{Algorithm, config, engine, runner};
-use support::workload::{alone, together, workload};
+use support::workload::{Size, alone, together, workload};
 
 fn main() {
     let mut numbers =
         std::env::args().skip(1).map(|n| n.parse().expect("REQUESTS and SCHEDULES are numbers"));
     let requests = numbers.next().unwrap_or(300);
     let schedules = numbers.next().unwrap_or(3);
-    let cases = workload(requests, 100, 7);
+    let cases = workload(Size { requests, prompt: 48, tokens: 160 }, 7);
     let roomy = EngineConfig { max_running_requests: 1, ..config(Shape::PLAIN) };
     let plain = alone(&mut engine(Algorithm::None, roomy), &cases);
     let config = EngineConfig {
         max_total_tokens: 4500,
-        max_running_requests: 64,
-        chunked_prefill_size: 512,
+        max_running_requests: 80,
+        chunked_prefill_size: 2048,
         ..config(shape(5, 16, 64))
     };
     let mut joined = Engine::new(runner(Algorithm::Eagle3, &config), config.clone()).unwrap();
@@ -37,8 +37,15 @@ fn main() {
     for (index, (got, wanted)) in wanted.iter().zip(&plain).enumerate() {
         assert!(got.is(wanted, false), "joined, request {index}: {got:?}, not {wanted:?}");
     }
+    // Who loses its KV in the middle of its text is what this is about.
+    let retractions = |counts: Snapshot| {
+        let least = requests as u64 / 25;
+        assert!(counts.retractions >= least, "fewer than {least} retractions: {counts:?}");
+        counts.retractions
+    };
     println!(
-        "joined: {requests} texts are those of plain decoding; {:?}",
+        "joined: {requests} texts are those of plain decoding, {} retractions; {:?}",
+        retractions(joined.stats().snapshot()),
         joined.stats().snapshot()
     );
     for schedule in 0..schedules {
@@ -57,7 +64,9 @@ fn main() {
         }
         println!(
             "apart, schedule {schedule}: {requests} texts are those of plain decoding, {compared} \
-             have the same drafts (the others were aborted from outside); {:?}, {:.0?}",
+             have the same drafts (the others were aborted from outside), {} retractions; {:?}, \
+             {:.0?}",
+            retractions(apart.stats().snapshot()),
             apart.stats().snapshot(),
             began.elapsed()
         );

@@ -26,6 +26,9 @@ pub struct EngineConfig {
     pub random_seed: u64,
     /// The largest tree that is drafted and verified.
     pub shape: Shape,
+    /// Hidden rows of the target that are kept for a request while its draft sits out. A draft
+    /// that takes hidden rows and has missed more than these cannot return.
+    pub parked_rows: usize,
     /// How the drafts of sampled requests are verified.
     pub verify: Verify,
     /// Acceptance that is only pretended, to measure what rounds cost.
@@ -66,6 +69,11 @@ impl EngineConfig {
         self.chunked_prefill_size + self.max_running_requests * self.shape.nodes()
     }
 
+    /// Hidden rows of the target that are there for a draft: those of a pass, then parked ones.
+    pub fn hidden_rows(&self) -> usize {
+        self.max_rows() + self.max_running_requests * self.parked_rows
+    }
+
     /// Rows of logits of the largest forward pass.
     pub fn max_outputs(&self) -> usize {
         self.max_running_requests * self.shape.nodes() + PROMPT_LOGPROB_ROWS
@@ -90,8 +98,9 @@ impl EngineConfig {
             slots: self.slots(),
             positions: self.context_length,
             bounds: self.draft_bounds(),
-            target_rows: self.max_rows(),
+            target_rows: self.hidden_rows(),
             requests: self.max_running_requests,
+            shape: self.shape,
         }
     }
 

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use aquila_compute::Backend;
 use aquila_kv::{CacheConfig, GroupConfig, KvCache};
-use aquila_spec::{MOST_DRAFT_GROUPS, Verify};
+use aquila_spec::policy::{Fixed, Policy};
+use aquila_spec::{HiddenStates, MOST_DRAFT_GROUPS, Shape, Verify};
 
 #[cfg(feature = "known-bugs")]
 use aquila_spec::known_bugs::Bug;
@@ -22,11 +23,12 @@ use crate::error::{Error, Result, SubmitError};
 use crate::lanes::{Compute, DraftRoom, Lane, Lanes, Left, Profile, Runner};
 use crate::life::{Running, Seat, TARGET, Waiting};
 use crate::listener::{FinishReason, Outcome};
-use crate::queue::{Policy, Queue};
+use crate::priority::Priorities;
+use crate::queue::{AdmissionOrder, Queue};
 use crate::report::{REPORT_EVERY, Report};
 use crate::request::{Request, RequestId};
 use crate::settle::Flight;
-use crate::stats::Stats;
+use crate::stats::{DraftingState, Stats};
 
 /// The scheduler of a model on its backend.
 pub type Engine<B> = Scheduler<Lane<B>>;
@@ -38,7 +40,10 @@ pub struct Scheduler<C> {
     pub(crate) lanes: Lanes<C>,
     pub(crate) cache: KvCache,
     pub(crate) waiting: Queue,
-    pub(crate) policy: Policy,
+    pub(crate) admission_order: AdmissionOrder,
+    pub(crate) priorities: Priorities,
+    /// How large the trees of each round are.
+    pub(crate) drafting: Box<dyn Policy>,
     pub(crate) running: Vec<Running>,
     /// The rounds on their way, oldest first.
     pub(crate) flights: VecDeque<Flight>,
@@ -88,13 +93,16 @@ impl<C: Compute> Scheduler<C> {
         })?;
         let stats = Arc::new(Stats::default());
         stats.total_slots.store(config.pages() * config.page_size, Relaxed);
+        let drafting = Box::new(Fixed::new(config.shape));
         Ok(Self {
             config,
             profile,
             lanes: Lanes::joined(compute),
             cache,
             waiting: Queue::default(),
-            policy: Policy::default(),
+            admission_order: AdmissionOrder::default(),
+            priorities: Priorities::default(),
+            drafting,
             running: Vec::new(),
             flights: VecDeque::new(),
             left: Vec::new(),
@@ -144,7 +152,7 @@ impl<C: Compute> Scheduler<C> {
 
     /// Takes a request, or says why not.
     pub fn submit(&mut self, request: Request) -> std::result::Result<RequestId, SubmitError> {
-        request.check(self.vocabulary(), &self.config)?;
+        request.check(self.vocabulary(), &self.config, self.priorities)?;
         if self.waiting.len() >= self.config.max_queued_requests {
             return Err(SubmitError::QueueFull(self.waiting.len()));
         }
@@ -159,20 +167,23 @@ impl<C: Compute> Scheduler<C> {
         if !request.seeded {
             request.sampling.seed = derived_seed(self.config.random_seed, id);
         }
-        let seat =
-            Box::new(Seat::new(id, request, self.config.longest_sequence(), self.draft_room()));
+        let rank = self.priorities.rank(request.priority);
+        let longest = self.config.longest_sequence();
+        let seat = Box::new(Seat::new(id, request, rank, longest, self.draft_room()));
         self.waiting.put(Waiting { seat });
         self.count();
     }
 
-    fn draft_room(&self) -> DraftRoom {
+    pub(crate) fn draft_room(&self) -> DraftRoom {
         let Some(declaration) = &self.profile.declaration else { return DraftRoom::NONE };
         // Pretended acceptance takes the target's choices.
         let simulated = self.config.simulate.is_some();
+        let weighs = self.drafting.weighs_confidence();
         DraftRoom {
             shape: self.config.shape,
             groups: declaration.groups.len(),
             lookahead: declaration.lookahead(),
+            candidates: self.config.shape.topk().max(1 + usize::from(weighs)),
             verify: if simulated { Verify::Match } else { self.config.verify },
         }
     }
@@ -223,8 +234,50 @@ impl<C: Compute> Scheduler<C> {
     }
 
     /// Who is admitted next, from now on.
-    pub fn admit_by(&mut self, policy: Policy) {
-        self.policy = policy;
+    pub fn admit_by(&mut self, order: AdmissionOrder) {
+        self.admission_order = order;
+    }
+
+    /// What becomes of the priorities of requests that are submitted from now on.
+    pub fn prioritize(&mut self, priorities: Priorities) {
+        self.priorities = priorities;
+    }
+
+    /// What becomes of priorities.
+    pub fn priorities(&self) -> Priorities {
+        self.priorities
+    }
+
+    /// Who decides how large the trees of each round are, from now on.
+    ///
+    /// # Errors
+    /// If it may choose a tree that the engine has no room for.
+    pub fn draft_by(&mut self, policy: Box<dyn Policy>) -> Result<()> {
+        let shapes = policy.shapes();
+        let all = Shape::covering(shapes.into_iter().chain([self.config.shape]));
+        if all != self.config.shape {
+            return Err(Error::Config(format!(
+                "the policy may choose {all}, and the engine has room for {}",
+                self.config.shape
+            )));
+        }
+        let costs = policy.costs().cloned().map(Arc::new);
+        let state = policy.state();
+        self.stats.change_drafting(|drafting| {
+            *drafting = DraftingState { policy: state, costs, ..DraftingState::default() };
+        });
+        self.drafting = policy;
+        Ok(())
+    }
+
+    /// How many rounds a draft may miss and still return.
+    pub(crate) fn most_missed(&self) -> usize {
+        match &self.profile.declaration {
+            Some(declaration) if declaration.hidden != HiddenStates::None => {
+                self.config.parked_rows
+            }
+            _ => usize::MAX,
+        }
     }
 
     /// How often a line of the log says how decoding goes.
@@ -300,6 +353,7 @@ impl<C: Compute> Scheduler<C> {
         let id = seat.id();
         let Seat { usage, listener, .. } = *seat;
         self.stats.add_speculation(&usage.spec);
+        self.drafting.leave(id.0);
         let outcome = Outcome { reason, usage };
         if catch_unwind(AssertUnwindSafe(|| listener.finished(outcome))).is_err() {
             tracing::error!(%id, "a listener panicked at the end of its request");

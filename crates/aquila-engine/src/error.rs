@@ -42,6 +42,12 @@ pub enum SubmitError {
     /// The engine is shutting down.
     #[error("the engine is shutting down")]
     ShuttingDown,
+    /// A priority where none may be given.
+    #[error(
+        "this engine takes no priorities: leave `priority` out, or start it with \
+         --enable-priority-scheduling"
+    )]
+    NoPriorities,
     /// A prompt without tokens.
     #[error("the prompt is empty")]
     EmptyPrompt,

@@ -9,6 +9,7 @@ use crate::config::EngineConfig;
 use crate::engine::Scheduler;
 use crate::error::SubmitError;
 use crate::lanes::Compute;
+use crate::priority::Priorities;
 use crate::request::{Request, RequestId};
 use crate::stats::Stats;
 
@@ -34,6 +35,8 @@ struct Shared {
     config: EngineConfig,
     vocabulary: usize,
     algorithm: Option<&'static str>,
+    apart: bool,
+    priorities: Priorities,
     stats: Arc<Stats>,
     next_id: AtomicU64,
     /// Requests that were submitted but are not admitted yet.
@@ -50,6 +53,8 @@ impl EngineHandle {
             config: engine.config().clone(),
             vocabulary: engine.vocabulary(),
             algorithm: engine.algorithm(),
+            apart: engine.is_apart(),
+            priorities: engine.priorities(),
             stats: engine.stats(),
             next_id: AtomicU64::new(0),
             queued: Arc::new(AtomicUsize::new(0)),
@@ -67,7 +72,7 @@ impl EngineHandle {
     /// Takes a request, or says why not.
     pub fn submit(&self, request: Request) -> Result<RequestId, SubmitError> {
         let config = &self.shared.config;
-        request.check(self.shared.vocabulary, config)?;
+        request.check(self.shared.vocabulary, config, self.shared.priorities)?;
         if self.shared.closing.load(Ordering::Acquire) {
             return Err(SubmitError::ShuttingDown);
         }
@@ -108,6 +113,16 @@ impl EngineHandle {
     /// The name of the algorithm that drafts, if one does.
     pub fn algorithm(&self) -> Option<&'static str> {
         self.shared.algorithm
+    }
+
+    /// Whether the engine's lanes are apart.
+    pub fn is_apart(&self) -> bool {
+        self.shared.apart
+    }
+
+    /// What becomes of priorities.
+    pub fn priorities(&self) -> Priorities {
+        self.shared.priorities
     }
 
     /// The engine's counters.

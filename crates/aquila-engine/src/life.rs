@@ -8,10 +8,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use aquila_kv::{Group, KvCache, Namespace, Sequence};
+use aquila_spec::policy::RequestView;
 use aquila_spec::{DraftGroup, MOST_DRAFT_GROUPS, Shape};
 
 use crate::lanes::{DraftRoom, Order};
 use crate::listener::{Listener, Token, Usage};
+use crate::queue::MOST_OVERTAKEN;
 use crate::request::{Request, RequestId};
 
 /// The KV group of the target model.
@@ -41,12 +43,20 @@ pub(crate) struct Seat {
     pub usage: Usage,
     /// Whether it was admitted before.
     pub seen: bool,
-    /// How many that came later were admitted while it waited.
+    /// Where its priority puts it, higher first.
+    pub rank: i64,
+    /// How many that came later were admitted while it was the first that waited.
     pub overtaken: usize,
 }
 
 impl Seat {
-    pub fn new(id: RequestId, request: Request, longest: usize, room: DraftRoom) -> Self {
+    pub fn new(
+        id: RequestId,
+        request: Request,
+        rank: i64,
+        longest: usize,
+        room: DraftRoom,
+    ) -> Self {
         let order = Arc::new(Order::new(id, &request, longest, room));
         let usage = Usage { prompt_tokens: request.prompt.len(), ..Usage::default() };
         Self {
@@ -59,6 +69,7 @@ impl Seat {
             prompt_tokens: Vec::new(),
             usage,
             seen: false,
+            rank,
             overtaken: 0,
         }
     }
@@ -100,6 +111,11 @@ impl Seat {
         }
     }
 
+    /// Whether it was overtaken often enough: it is next, and makes way for nobody.
+    pub fn is_overdue(&self) -> bool {
+        self.overtaken >= MOST_OVERTAKEN
+    }
+
     pub fn is_expired(&self, now: Instant) -> bool {
         self.deadline.is_some_and(|deadline| deadline <= now)
     }
@@ -129,20 +145,29 @@ pub(crate) struct Running {
     pub coming: Coming,
     /// How many slots of each group the compute lane was told; none before it knows the request.
     pub told: Option<Vec<usize>>,
+    /// Rounds that its draft has missed since it last took part.
+    pub missed: usize,
+    /// How sure the draft is of the first token of the next tree, where that is known.
+    pub confidence: Option<f32>,
 }
 
 impl Waiting {
-    /// Takes the slots of the whole prefill and of the row after it and leaves `headroom` of them
-    /// to others, or stays as it was.
+    /// How many slots it must get to be admitted with what `sequence` has found in the cache: those
+    /// of the whole prefill and of the row after it.
+    pub fn rows_to_admit(&self, sequence: &Sequence, group: Group) -> usize {
+        let next = usize::from(self.seat.remaining() > 0);
+        self.seat.prefill_goal() - sequence.committed(group) + next
+    }
+
+    /// Takes the slots that it must get and leaves `headroom` of them to others, or stays as it was.
     pub fn admit(mut self, cache: &mut KvCache, headroom: usize) -> Result<Running, Waiting> {
         let goal = self.seat.prefill_goal();
         let limit = self.seat.match_limit();
         let groups = self.seat.groups();
         let mut sequence = cache.admit(&self.seat.namespace, &self.seat.tokens, limit, groups);
         let matched = sequence.committed(TARGET);
-        let next = usize::from(self.seat.remaining() > 0);
         let fits = |cache: &mut KvCache, sequence: &mut Sequence, group: Group| {
-            let wanted = goal - sequence.committed(group) + next;
+            let wanted = self.rows_to_admit(sequence, group);
             wanted + headroom <= cache.available(group)
                 && cache.reserve(sequence, group, wanted).is_ok()
         };
@@ -154,8 +179,16 @@ impl Waiting {
             self.seat.seen = true;
             self.seat.usage.cached_tokens = matched;
         }
-        let coming = Coming::default();
-        Ok(Running { seat: self.seat, sequence, goal, read: matched, coming, told: None })
+        Ok(Running {
+            seat: self.seat,
+            sequence,
+            goal,
+            read: matched,
+            coming: Coming::default(),
+            told: None,
+            missed: 0,
+            confidence: None,
+        })
     }
 }
 
@@ -174,6 +207,25 @@ impl Running {
     /// end it.
     pub fn decodes_next(&self) -> bool {
         self.unread() == 0 && self.seat.tokens.len() + self.coming.least < self.seat.order.longest
+    }
+
+    /// Notes what its next round grants its draft.
+    pub fn follow_draft(&mut self, shape: Shape, watch: bool) {
+        self.confidence = None;
+        self.missed = match (shape.steps() > 0, watch) {
+            (true, _) => 0,
+            (false, true) => 1,
+            (false, false) => self.missed.saturating_add(1),
+        };
+    }
+
+    /// What a policy is told of it; `most_missed` is how many rounds its draft may miss.
+    pub fn view(&self, most_missed: usize) -> RequestView {
+        let steps = self.seat.order.most_steps(self.seat.tokens.len() + self.coming.least);
+        let cap = if self.missed > most_missed { 0 } else { steps };
+        // What is known of a tree is that of the next one only while no round is on its way.
+        let confidence = self.confidence.filter(|_| self.coming == Coming::default());
+        RequestView { id: self.seat.id().0, cap: Some(cap), confidence, behind: self.missed }
     }
 
     /// How many rows beyond its committed ones the next round may need in each of its groups,

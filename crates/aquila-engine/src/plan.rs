@@ -8,15 +8,17 @@ use std::cmp::Reverse;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
+use aquila_spec::Shape;
 #[cfg(feature = "known-bugs")]
 use aquila_spec::known_bugs::spoil_footprint;
+use aquila_spec::policy::{Decision, RequestView, RoundView};
 
 use crate::engine::Scheduler;
 use crate::error::Failure;
 use crate::lanes::{Admission, Compute, Job, Part, TableChange, Task};
 use crate::life::{Coming, Running, TARGET, Waiting};
 use crate::listener::FinishReason;
-use crate::queue::{COMPARED, MOST_OVERTAKEN, Policy};
+use crate::queue::{AdmissionOrder, COMPARED};
 use crate::settle::{Flight, Planned};
 
 /// Slots kept back for each request that decodes before another one is admitted, so that a
@@ -30,15 +32,16 @@ struct Room {
 }
 
 impl<C: Compute> Scheduler<C> {
-    /// Reserves the slots of the next round of every request that it decodes; the youngest go
-    /// where they do not suffice.
+    /// Reserves the slots of the next round of every request that it decodes; where they do not
+    /// suffice, somebody loses its own.
     pub(crate) fn make_room(&mut self) {
         let mut index = 0;
         while index < self.running.len() {
             if self.reserve_next_round(index) {
                 index += 1;
             } else if self.flights.is_empty() {
-                self.retract_youngest();
+                self.retract_first_loser();
+                index = 0;
             } else {
                 self.settle_oldest();
                 index = 0;
@@ -66,37 +69,31 @@ impl<C: Compute> Scheduler<C> {
         groups.all(|(&group, rows)| self.cache.reserve(&mut request.sequence, group, rows).is_ok())
     }
 
-    fn retract_youngest(&mut self) {
-        let youngest = self.running.pop().expect("the request that found no slot runs");
-        let id = youngest.seat.id();
-        self.leave(&youngest);
-        if self.running.is_empty() {
-            let seat = youngest.discard(&mut self.cache);
-            self.finish(seat, FinishReason::Abort(Failure::DoesNotFit(id).to_string()));
-            return;
-        }
-        tracing::debug!(%id, "retracted");
-        self.stats.retractions.fetch_add(1, Relaxed);
-        let waiting = youngest.retract(&mut self.cache);
-        self.waiting.put(waiting);
-    }
-
-    /// Admits waiting requests, in the order of the policy, while rows and memory last.
+    /// Admits waiting requests, in their order, while rows and memory last; running ones of lower
+    /// priority may have to make way.
     pub(crate) fn admit(&mut self) {
-        let mut rows: usize = self.running.iter().map(Running::unread).sum();
         let mut index = 0;
-        while self.running.len() < self.config.max_running_requests
-            && rows < self.config.chunked_prefill_size
+        while self.running.iter().map(Running::unread).sum::<usize>()
+            < self.config.chunked_prefill_size
         {
+            let is_full = self.running.len() >= self.config.max_running_requests;
+            if is_full && !self.somebody_may_displace() {
+                break;
+            }
             let Some(at) = self.next_to_admit(index) else { break };
-            let headroom = self.running.iter().map(|r| r.seat.remaining().min(HEADROOM)).sum();
-            match self.waiting.take(at).admit(&mut self.cache, headroom) {
+            if is_full {
+                if !self.make_way(at) {
+                    break;
+                }
+                continue;
+            }
+            let kept_back = self.running.iter().map(headroom).sum();
+            match self.waiting.take(at).admit(&mut self.cache, kept_back) {
                 Ok(request) => {
-                    rows += request.unread();
                     let cached = request.sequence.committed(TARGET) as u64;
                     self.stats.cached_tokens.fetch_add(cached, Relaxed);
+                    self.waiting.overtake(request.seat.id());
                     self.running.push(request);
-                    self.waiting.overtake(at);
                     index = at;
                 }
                 Err(Waiting { seat }) if self.running.is_empty() => {
@@ -105,7 +102,9 @@ impl<C: Compute> Scheduler<C> {
                 }
                 Err(waiting) => {
                     self.waiting.put(waiting);
-                    break;
+                    if !self.make_way(at) {
+                        break;
+                    }
                 }
             }
         }
@@ -114,45 +113,72 @@ impl<C: Compute> Scheduler<C> {
     /// Who is admitted next; nobody before `index` may go where first come is first.
     fn next_to_admit(&self, index: usize) -> Option<usize> {
         let may_go = |waiting: &Waiting| !reads_the_same_prompt(&self.running, waiting);
-        match self.policy {
-            Policy::FirstCome => self.waiting.find(index, may_go),
-            Policy::LongestPrefix => {
-                let first = self.waiting.find(0, may_go)?;
-                if self.waiting.get(first).seat.overtaken >= MOST_OVERTAKEN {
-                    return Some(first);
-                }
+        let ranked = self.priorities.are_ranked();
+        let in_turn = !ranked && self.admission_order == AdmissionOrder::FirstCome;
+        let oldest = self.waiting.find(if in_turn { index } else { 0 }, may_go)?;
+        if in_turn || self.waiting.get(oldest).seat.is_overdue() {
+            return Some(oldest);
+        }
+        let first = if ranked { self.waiting.find_highest(oldest, may_go)? } else { oldest };
+        match self.admission_order {
+            AdmissionOrder::FirstCome => Some(first),
+            AdmissionOrder::LongestPrefix => {
                 let cached = |at: &usize| {
                     let seat = &self.waiting.get(*at).seat;
                     let limit = seat.match_limit();
                     self.cache.peek(&seat.namespace, &seat.tokens, limit, seat.groups())
                 };
-                let last = self.waiting.len().min(first + COMPARED);
-                let candidates = (first..last).filter(|&at| may_go(self.waiting.get(at)));
+                let rank = self.waiting.get(first).seat.rank;
+                let equals = (first..self.waiting.len())
+                    .filter(|&at| self.waiting.get(at).seat.rank == rank)
+                    .take(COMPARED);
+                let candidates = equals.filter(|&at| may_go(self.waiting.get(at)));
                 candidates.max_by_key(|at| (cached(at), Reverse(*at)))
             }
         }
+    }
+
+    /// What the policy decides for the requests that decode in the next round. This is the only
+    /// place where the size of trees changes.
+    fn decide(&mut self) -> Decision {
+        let most_missed = self.most_missed();
+        let decode = self.running.iter().filter(|r| r.decodes_next());
+        let requests: Vec<RequestView> = decode.map(|r| r.view(most_missed)).collect();
+        let decision = self.drafting.choose(&RoundView { requests: &requests });
+        debug_assert_eq!(decision.shapes.len(), requests.len(), "a shape for each request");
+        decision
     }
 
     /// Sends the next round on its way, if there is one; who left is told in any case.
     pub(crate) fn send_round(&mut self, began: Instant) -> bool {
         let mut job = Job { number: self.jobs, era: self.era, ..Job::default() };
         let mut parts = Vec::with_capacity(self.running.len());
-        let nodes = |r: &Running| r.seat.order.room.shape.nodes();
-        let trees = self.running.iter().filter(|r| r.decodes_next()).map(nodes);
+        let decision = self.decide();
+        let mut shapes = decision.shapes.iter().copied().enumerate();
         let mut room = Room {
             prefill_rows: self.config.chunked_prefill_size,
-            outputs: self.config.max_outputs() - trees.sum::<usize>(),
+            outputs: self.config.max_outputs() - decision.rows(),
         };
         for request in &mut self.running {
-            let Some((task, coming)) = next_task(request, &mut room) else { continue };
+            let task = if request.unread() > 0 {
+                next_chunk(request, &mut room)
+            } else if request.decodes_next() {
+                let granted = shapes.next();
+                granted.map(|(at, shape)| next_tree(shape, decision.watch.contains(&at)))
+            } else {
+                None
+            };
+            let Some((task, coming)) = task else { continue };
             tell(request, &mut job);
-            if let Task::Read { rows, .. } = &task {
-                request.read = rows.end;
+            let confidence = request.confidence;
+            match &task {
+                Task::Read { rows, .. } => request.read = rows.end,
+                Task::Decode { shape, watch } => request.follow_draft(*shape, *watch),
             }
             request.coming.least += coming.least;
             request.coming.most += coming.most;
             let id = request.seat.id();
-            parts.push(Planned { request: id, task: task.clone(), coming });
+            parts.push(Planned { request: id, task: task.clone(), coming, confidence });
             job.parts.push(Part { request: id, task });
         }
         if parts.is_empty() && self.left.is_empty() {
@@ -160,20 +186,34 @@ impl<C: Compute> Scheduler<C> {
         }
         let is_round = !parts.is_empty();
         job.left = std::mem::take(&mut self.left);
-        self.flights.push_back(Flight { number: self.jobs, era: self.era, began, parts });
+        let Decision { setting, expected, .. } = decision;
+        self.flights.push_back(Flight {
+            number: self.jobs,
+            era: self.era,
+            began,
+            parts,
+            setting,
+            expected,
+        });
         self.jobs += 1;
         self.lanes.send(job);
         is_round
     }
 }
 
-/// What a request does in the next round, and what that brings.
-fn next_task(request: &Running, room: &mut Room) -> Option<(Task, Coming)> {
+/// Slots that are kept back for a running request before another one is admitted.
+pub(crate) fn headroom(request: &Running) -> usize {
+    request.seat.remaining().min(HEADROOM)
+}
+
+/// A tree of this shape, and what that brings.
+fn next_tree(shape: Shape, watch: bool) -> (Task, Coming) {
+    (Task::Decode { shape, watch }, Coming { least: 1, most: shape.steps() + 1 })
+}
+
+/// The chunk that a request reads in the next round, and what that brings.
+fn next_chunk(request: &Running, room: &mut Room) -> Option<(Task, Coming)> {
     let order = &request.seat.order;
-    if request.unread() == 0 {
-        let most = order.room.shape.steps() + 1;
-        return request.decodes_next().then_some((Task::Decode, Coming { least: 1, most }));
-    }
     let (read, fresh) = (request.read, request.seat.is_fresh());
     let all = fresh && order.prompt_logprobs.is_some();
     let mut rows = request.unread().min(room.prefill_rows);

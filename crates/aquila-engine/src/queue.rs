@@ -1,5 +1,6 @@
 //! The requests that wait, first come first, with those that were retracted in their old place.
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 
 use crate::life::Waiting;
@@ -7,15 +8,16 @@ use crate::request::RequestId;
 
 /// Who of those that wait is admitted next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Policy {
-    /// Who came first.
+pub enum AdmissionOrder {
+    /// Who came first, among those of the highest priority; but nobody is overtaken without end.
     #[default]
     FirstCome,
-    /// Whose prompt has the longest cached prefix; but nobody is overtaken without end.
+    /// Whose prompt has the longest cached prefix, among those of the highest priority; but nobody
+    /// is overtaken without end.
     LongestPrefix,
 }
 
-/// By how many others a request may be overtaken before it is next.
+/// By how many others the request that has waited longest may be overtaken before it is next.
 pub(crate) const MOST_OVERTAKEN: usize = 64;
 /// How many requests are compared by their prefixes; those behind wait their turn.
 pub(crate) const COMPARED: usize = 128;
@@ -49,10 +51,24 @@ impl Queue {
         &self.requests[index]
     }
 
-    /// Counts for every request before `index` that somebody overtook it.
-    pub fn overtake(&mut self, index: usize) {
-        for request in self.requests.iter_mut().take(index) {
-            request.seat.overtaken += 1;
+    /// Where the first request of the highest rank stands, of those at or after `index` that
+    /// `may_go`.
+    pub fn find_highest(&self, index: usize, may_go: impl Fn(&Waiting) -> bool) -> Option<usize> {
+        let candidates = (index..self.requests.len()).filter(|&at| may_go(&self.requests[at]));
+        candidates.max_by_key(|&at| (self.requests[at].seat.rank, Reverse(at)))
+    }
+
+    /// The highest rank of those that wait.
+    pub fn highest_rank(&self) -> Option<i64> {
+        self.requests.iter().map(|request| request.seat.rank).max()
+    }
+
+    /// Counts for the request that came first that `admitted`, if it came later, overtook it. Those
+    /// behind it are not counted for: else a crowd would be due at once, and hold up everybody who
+    /// was to go before it.
+    pub fn overtake(&mut self, admitted: RequestId) {
+        if let Some(first) = self.requests.front_mut().filter(|r| r.seat.id() < admitted) {
+            first.seat.overtaken += 1;
         }
     }
 

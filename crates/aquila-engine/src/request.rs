@@ -8,6 +8,7 @@ use aquila_kv::Namespace;
 use crate::config::EngineConfig;
 use crate::error::SubmitError;
 use crate::listener::Listener;
+use crate::priority::Priorities;
 
 /// A request's name within its engine; later requests have larger ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -65,6 +66,9 @@ pub struct Request {
     pub namespace: Namespace,
     /// Whether tokens may be drafted for it.
     pub speculation: Speculation,
+    /// How important it is; what that means is the engine's ([`Priorities`](crate::Priorities)).
+    /// It never changes the answer.
+    pub priority: Option<i64>,
     /// When to give up.
     pub deadline: Option<Instant>,
     /// Who hears the tokens.
@@ -85,6 +89,7 @@ impl Request {
             prompt_logprobs: None,
             namespace: Namespace::default(),
             speculation: Speculation::Free,
+            priority: None,
             deadline: None,
             listener,
         }
@@ -95,7 +100,11 @@ impl Request {
         &self,
         vocabulary: usize,
         config: &EngineConfig,
+        priorities: Priorities,
     ) -> Result<(), SubmitError> {
+        if self.priority.is_some() && priorities == Priorities::Refused {
+            return Err(SubmitError::NoPriorities);
+        }
         if self.prompt.is_empty() {
             return Err(SubmitError::EmptyPrompt);
         }

@@ -7,6 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
+use aquila_spec::policy::{RequestOutcome, RoundOutcome, Setting};
+
 use crate::engine::Scheduler;
 use crate::error::{Failure, panic_text};
 use crate::lanes::{Compute, Order, Task, Yield};
@@ -21,6 +23,10 @@ pub(crate) struct Flight {
     pub era: u64,
     pub began: Instant,
     pub parts: Vec<Planned>,
+    /// What its trees were decided with.
+    pub setting: Setting,
+    /// Tokens that were expected of it.
+    pub expected: Option<f64>,
 }
 
 /// One request's part of such a round.
@@ -28,6 +34,15 @@ pub(crate) struct Planned {
     pub request: RequestId,
     pub task: Task,
     pub coming: Coming,
+    /// How sure its draft was of the first token of its tree.
+    pub confidence: Option<f32>,
+}
+
+impl Flight {
+    /// Whether nobody reads a prompt in it.
+    fn only_decodes(&self) -> bool {
+        self.parts.iter().all(|part| matches!(part.task, Task::Decode { .. }))
+    }
 }
 
 impl<C: Compute> Scheduler<C> {
@@ -36,8 +51,14 @@ impl<C: Compute> Scheduler<C> {
         let Some(flight) = self.flights.pop_front() else { return false };
         let done = self.lanes.receive(flight.number);
         match done.outcome {
-            Ok(yields) => self.settle(&flight, yields),
-            Err(why) => self.fail(&flight, Failure::Round(why)),
+            Ok(yields) => {
+                self.learn(&flight, &yields, &done.times);
+                self.settle(&flight, yields);
+            }
+            Err(why) => {
+                self.learn(&flight, &[], &done.times);
+                self.fail(&flight, Failure::Round(why));
+            }
         }
         let waited_since = flight.began.max(self.settled);
         self.settled = Instant::now();
@@ -45,11 +66,60 @@ impl<C: Compute> Scheduler<C> {
             return false;
         }
         self.stats.rounds.fetch_add(1, Relaxed);
-        if flight.parts.iter().all(|part| part.task == Task::Decode) {
+        if flight.only_decodes() {
             let whole = self.settled - waited_since;
             self.stats.add_times(&Times { whole, rounds: 1, ..done.times });
         }
         true
+    }
+
+    /// Tells the policy what came of a round: of those of its requests that were not void.
+    fn learn(&mut self, flight: &Flight, yields: &[Option<Yield>], times: &Times) {
+        if self.profile.declaration.is_none() || flight.setting.batch == 0 {
+            return;
+        }
+        let mut requests = Vec::with_capacity(flight.parts.len());
+        for (part, yielded) in flight.parts.iter().zip(yields) {
+            let (&Task::Decode { shape, .. }, Some(yielded)) = (&part.task, yielded) else {
+                continue;
+            };
+            requests.push(RequestOutcome {
+                id: part.request.0,
+                shape: shape.within(yielded.lesson.depth, yielded.proposed + 1),
+                correct: yielded.correct,
+                ranks: &yielded.lesson.ranks,
+                refused: yielded.lesson.refused,
+                watched: yielded.lesson.watched,
+                confidence: part.confidence,
+            });
+        }
+        let seconds = times.steps().as_secs_f64();
+        let seconds = (flight.only_decodes() && !requests.is_empty()).then_some(seconds);
+        let outcome = RoundOutcome { setting: flight.setting, requests: &requests, seconds };
+        self.drafting.learn(&outcome);
+        if tracing::enabled!(target: "aquila_engine::policy", tracing::Level::DEBUG) {
+            let Setting { batch, slot, shape, .. } = flight.setting;
+            let kept =
+                |r: &RequestOutcome<'_>| format!("{}:{}/{}", r.id, r.shape.steps(), r.correct);
+            let kept = requests.iter().map(kept).collect::<Vec<_>>().join(" ");
+            let steps = shape.steps();
+            tracing::debug!(
+                target: "aquila_engine::policy",
+                "round {}: batch {batch}, slot {slot}, steps {steps}; kept {kept}",
+                flight.number
+            );
+        }
+        let tokens: usize = requests.iter().map(|request| request.correct + 1).sum();
+        let policy = &self.drafting;
+        self.stats.change_drafting(|state| {
+            state.policy = policy.state();
+            state.setting = Some(flight.setting);
+            if let Some(expected) = flight.expected.filter(|_| tokens > 0) {
+                state.rounds += 1;
+                state.expected_tokens += expected;
+                state.real_tokens += tokens as u64;
+            }
+        });
     }
 
     /// Fails the requests of a round and of those behind it: what it left of their KV is not to
@@ -84,11 +154,13 @@ impl<C: Compute> Scheduler<C> {
             let request = &mut self.running[index];
             request.coming.least -= part.coming.least;
             request.coming.most -= part.coming.most;
+            request.confidence = yielded.lesson.confidence;
+            let known = yielded.known;
             let reason = match &part.task {
                 Task::Read { rows, last, .. } => {
                     self.settle_chunk(index, rows.len(), *last, yielded)
                 }
-                Task::Decode => self.settle_tree(index, yielded),
+                Task::Decode { .. } => self.settle_tree(index, yielded),
             };
             match reason {
                 Some(reason) => {
@@ -96,7 +168,7 @@ impl<C: Compute> Scheduler<C> {
                     self.end(request, reason);
                 }
                 None => {
-                    self.keep_draft_rows(index, &part.task);
+                    self.keep_draft_rows(index, &part.task, known);
                     index += 1;
                 }
             }
@@ -151,13 +223,13 @@ impl<C: Compute> Scheduler<C> {
 
     /// Commits the rows that the draft of a request has made; offers a prompt that is read to the
     /// prefix cache.
-    fn keep_draft_rows(&mut self, index: usize, task: &Task) {
+    fn keep_draft_rows(&mut self, index: usize, task: &Task, known: usize) {
         let Running { seat, sequence, told, .. } = &mut self.running[index];
         let declared = self.profile.declaration.as_ref().map_or(&[][..], |d| &d.groups);
-        let (tokens, read) = (seat.tokens.len(), sequence.committed(TARGET));
+        let read = sequence.committed(TARGET);
         let whole = !matches!(task, Task::Read { last: false, .. });
         for (&group, draft) in seat.groups()[1..].iter().zip(declared) {
-            let end = Order::certain_rows(draft, tokens, read, whole);
+            let end = Order::certain_rows(draft, known, read, whole);
             let rows = end - sequence.committed(group);
             self.cache.commit(sequence, group, rows);
         }

@@ -1,9 +1,10 @@
 //! Counters that others may read while the engine runs.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 use aquila_spec::SpecStats;
+use aquila_spec::policy::{CostTable, PolicyState, Setting};
 
 use crate::times::Times;
 
@@ -22,6 +23,7 @@ pub struct Stats {
     pub(crate) finished: AtomicU64,
     pub(crate) failed_rounds: AtomicU64,
     speculation: Mutex<SpecStats>,
+    drafting: Mutex<DraftingState>,
     times: Mutex<Times>,
 }
 
@@ -52,7 +54,35 @@ pub struct Snapshot {
     pub failed_rounds: u64,
 }
 
+/// How the trees of rounds are decided.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct DraftingState {
+    /// Where the policy stands.
+    pub policy: PolicyState,
+    /// What it was told rounds cost, if it asked.
+    pub costs: Option<Arc<CostTable>>,
+    /// What the last round was decided with.
+    pub setting: Option<Setting>,
+    /// Rounds that the policy expected something of, as of all that follows.
+    pub rounds: u64,
+    /// Tokens that it expected of them.
+    pub expected_tokens: f64,
+    /// Tokens that they yielded.
+    pub real_tokens: u64,
+}
+
 impl Stats {
+    /// How the trees of rounds are decided.
+    pub fn drafting(&self) -> DraftingState {
+        self.drafting.lock().map(|state| state.clone()).unwrap_or_default()
+    }
+
+    pub(crate) fn change_drafting(&self, change: impl FnOnce(&mut DraftingState)) {
+        if let Ok(mut state) = self.drafting.lock() {
+            change(&mut state);
+        }
+    }
+
     /// What came of drafting, over all requests that have ended.
     pub fn speculation(&self) -> SpecStats {
         self.speculation.lock().map(|sum| sum.clone()).unwrap_or_default()

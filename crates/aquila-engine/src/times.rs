@@ -28,8 +28,12 @@ impl Times {
     /// What the steps leave of the rounds: admission, reservations, plans, handing the tokens out.
     /// Where the lanes are apart, only what of it the compute lane waited for.
     pub fn host(&self) -> Duration {
-        let steps = self.draft + self.verify + self.accept + self.commit + self.extend;
-        self.whole.saturating_sub(steps)
+        self.whole.saturating_sub(self.steps())
+    }
+
+    /// All steps together: what the compute lane took.
+    pub fn steps(&self) -> Duration {
+        self.draft + self.verify + self.accept + self.commit + self.extend
     }
 
     /// What came after `earlier`.

@@ -5,7 +5,9 @@ mod support;
 
 use std::sync::{Arc, Mutex};
 
-use aquila_engine::{EngineConfig, Listener, Outcome, Policy, Request, Scheduler, Token, Verdict};
+use aquila_engine::{
+    AdmissionOrder, EngineConfig, Listener, Outcome, Request, Scheduler, Token, Verdict,
+};
 use support::config;
 use support::simulated::Simulated;
 
@@ -26,10 +28,13 @@ impl Listener for Order {
 }
 
 /// One request at a time runs; answers an engine and a way to ask it.
-fn one_at_a_time(policy: Policy, apart: bool) -> (Scheduler<Simulated>, Arc<Mutex<Vec<u32>>>) {
+fn one_at_a_time(
+    order: AdmissionOrder,
+    apart: bool,
+) -> (Scheduler<Simulated>, Arc<Mutex<Vec<u32>>>) {
     let config = EngineConfig { max_running_requests: 1, ..config() };
     let mut engine = Scheduler::over(Simulated::new(&config), config).unwrap();
-    engine.admit_by(policy);
+    engine.admit_by(order);
     (if apart { engine.apart().unwrap() } else { engine }, Arc::default())
 }
 
@@ -50,17 +55,18 @@ fn known(last: u32) -> Vec<u32> {
 #[test]
 fn the_longest_cached_prefix_goes_first_where_that_is_the_policy() {
     for apart in [false, true] {
-        for (policy, wanted) in
-            [(Policy::FirstCome, [0, 1, 2, 3]), (Policy::LongestPrefix, [0, 3, 1, 2])]
-        {
-            let (mut engine, ended) = one_at_a_time(policy, apart);
+        for (order, wanted) in [
+            (AdmissionOrder::FirstCome, [0, 1, 2, 3]),
+            (AdmissionOrder::LongestPrefix, [0, 3, 1, 2]),
+        ] {
+            let (mut engine, ended) = one_at_a_time(order, apart);
             ask(&mut engine, &ended, 0, known(1));
             support::run(&mut engine);
             ask(&mut engine, &ended, 1, vec![1, 2, 3]);
             ask(&mut engine, &ended, 2, vec![4, 5, 6]);
             ask(&mut engine, &ended, 3, known(2));
             support::run(&mut engine);
-            assert_eq!(*ended.lock().unwrap(), wanted, "{policy:?}");
+            assert_eq!(*ended.lock().unwrap(), wanted, "{order:?}");
         }
     }
 }
@@ -68,7 +74,7 @@ fn the_longest_cached_prefix_goes_first_where_that_is_the_policy() {
 #[test]
 fn a_request_without_a_cached_prefix_is_not_overtaken_without_end() {
     for apart in [false, true] {
-        let (mut engine, ended) = one_at_a_time(Policy::LongestPrefix, apart);
+        let (mut engine, ended) = one_at_a_time(AdmissionOrder::LongestPrefix, apart);
         ask(&mut engine, &ended, 0, known(1));
         support::run(&mut engine);
         ask(&mut engine, &ended, 1000, vec![1, 2, 3]);

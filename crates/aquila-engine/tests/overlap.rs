@@ -4,13 +4,13 @@
 mod support;
 
 use aquila_engine::lanes::Lane;
-use aquila_engine::{Engine, EngineConfig, Scheduler};
+use aquila_engine::{Engine, EngineConfig, Priorities, Scheduler, Snapshot};
 use aquila_spec::{Shape, Verify};
 use support::Numbers;
 use support::answers::shape;
 use support::delayed::Delayed;
 use support::shipped::{Algorithm, config, engine, runner};
-use support::workload::{Came, Case, alone, together, workload};
+use support::workload::{Came, Case, Size, alone, together, workload};
 
 fn delayed(
     algorithm: Algorithm,
@@ -31,15 +31,27 @@ fn compare(cases: &[Case], got: &[Came], wanted: &[Came], drafts: bool, what: &s
 
 /// Runs a workload with the lanes joined and, under two schedules, apart: texts are those of plain
 /// decoding alone, and drafts are the same everywhere.
-fn same_in_both_lanes(algorithm: Algorithm, config: EngineConfig, requests: usize, seed: u64) {
+/// Somebody is retracted `retractions` times or more.
+fn same_in_both_lanes(
+    algorithm: Algorithm,
+    config: EngineConfig,
+    size: Size,
+    seed: u64,
+    retractions: u64,
+) {
     let what = format!("{algorithm:?}, {}, pages of {}", config.shape, config.page_size);
-    let cases = workload(requests, 100, seed);
+    let cases = workload(size, seed);
     let roomy = EngineConfig { max_running_requests: 1, ..support::shipped::config(Shape::PLAIN) };
     let plain = alone(&mut engine(Algorithm::None, roomy), &cases);
 
     let mut joined = Engine::new(runner(algorithm, &config), config.clone()).unwrap();
     let wanted = together(&mut joined, &cases, &mut Numbers(seed));
     compare(&cases, &wanted, &plain, false, &format!("{what}, joined"));
+    let too_small = |counts: Snapshot| {
+        let found = counts.retractions;
+        assert!(found >= retractions, "{what}: {found} retractions, not {retractions}");
+    };
+    too_small(joined.stats().snapshot());
     for schedule in 0..2 {
         let mut apart = delayed(algorithm, &config, schedule);
         let got = together(&mut apart, &cases, &mut Numbers(seed + schedule));
@@ -58,8 +70,13 @@ fn same_in_both_lanes(algorithm: Algorithm, config: EngineConfig, requests: usiz
         }
         let counts = apart.stats().snapshot();
         assert!(counts.cached_tokens > 0, "{what}: prefixes were shared");
-        assert!(counts.retractions > 0, "{what}: the pool is to be too small: {counts:?}");
+        too_small(counts);
     }
+}
+
+/// So many requests of the usual size.
+fn of(requests: usize) -> Size {
+    Size { requests, prompt: 48, tokens: 100 }
 }
 
 fn aborted() -> aquila_engine::FinishReason {
@@ -69,38 +86,57 @@ fn aborted() -> aquila_engine::FinishReason {
 #[test]
 fn wide_trees_in_a_pool_that_is_too_small_are_the_same_in_both_lanes() {
     let config = EngineConfig {
-        max_total_tokens: 2000,
-        max_running_requests: 32,
-        chunked_prefill_size: 512,
+        max_total_tokens: 1600,
+        max_running_requests: 40,
+        chunked_prefill_size: 2048,
         ..config(shape(5, 16, 64))
     };
-    same_in_both_lanes(Algorithm::Eagle3, config, 40, 5);
+    let size = Size { requests: 40, prompt: 48, tokens: 160 };
+    same_in_both_lanes(Algorithm::Eagle3, config, size, 7, 12);
 }
 
 #[test]
 fn chains_and_trees_are_the_same_in_both_lanes() {
     let small =
         EngineConfig { max_total_tokens: 400, chunked_prefill_size: 32, ..config(Shape::chain(4)) };
-    same_in_both_lanes(Algorithm::Eagle3, small.clone(), 30, 1);
+    same_in_both_lanes(Algorithm::Eagle3, small.clone(), of(30), 1, 1);
     let pages = EngineConfig { page_size: 16, max_total_tokens: 480, ..small.clone() };
-    same_in_both_lanes(Algorithm::Standalone, pages, 30, 2);
+    same_in_both_lanes(Algorithm::Standalone, pages, of(30), 2, 1);
     let trees =
         EngineConfig { shape: shape(4, 4, 12), page_size: 4, max_total_tokens: 420, ..small };
-    same_in_both_lanes(Algorithm::Standalone, trees, 30, 3);
+    same_in_both_lanes(Algorithm::Standalone, trees, of(30), 3, 1);
 }
 
 #[test]
 fn plain_decoding_is_the_same_in_both_lanes() {
     let small =
         EngineConfig { max_total_tokens: 320, chunked_prefill_size: 16, ..config(Shape::PLAIN) };
-    same_in_both_lanes(Algorithm::None, small, 40, 4);
+    same_in_both_lanes(Algorithm::None, small, of(40), 4, 1);
+}
+
+#[test]
+fn priorities_change_no_text_and_no_draft_in_either_lane() {
+    let trees = EngineConfig { max_total_tokens: 400, ..config(shape(4, 4, 12)) };
+    let ranked = Priorities::Ranked { low_values_first: false, preemption_threshold: 10 };
+    let cases = workload(of(30), 6);
+    let roomy = EngineConfig { max_running_requests: 1, ..config(trees.shape) };
+    let wanted = alone(&mut engine(Algorithm::Eagle3, roomy), &cases);
+    let mut joined = Engine::new(runner(Algorithm::Eagle3, &trees), trees.clone()).unwrap();
+    joined.prioritize(ranked);
+    compare(&cases, &together(&mut joined, &cases, &mut Numbers(1)), &wanted, true, "joined");
+    let mut apart = delayed(Algorithm::Eagle3, &trees, 1);
+    apart.prioritize(ranked);
+    compare(&cases, &together(&mut apart, &cases, &mut Numbers(2)), &wanted, true, "apart");
+    for counts in [joined.stats().snapshot(), apart.stats().snapshot()] {
+        assert!(counts.retractions > 0, "{counts:?}");
+    }
 }
 
 #[test]
 fn sampled_verification_is_the_same_in_both_lanes() {
     for verify in [Verify::Rejection, Verify::TargetOnly { single: 1.0, accumulated: 1.0 }] {
         let config = EngineConfig { verify, max_total_tokens: 400, ..config(shape(3, 4, 12)) };
-        let cases = workload(30, 24, 9);
+        let cases = workload(Size { tokens: 24, ..of(30) }, 9);
         let mut joined = Engine::new(runner(Algorithm::Eagle3, &config), config.clone()).unwrap();
         let wanted = together(&mut joined, &cases, &mut Numbers(1));
         let got = together(&mut delayed(Algorithm::Eagle3, &config, 1), &cases, &mut Numbers(1));

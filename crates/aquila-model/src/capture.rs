@@ -1,5 +1,8 @@
-//! Hidden states of a model, for heads that draft from them: the residual stream after chosen
-//! layers, or after the final norm.
+//! Hidden states of a model, for heads that draft from them: the residual stream at chosen
+//! boundaries of layers, or after the final norm.
+//!
+//! Boundary 0 is before the first layer, where the stream is the embedding; boundary l is where
+//! layer l - 1, counted from 0, ends.
 //!
 //! The invariant: row r of the pass is row r of the capture, whatever is captured.
 
@@ -7,11 +10,11 @@ use aquila_compute::Backend;
 
 use crate::{Error, ModelSpec, Result};
 
-/// Where a pass leaves hidden states of all its rows: the outputs of chosen layers, side by side in
-/// the order in which the layers were named, or what the language-model head reads.
+/// Where a pass leaves hidden states of all its rows: those at chosen boundaries, side by side in
+/// the order in which they were named, or what the language-model head reads.
 pub struct Capture<B: Backend> {
     /// Empty where the stream after the final norm is taken.
-    layers: Vec<usize>,
+    boundaries: Vec<usize>,
     hidden_size: usize,
     capacity: usize,
     rows: B::Rows,
@@ -21,34 +24,35 @@ impl<B: Backend> Capture<B> {
     pub(crate) fn new(
         backend: &B,
         spec: &ModelSpec,
-        layers: &[usize],
+        boundaries: &[usize],
         capacity: usize,
     ) -> Result<Self> {
-        if let Some(layer) = layers.iter().find(|&&layer| layer >= spec.layers) {
-            let problem = format!("capture of layer {layer}; the model has {}", spec.layers);
+        if let Some(boundary) = boundaries.iter().find(|&&boundary| boundary > spec.layers) {
+            let layers = spec.layers;
+            let problem = format!("capture at boundary {boundary} of a model of {layers} layers");
             return Err(Error::Plan(problem));
         }
-        if layers.is_empty() {
-            return Err(Error::Plan("capture of no layer".into()));
+        if boundaries.is_empty() {
+            return Err(Error::Plan("capture at no boundary".into()));
         }
         Ok(Self {
-            layers: layers.to_vec(),
+            boundaries: boundaries.to_vec(),
             hidden_size: spec.hidden_size,
             capacity,
-            rows: backend.rows(capacity, layers.len() * spec.hidden_size)?,
+            rows: backend.rows(capacity, boundaries.len() * spec.hidden_size)?,
         })
     }
 
     pub(crate) fn of_final(backend: &B, spec: &ModelSpec, capacity: usize) -> Result<Self> {
         Ok(Self {
-            layers: Vec::new(),
+            boundaries: Vec::new(),
             hidden_size: spec.hidden_size,
             capacity,
             rows: backend.rows(capacity, spec.hidden_size)?,
         })
     }
 
-    /// What the last pass left: row r of the pass is row r here, as wide as all layers together.
+    /// What the last pass left: row r of the pass is row r here, as wide as all boundaries together.
     pub fn rows(&self) -> &B::Rows {
         &self.rows
     }
@@ -63,9 +67,10 @@ impl<B: Backend> Capture<B> {
         self.rows
     }
 
-    /// The layers whose outputs are taken, from 0; none where it is the stream after the final norm.
-    pub fn layers(&self) -> &[usize] {
-        &self.layers
+    /// The boundaries at which the stream is taken; none where it is the stream after the final
+    /// norm.
+    pub fn boundaries(&self) -> &[usize] {
+        &self.boundaries
     }
 
     /// How many rows a pass may have.
@@ -75,18 +80,18 @@ impl<B: Backend> Capture<B> {
 
     /// Where the stream after the final norm goes, if that is what is taken.
     pub(crate) fn final_rows(&mut self) -> Option<&mut B::Rows> {
-        self.layers.is_empty().then_some(&mut self.rows)
+        self.boundaries.is_empty().then_some(&mut self.rows)
     }
 
-    /// Takes the output of `layer`, if it is one of the chosen.
+    /// Takes the stream at `boundary`, if it is one of the chosen.
     pub(crate) fn take(
         &mut self,
         backend: &B,
-        layer: usize,
+        boundary: usize,
         residual: &B::Rows,
         rows: usize,
     ) -> Result<()> {
-        for (place, _) in self.layers.iter().enumerate().filter(|(_, l)| **l == layer) {
+        for (place, _) in self.boundaries.iter().enumerate().filter(|(_, b)| **b == boundary) {
             backend.copy_columns(residual, rows, place * self.hidden_size, &mut self.rows)?;
         }
         Ok(())

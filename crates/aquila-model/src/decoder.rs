@@ -119,9 +119,10 @@ impl<B: Backend> Decoder<B> {
         Capture::of_final(backend, &self.spec, rows)
     }
 
-    /// Room for the outputs of `layers` (from 0) of passes up to `rows` rows.
-    pub fn capture(&self, backend: &B, layers: &[usize], rows: usize) -> Result<Capture<B>> {
-        Capture::new(backend, &self.spec, layers, rows)
+    /// Room for the stream at these boundaries of layers, in passes up to `rows` rows: 0 is before
+    /// the first layer, as many as there are layers behind the last.
+    pub fn capture(&self, backend: &B, boundaries: &[usize], rows: usize) -> Result<Capture<B>> {
+        Capture::new(backend, &self.spec, boundaries, rows)
     }
 
     /// The store of keys and values that the model needs for `slots` tokens.
@@ -144,7 +145,7 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Runs a plan: writes the keys and values of its rows, and leaves the logits of its outputs
-    /// in `scratch` and, where asked for, the outputs of layers in `capture`. A plan without rows
+    /// in `scratch` and, where asked for, hidden states of all rows in `capture`. A plan without rows
     /// does nothing.
     pub fn forward(
         &self,
@@ -166,12 +167,15 @@ impl<B: Backend> Decoder<B> {
         let pass = Pass { backend, rope: &self.rope, heads, epsilon, rows };
         backend.place(plan, &mut s.work.plan)?;
         backend.embed(&self.embedding, &s.work.plan, &mut s.work.residual)?;
+        if let Some(capture) = capture.as_deref_mut() {
+            capture.take(backend, 0, &s.work.residual, rows)?;
+        }
         for (index, Layer { input_norm, block }) in self.layers.iter().enumerate() {
             backend.rms_norm(&s.work.residual, input_norm, epsilon, rows, &mut s.normed)?;
             block.attend(&pass, &s.normed, kv, index, &mut s.work)?;
             block.feed_forward(&pass, &mut s.normed, &mut s.work)?;
             if let Some(capture) = capture.as_deref_mut() {
-                capture.take(backend, index, &s.work.residual, rows)?;
+                capture.take(backend, index + 1, &s.work.residual, rows)?;
             }
         }
         let outputs = match capture.and_then(Capture::final_rows) {

@@ -101,9 +101,11 @@ impl DraftHead {
             AuxLayerConvention::Boundary => (1, "boundaries"),
             _ => (0, "outputs"),
         };
+        let embedding = shift == 1 && ids.is_some_and(|ids| ids.contains(&0));
         let on = |holds: bool, what: &str| holds.then(|| what.to_owned());
         let particulars = [
             on(spec.aux_count == 0, "no fc: reads what the model's language-model head reads"),
+            on(embedding, "reads the embedding beside the outputs of layers"),
             on(spec.feature_norm == FeatureNorm::Whole, "norms hidden states together before fc"),
             on(spec.feature_norm == FeatureNorm::Each, "norms each hidden state before fc"),
             on(spec.norm_before_residual, "norm_before_residual"),
@@ -120,7 +122,7 @@ impl DraftHead {
             algorithm: "EAGLE3",
             target_hidden_size: spec.target_hidden_size as u64,
             draft_vocab_size: spec.draft_vocab_size as u64,
-            aux_layers: ids.map(|ids| ids.iter().map(|id| id - shift).collect()),
+            aux_layers: ids.map(|ids| ids.iter().filter_map(|id| id.checked_sub(shift)).collect()),
             aux_layer_convention: ids.map(|ids| format!("{ids:?} are {what}: {why}")),
             particulars: particulars.into_iter().flatten().collect(),
             known_by: kind.map(HeadKind::known_by),

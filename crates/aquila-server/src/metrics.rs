@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use aquila_engine::{FinishReason, Snapshot};
-use aquila_spec::SpecStats;
+use aquila_engine::{DraftingState, FinishReason, Snapshot};
+use aquila_spec::{Shape, SpecStats};
 use aquila_text::End;
 
 /// Upper bounds in seconds, for what users wait for.
@@ -154,9 +154,17 @@ impl Metrics {
     }
 
     /// All of it, for a server of the model `name` whose engine counted `engine`.
-    pub fn page(&self, name: &str, engine: &Snapshot, spec: &SpecStats) -> String {
+    pub fn page(
+        &self,
+        name: &str,
+        engine: &Snapshot,
+        spec: &SpecStats,
+        drafting: &DraftingState,
+    ) -> String {
         let mut page = Page { text: String::with_capacity(8 << 10), model: escaped(name) };
         let read = |counter: &AtomicU64| counter.load(Relaxed) as f64;
+        let shape = drafting.setting.map_or(Shape::PLAIN, |setting| setting.shape);
+        let rounds = drafting.rounds.max(1) as f64;
         let pool = engine.total_slots.max(1) as f64;
         let known = (engine.prompt_tokens + engine.cached_tokens).max(1) as f64;
         for (name, help, value) in [
@@ -181,8 +189,29 @@ impl Metrics {
                 spec.accept_length(),
             ),
             ("spec_accept_rate", "Share of verified drafts that were right", spec.accept_rate()),
+            ("spec_num_steps", "Steps of the last round's largest tree", shape.steps() as f64),
+            (
+                "spec_num_draft_tokens",
+                "Nodes of the last round's largest tree, the bonus included",
+                shape.nodes() as f64,
+            ),
         ] {
             page.single(&format!("sglang:{name}"), "gauge", help, value);
+        }
+        for (name, help, value) in [
+            ("spec_topk", "Width of the last round's largest tree", shape.topk() as f64),
+            (
+                "spec_expected_tokens_per_round",
+                "Tokens that the policy expected of a round, on average",
+                drafting.expected_tokens / rounds,
+            ),
+            (
+                "spec_tokens_per_round",
+                "Tokens that those rounds yielded, on average",
+                drafting.real_tokens as f64 / rounds,
+            ),
+        ] {
+            page.single(&format!("aquila:{name}"), "gauge", help, value);
         }
         for (name, help, value) in [
             ("sglang:num_requests_total", "Answers that ended", read(&self.requests)),
@@ -208,6 +237,16 @@ impl Metrics {
                 "aquila:spec_proposed_drafts_total",
                 "Drafts that were verified",
                 spec.proposed_drafts as f64,
+            ),
+            (
+                "aquila:spec_policy_switches_total",
+                "How often the policy changed its trees",
+                drafting.policy.switches as f64,
+            ),
+            (
+                "aquila:spec_policy_probes_total",
+                "Rounds in which drafts were only looked at",
+                drafting.policy.probes as f64,
             ),
             ("aquila:refused_requests_total", "Requests not taken", read(&self.refused)),
             ("aquila:rounds_total", "Rounds run", engine.rounds as f64),

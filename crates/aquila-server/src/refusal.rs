@@ -141,6 +141,9 @@ impl Refusal {
                 SubmitError::QueueFull(_) => Self::busy(error.to_string()),
                 SubmitError::ShuttingDown => Self::shutting_down(),
                 SubmitError::PromptTooLong { .. } => Self::too_long(param, error.to_string()),
+                SubmitError::NoPriorities => {
+                    Self { param: Some("priority".into()), ..Self::invalid(error.to_string()) }
+                }
                 SubmitError::EmptyPrompt | SubmitError::InvalidToken { .. } => {
                     Self { param: Some(param.into()), ..Self::invalid(error.to_string()) }
                 }

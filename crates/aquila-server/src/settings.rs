@@ -75,6 +75,8 @@ pub struct Settings {
     pub default_max_tokens: Option<usize>,
     /// What clients may use up.
     pub limits: Limits,
+    /// Why rounds overlap, or why not.
+    pub overlap_reason: String,
     /// The corpora that clients may change, where drafts come from them.
     pub corpora: Option<Arc<Corpora>>,
 }

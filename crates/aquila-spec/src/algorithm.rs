@@ -18,12 +18,47 @@ pub struct Declaration {
     pub hidden: HiddenStates,
     /// The groups in which it keeps keys and values of its own, in order.
     pub groups: Vec<DraftGroup>,
+    /// What of a request goes along, beside its tokens and its certain rows of every group, when
+    /// another machine is to draft for it.
+    pub travels: Travels,
 }
 
 impl Declaration {
+    /// Whether another machine can draft for a request by its tokens alone.
+    pub fn by_tokens_alone(&self) -> bool {
+        self.groups.is_empty() && self.travels == Travels::NOTHING
+    }
+
     /// How many tokens beyond its position the farthest-seeing row depends on.
     pub fn lookahead(&self) -> usize {
         self.groups.iter().map(|group| group.lookahead).max().unwrap_or(0)
+    }
+}
+
+/// What the next tree of a request rests on beside its tokens and its certain rows of every group.
+///
+/// This is what a machine that reads prompts hands to one that goes on. What an algorithm keeps for
+/// all requests (weights, corpora, a trie that they share) is each machine's own and stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Travels {
+    /// Whether the tree begins with the [`Offer`] of the request's seed.
+    pub offer: bool,
+    /// How many hidden states that the draft has kept it goes on from, at most.
+    pub hidden_rows: usize,
+    /// How wide each of them is.
+    pub hidden_width: usize,
+}
+
+impl Travels {
+    /// Nothing: what a tree rests on is read out of the tokens again.
+    pub const NOTHING: Self = Self { offer: false, hidden_rows: 0, hidden_width: 0 };
+
+    /// What the seed offers, and nothing hidden.
+    pub const OFFER: Self = Self { offer: true, ..Self::NOTHING };
+
+    /// What the seed offers, and `rows` hidden states of this width.
+    pub fn with_hidden(rows: usize, width: usize) -> Self {
+        Self { offer: true, hidden_rows: rows, hidden_width: width }
     }
 }
 
@@ -32,7 +67,8 @@ impl Declaration {
 pub enum HiddenStates {
     /// None: no capture, no buffer, no copy.
     None,
-    /// The residual stream behind each of these layers, side by side.
+    /// The residual stream before each of these layers, side by side: 0 is the embedding, as many
+    /// as there are layers what leaves the last.
     Layers(Vec<usize>),
     /// What the target's language-model head reads: the residual stream after the final norm.
     Final,

@@ -8,7 +8,9 @@ use aquila_model::{
 };
 
 use crate::registry::{Allowance, DraftFor, Entry, Opened, Opening};
-use crate::{Algorithm, Declaration, DraftGroup, Drafter, HiddenStates, Speculator, TreeRows};
+use crate::{
+    Algorithm, Declaration, DraftGroup, Drafter, HiddenStates, Speculator, Travels, TreeRows,
+};
 
 /// A head of one layer that drafts recurrently.
 pub struct Eagle<B: Backend> {
@@ -30,6 +32,8 @@ impl<B: Backend> Eagle<B> {
             name,
             hidden: HiddenStates::Final,
             groups: vec![DraftGroup { lookahead: 1, tree: TreeRows::EveryLevel }],
+            // The state behind the seed, which the first level goes on from.
+            travels: Travels::with_hidden(1, head.spec().hidden_size),
         };
         let scratch = head.scratch(backend, bounds)?;
         Ok(Self { declaration, head, scratch })

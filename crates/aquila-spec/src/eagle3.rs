@@ -7,7 +7,9 @@ use aquila_model::{
 };
 
 use crate::registry::{Allowance, DraftFor, Entry, Opened, Opening};
-use crate::{Algorithm, Declaration, DraftGroup, Drafter, HiddenStates, Speculator, TreeRows};
+use crate::{
+    Algorithm, Declaration, DraftGroup, Drafter, HiddenStates, Speculator, Travels, TreeRows,
+};
 
 /// An EAGLE-3 head that drafts.
 pub struct Eagle3<B: Backend> {
@@ -19,14 +21,16 @@ pub struct Eagle3<B: Backend> {
 impl<B: Backend> Eagle3<B> {
     /// Drafts with `head`, in passes up to `bounds`.
     pub fn new(backend: &B, head: Eagle3Head<B>, bounds: PlanBounds) -> Result<Self> {
-        let hidden = match head.capture_layers() {
+        let hidden = match head.boundaries() {
             [] => HiddenStates::Final,
-            layers => HiddenStates::Layers(layers.to_vec()),
+            boundaries => HiddenStates::Layers(boundaries.to_vec()),
         };
         let declaration = Declaration {
             name: "EAGLE3",
             hidden,
             groups: vec![DraftGroup { lookahead: 1, tree: TreeRows::EveryLevel }],
+            // The state behind the seed, which the first level goes on from.
+            travels: Travels::with_hidden(1, head.spec().layer.hidden_size),
         };
         let scratch = head.scratch(backend, bounds)?;
         Ok(Self { declaration, head, scratch })
@@ -109,7 +113,7 @@ impl<B: Backend> Opened<B> for OpenedEagle3 {
         let Allowance { format, kv_dtype, positions, bounds, target_rows, .. } = *allowance;
         let spec = self.head.spec();
         // The stream after the final norm is as wide as the output of one layer.
-        let layers = self.head.capture_layers().len().max(1);
+        let layers = self.head.boundaries().len().max(1);
         Needs {
             weights: spec.weight_bytes(format),
             scratch: spec.scratch_bytes(bounds)

@@ -45,7 +45,7 @@ mod verify;
 pub use accept::{Accepted, accept};
 pub use algorithm::{
     Algorithm, Asking, Declaration, DraftAsk, DraftGroup, Drafting, Extending, GroupRows,
-    HiddenStates, MOST_DRAFT_GROUPS, Offer, Seed, TargetRows, TreeRows,
+    HiddenStates, MOST_DRAFT_GROUPS, Offer, Seed, TargetRows, Travels, TreeRows,
 };
 pub use aquila_compute::choose::Candidate;
 pub use commit::{Kept, KvRows, NodeRows, PassRows, commit};

@@ -47,6 +47,10 @@ impl<B: Backend> Entry<B> for MixedEntry<B> {
         self.model.shape(asked)
     }
 
+    fn candidates(&self, asked: AskedShape) -> Result<Vec<Shape>> {
+        self.model.candidates(asked)
+    }
+
     fn open(&self, opening: &Opening<'_>) -> Result<Box<dyn Opened<B>>> {
         let ngram = NgramSources::of(opening)?;
         Ok(Box::new(OpenedMix { name: self.name, model: self.model.open(opening)?, ngram }))
@@ -61,6 +65,10 @@ struct OpenedMix<B: Backend> {
 }
 
 impl<B: Backend> Opened<B> for OpenedMix<B> {
+    fn most_steps(&self) -> Option<usize> {
+        self.model.most_steps()
+    }
+
     fn needs(&self, allowance: &Allowance) -> Needs {
         let model = self.model.needs(allowance);
         let ngram = Opened::<B>::needs(&self.ngram, allowance);

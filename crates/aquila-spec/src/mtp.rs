@@ -18,7 +18,7 @@ use aquila_model::{Error, FusedHead, LayerScratch, Result, Sources};
 use crate::kept_states::{KeptStates, Seats};
 use crate::{
     Algorithm, Declaration, DraftAsk, DraftGroup, Drafting, Extending, GroupRows, Growth,
-    HiddenStates, Offer, Seed, Shape, Tree, TreeRows,
+    HiddenStates, Offer, Seed, Shape, Travels, Tree, TreeRows,
 };
 
 /// What there must be room for.
@@ -72,16 +72,19 @@ impl<B: Backend> Mtp<B> {
         Self::check_steps(head.layers(), room.shape)?;
         let steps = room.shape.steps();
         let group = |layer| DraftGroup { lookahead: 1 + layer, tree: TreeRows::Level(layer) };
+        let width = head.spec().hidden_size;
         let declaration = Declaration {
             name: "MTP",
             hidden: HiddenStates::Final,
             groups: (0..steps).map(group).collect(),
+            // The last states that each layer but the last reads or leaves: one for each of them
+            // where they are chained, else as many of the target's.
+            travels: Travels::with_hidden(steps.saturating_sub(1), width),
         };
         let shape = head.kv_shape(room.slots, room.dtype);
         let kv = (0..steps).map(|_| Ok(backend.kv(shape)?)).collect::<Result<_>>()?;
         let passes = room.passes();
         let scratch = head.layer_scratch(backend, passes)?;
-        let width = head.spec().hidden_size;
         let (chained, rows) = (head.chained(), passes.rows);
         let states = KeptStates::new(backend, steps, chained, rows, room.requests, width)?;
         let (seats, plan) = (Seats::new(room.requests), ForwardPlan::default());

@@ -5,7 +5,7 @@ use aquila_model::{Decoder, MtpCheckpoint, Needs};
 
 use crate::eagle::Reading;
 use crate::registry::{Allowance, DraftFor, Entry, Opened, Opening};
-use crate::{Algorithm, Eagle, Error, Mtp, MtpRoom, Shape, Speculator};
+use crate::{Algorithm, Eagle, Error, Mtp, MtpRoom, Speculator};
 
 /// MTP by name.
 pub(crate) struct MtpEntry;
@@ -35,16 +35,12 @@ impl<B: Backend> Entry<B> for MtpEntry {
                 "--enable-multi-layer-eagle: {name} has one MTP layer, which recurs"
             )));
         }
-        if layers.spec().layers() > 1 {
-            Mtp::<B>::check_steps(layers.spec().layers(), opening.shape)?;
-        }
-        Ok(Box::new(OpenedMtp { layers, shape: opening.shape, reading: Reading::of(opening)? }))
+        Ok(Box::new(OpenedMtp { layers, reading: Reading::of(opening)? }))
     }
 }
 
 struct OpenedMtp {
     layers: MtpCheckpoint,
-    shape: Shape,
     reading: Reading,
 }
 
@@ -55,12 +51,17 @@ impl OpenedMtp {
     }
 
     fn room(&self, allowance: &Allowance) -> MtpRoom {
-        let Allowance { bounds, requests, slots, kv_dtype: dtype, .. } = *allowance;
-        MtpRoom { bounds, shape: self.shape, requests, slots, dtype }
+        let Allowance { bounds, shape, requests, slots, kv_dtype: dtype, .. } = *allowance;
+        MtpRoom { bounds, shape, requests, slots, dtype }
     }
 }
 
 impl<B: Backend> Opened<B> for OpenedMtp {
+    /// One for each layer, where it does not recur.
+    fn most_steps(&self) -> Option<usize> {
+        (!self.recurs()).then(|| self.layers.spec().layers())
+    }
+
     fn needs(&self, allowance: &Allowance) -> Needs {
         let (spec, tokens) = (self.layers.spec(), self.reading.tokens());
         let scratch = if self.recurs() {
@@ -72,7 +73,7 @@ impl<B: Backend> Opened<B> for OpenedMtp {
         let own = Needs {
             weights: spec.weight_bytes(allowance.format),
             scratch,
-            kv_per_token: spec.kv_bytes_per_token(allowance.kv_dtype, self.shape.steps()),
+            kv_per_token: spec.kv_bytes_per_token(allowance.kv_dtype, allowance.shape.steps()),
             ..Needs::default()
         };
         self.reading.needs(allowance, &spec.layer, own)

@@ -18,6 +18,9 @@ pub const NONE: &str = "NONE";
 /// Algorithms of SGLang's that are not here yet, so that nobody takes their names for another.
 const NOT_YET: [&str; 3] = ["FROZEN_KV_MTP", "DFLASH", "DSPARK"];
 
+/// The deepest tree that is tried where nobody says: beyond it, drafts are hardly ever right.
+const MOST_WORTH: usize = 5;
+
 /// An algorithm that may be asked for by name.
 pub trait Entry<B: Backend>: Send + Sync {
     /// What `--speculative-algorithm` calls it.
@@ -36,9 +39,16 @@ pub trait Entry<B: Backend>: Send + Sync {
         false
     }
 
-    /// The tree, where flags leave it open.
+    /// The tree, where flags leave it open and what drafts is not known yet.
     fn shape(&self, asked: AskedShape) -> Result<Shape> {
         asked.resolve(3, 1)
+    }
+
+    /// The trees that are worth a try where nobody fixes one, none deeper or wider than asked for.
+    fn candidates(&self, asked: AskedShape) -> Result<Vec<Shape>> {
+        let largest = AskedShape { steps: asked.steps.or(Some(MOST_WORTH)), ..asked };
+        let largest = largest.resolve(MOST_WORTH, 1)?;
+        Ok((1..=largest.steps()).map(|steps| largest.capped(steps)).collect())
     }
 
     /// Opens what the flags name; what does not fit the target is refused by name.
@@ -92,18 +102,15 @@ pub struct Opening<'a> {
     pub token_map: Option<&'a [u32]>,
     /// What users decide of a head where its config may mislead.
     pub head: HeadOptions,
-    /// The largest tree.
-    pub shape: Shape,
     /// Where n-grams come from; as by default where nobody says.
     pub ngram: Option<&'a NgramSources>,
 }
 
 impl<'a> Opening<'a> {
-    /// On a target, with trees up to `shape`, and everything else as where nobody says.
-    pub fn new(target: &'a Checkpoint, shape: Shape) -> Self {
-        let load = LoadFormat::Auto;
-        let head = HeadOptions::default();
-        Self { target, draft: None, load, token_map: None, head, shape, ngram: None }
+    /// On a target, with everything else as where nobody says.
+    pub fn new(target: &'a Checkpoint) -> Self {
+        let (load, head) = (LoadFormat::Auto, HeadOptions::default());
+        Self { target, draft: None, load, token_map: None, head, ngram: None }
     }
 
     /// What drafts, for an algorithm that cannot do without.
@@ -141,10 +148,17 @@ pub struct Allowance {
     pub target_rows: usize,
     /// Requests that run at a time.
     pub requests: usize,
+    /// The largest tree.
+    pub shape: Shape,
 }
 
 /// An algorithm whose draft fits its target, before it takes any memory.
 pub trait Opened<B: Backend> {
+    /// How many steps its trees may have, where what drafts bounds them.
+    fn most_steps(&self) -> Option<usize> {
+        None
+    }
+
     /// What it takes, for the budget; `allowance.slots` are not known yet.
     fn needs(&self, allowance: &Allowance) -> Needs;
 

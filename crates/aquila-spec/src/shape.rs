@@ -107,6 +107,23 @@ impl Shape {
         Self { steps, nodes, ..*self }
     }
 
+    /// The smallest tree that none of `shapes` exceeds in depth, width or nodes.
+    pub fn covering(shapes: impl IntoIterator<Item = Shape>) -> Self {
+        let both = |a: Shape, b: Shape| Self {
+            steps: a.steps.max(b.steps),
+            topk: a.topk.max(b.topk),
+            nodes: a.nodes.max(b.nodes),
+            rows: if b == Self::PLAIN { a.rows } else { b.rows },
+        };
+        shapes.into_iter().fold(Self::PLAIN, both)
+    }
+
+    /// What became of it where the tree that was drafted is no deeper and has no more nodes.
+    pub fn within(&self, depth: usize, nodes: usize) -> Self {
+        let least = self.capped(depth);
+        Self { nodes: least.nodes.min(nodes), ..least }
+    }
+
     /// The same tree, looked up on the host: no rows are computed for it.
     pub fn without_rows(self) -> Self {
         Self { rows: self == Self::PLAIN, ..self }

@@ -6,7 +6,7 @@ use aquila_model::{Checkpoint, Decoder, Needs, Result, Scratch, memory, same_tok
 
 use crate::registry::{Allowance, DraftFor, Entry, Opened, Opening};
 use crate::{
-    Algorithm, Declaration, DraftGroup, Drafter, Error, HiddenStates, Speculator, TreeRows,
+    Algorithm, Declaration, DraftGroup, Drafter, Error, HiddenStates, Speculator, Travels, TreeRows,
 };
 
 /// A model that drafts.
@@ -23,6 +23,7 @@ impl<B: Backend> Standalone<B> {
             name: "STANDALONE",
             hidden: HiddenStates::None,
             groups: vec![DraftGroup { lookahead: 0, tree: TreeRows::EveryLevel }],
+            travels: Travels::OFFER,
         };
         #[cfg(feature = "known-bugs")]
         let declaration = {

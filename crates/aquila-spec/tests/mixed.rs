@@ -7,7 +7,7 @@ use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_spec::ngram::{Corpora, Ngram, NgramScope, NgramSettings};
 use aquila_spec::{
     Algorithm, Asking, Candidate, Declaration, DraftGroup, Drafted, Drafting, Error, Extending,
-    HiddenStates, Mixed, Offer, Registry, Seed, Shape, TargetRows, Tree, TreeRows,
+    HiddenStates, Mixed, Offer, Registry, Seed, Shape, TargetRows, Travels, Tree, TreeRows,
 };
 use proptest::prelude::*;
 
@@ -86,7 +86,12 @@ impl Mix {
     fn new(scope: NgramScope) -> Self {
         let asked = Arc::new(Mutex::new(Asked::default()));
         let groups = vec![DraftGroup { lookahead: 0, tree: TreeRows::EveryLevel }];
-        let declaration = Declaration { name: "MODEL", hidden: HiddenStates::Final, groups };
+        let declaration = Declaration {
+            name: "MODEL",
+            hidden: HiddenStates::Final,
+            groups,
+            travels: Travels::OFFER,
+        };
         let model = Box::new(Noting { declaration, asked: asked.clone() });
         let settings = NgramSettings { scope, ..NgramSettings::default() };
         let ngram = Ngram::new(settings, Corpora::new(1 << 20, VOCABULARY)).unwrap();

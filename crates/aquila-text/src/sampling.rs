@@ -109,6 +109,8 @@ pub struct CheckedParams {
     pub prompt_logprobs: Option<usize>,
     /// Whether tokens may be drafted; callers set it from the request itself.
     pub speculation: Speculation,
+    /// How important the answer is; callers set it from the request itself.
+    pub priority: Option<i64>,
     /// Whether special tokens are no part of the text.
     pub skip_special_tokens: bool,
 }
@@ -292,6 +294,7 @@ impl SamplingParams {
             logprobs: (self.logprobs.unwrap_or(false) || top > 0).then_some(top),
             prompt_logprobs: self.prompt_logprobs.unwrap_or(false).then_some(top),
             speculation: Speculation::Free,
+            priority: None,
             skip_special_tokens: true,
         })
     }
@@ -317,6 +320,7 @@ impl CheckedParams {
             // One answer reports on the prompt that all of them share.
             prompt_logprobs: self.prompt_logprobs.filter(|_| choice == 0),
             speculation: self.speculation,
+            priority: self.priority,
             deadline,
             ..Request::new(prompt, 0, listener)
         }

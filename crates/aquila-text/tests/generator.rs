@@ -36,6 +36,7 @@ static TINY: LazyLock<Generator> = LazyLock::new(|| {
         random_seed: 0,
         shape: aquila_spec::Shape::PLAIN,
         verify: Default::default(),
+        parked_rows: 0,
         simulate: None,
     };
     let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 1).unwrap());

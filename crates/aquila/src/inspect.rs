@@ -4,35 +4,92 @@ use std::io::{Write, stdout};
 use std::process::ExitCode;
 
 use aquila_model::Inspection;
+use aquila_spec::policy::CostTable;
 use clap::Args;
+use clap::builder::Resettable;
 
+use crate::Algorithms;
 use crate::error::{EXIT_CODES, Error, Result};
-use crate::flags::ModelName;
-use crate::start::find;
+use crate::flags::{EngineFlags, ModelFlags};
+use crate::start::{build, find};
 
 /// Say what a checkpoint is, and whether Aquila can serve it.
 #[derive(Args)]
 #[command(after_help = EXIT_CODES)]
 pub struct Inspect {
     #[command(flatten)]
-    model: ModelName,
+    model: ModelFlags,
 
     /// Print JSON
-    #[arg(long)]
+    #[arg(long, help_heading = Resettable::Reset)]
     json: bool,
+
+    /// Say what rounds cost here, with the model and its draft as the other flags have them; it is
+    /// measured now unless an earlier start has
+    #[arg(long, help_heading = Resettable::Reset)]
+    costs: bool,
+
+    #[command(flatten)]
+    engine: EngineFlags,
 }
 
 impl Inspect {
     /// Prints the inspection; exit code 1 if the model cannot be served.
-    pub fn run(&self) -> Result<ExitCode> {
+    pub fn run(&self, algorithms: &Algorithms) -> Result<ExitCode> {
+        if self.costs {
+            return self.print_costs(algorithms);
+        }
         let inspection = Inspection::of(&find(self.model.name(), false)?)?;
         let text = if self.json {
             serde_json::to_string_pretty(&inspection).map_err(|e| Error::Other(e.to_string()))?
         } else {
             inspection.to_string()
         };
-        let printed = writeln!(stdout(), "{}", text.trim_end());
-        printed.map_err(|e| Error::output("standard output", e))?;
+        print(&text)?;
         Ok(if inspection.servable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
+
+    fn print_costs(&self, algorithms: &Algorithms) -> Result<ExitCode> {
+        let built = build(&self.model, &self.engine, algorithms, self.json)?;
+        let drafting = built.engine.stats().drafting();
+        let Some(costs) = &drafting.costs else {
+            return Err(Error::Usage(
+                "--costs is about what --speculative-policy auto goes by: it needs something that \
+                 drafts and no flag that fixes its trees"
+                    .into(),
+            ));
+        };
+        print(&if self.json { costs.to_json() } else { table(costs) })?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn print(text: &str) -> Result<()> {
+    let printed = writeln!(stdout(), "{}", text.trim_end());
+    printed.map_err(|e| Error::output("standard output", e))
+}
+
+/// What rounds cost, for people.
+fn table(costs: &CostTable) -> String {
+    let line = |name: String, seconds: &mut dyn Iterator<Item = f64>| {
+        seconds.fold(format!("{name:<24}"), |line, s| format!("{line}{:>10.0}", s * 1e6))
+    };
+    let head = |name: &str, points: &[usize], unit: &str| {
+        let points = points.iter().map(|point| format!("{:>10}", format!("{point} {unit}")));
+        format!("{name:<24}{}", points.collect::<String>())
+    };
+    let mut lines = vec![costs.key.clone(), String::new()];
+    lines.push(head("verify, µs", &costs.nodes, "rows"));
+    for (batch, row) in costs.batches.iter().zip(&costs.verify) {
+        lines.push(line(format!("  {batch} requests"), &mut row.iter().copied()));
+    }
+    for (at, width) in costs.topk.iter().enumerate() {
+        let name = format!("draft, topk {width}, µs");
+        lines.extend([String::new(), head(&name, &costs.steps, "steps")]);
+        for (batch, levels) in costs.batches.iter().zip(&costs.draft) {
+            let mut seconds = levels.iter().map(|row| row[at]);
+            lines.push(line(format!("  {batch} requests"), &mut seconds));
+        }
+    }
+    lines.join("\n")
 }

@@ -6,6 +6,7 @@
 mod bench;
 mod chat;
 pub mod conformance;
+mod costs;
 mod error;
 mod flags;
 mod generate;
@@ -39,7 +40,7 @@ enum Command {
     /// Serve a model over HTTP: OpenAI's API and SGLang's.
     Serve(Box<serve::Serve>),
     /// Say what a checkpoint is, and whether Aquila can serve it.
-    Inspect(inspect::Inspect),
+    Inspect(Box<inspect::Inspect>),
 }
 
 /// The algorithms of this build.
@@ -59,7 +60,7 @@ pub fn run(algorithms: &Algorithms) -> ExitCode {
         Command::Bench(command) => command.run(algorithms),
         Command::Chat(command) => command.run(algorithms),
         Command::Serve(command) => command.run(algorithms),
-        Command::Inspect(command) => command.run(),
+        Command::Inspect(command) => command.run(algorithms),
     };
     match result {
         Ok(code) => code,

@@ -113,6 +113,7 @@ impl Serve {
             model: self.card()?,
             default_max_tokens: defaults.max_tokens.take(),
             limits,
+            overlap_reason: self.engine.overlap().why.into(),
             corpora: None,
         };
         let name = settings.model.served_name.clone();

@@ -5,17 +5,26 @@ use std::sync::Arc;
 
 use aquila_compute::Backend;
 use aquila_compute::cpu::CpuBackend;
-use aquila_engine::{Budget, Engine, EngineConfig, EngineHandle, Policy, Runner, available_memory};
+use aquila_engine::{
+    AdmissionOrder, Budget, Engine, EngineConfig, EngineHandle, Priorities, Runner,
+    available_memory,
+};
 use aquila_model::{Checkpoint, Decoder, Location, Needs, TokenMap, memory, resolve_with_progress};
-use aquila_spec::ngram::Corpora;
-use aquila_spec::{Opening, Shape, Verify};
+use aquila_spec::ngram::{Corpora, NgramSources};
+use aquila_spec::policy::{Adaptive, Auto, PolicyError};
+use aquila_spec::{Opened, Opening, Shape, Verify};
 use aquila_text::{Generator, SamplingParams, Tokenizer};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::Algorithms;
+use crate::costs::{self, Costs};
 use crate::error::{Error, Result};
-use crate::flags::{EngineFlags, ModelFlags, SchedulePolicy};
+use crate::flags::{EngineFlags, ModelFlags, PolicyPlan, SchedulePolicy, Speculative};
 use crate::notice::notice;
+
+/// Hidden rows that are kept for a request whose draft sits out: about as many as there are rounds
+/// between two looks at whether drafting pays again.
+const PARKED_ROWS: usize = 64;
 
 /// Loads the model and starts its engine; says on standard error what was chosen.
 pub fn start(
@@ -73,7 +82,7 @@ pub fn build(
             spec.max_positions
         )));
     }
-    let speculative = flags.speculative.resolve(model.name(), algorithms)?;
+    let mut speculative = flags.speculative.resolve(model.name(), algorithms)?;
     let ngram = match &speculative {
         Some(speculative) if speculative.entry.drafts_from_ngrams() => {
             let (sources, warning) = flags.speculative.ngram.sources(&checkpoint)?;
@@ -86,23 +95,15 @@ pub fn build(
     };
     let opened = match &speculative {
         Some(speculative) => {
-            let draft = &speculative.draft;
-            let location = draft.as_ref().map(|name| find(name, quiet)).transpose()?;
-            let map = speculative.token_map.as_deref();
-            let map = map.map(|path| TokenMap::open(path, spec.vocab_size)).transpose()?;
-            Some(speculative.entry.open(&Opening {
-                target: &checkpoint,
-                draft: draft.as_deref().zip(location.as_ref()),
-                load: model.load_format(),
-                token_map: map.as_ref().map(TokenMap::ids),
-                head: speculative.head,
-                shape: speculative.shape,
-                ngram: ngram.as_ref(),
-            })?)
+            Some(open_draft(model, speculative, &checkpoint, ngram.as_ref(), quiet)?)
         }
         None => None,
     };
+    if let (Some(speculative), Some(opened)) = (&mut speculative, &opened) {
+        speculative.fit(opened.most_steps())?;
+    }
     let useful = flags.max_running_requests.saturating_mul(context).min(u32::MAX as usize / 2);
+    let may_sit_out = speculative.as_ref().is_some_and(|s| s.policy.may_sit_out());
     let mut config = EngineConfig {
         page_size: flags.page_size,
         max_total_tokens: flags.max_total_tokens.unwrap_or(useful),
@@ -113,8 +114,9 @@ pub fn build(
         prefix_cache: !flags.disable_radix_cache,
         kv_dtype: model.kv_dtype(),
         random_seed: model.random_seed,
-        shape: speculative.as_ref().map_or(Shape::PLAIN, |s| s.shape),
+        shape: speculative.as_ref().map_or(Shape::PLAIN, |s| s.policy.covering()),
         verify: speculative.as_ref().map_or(Verify::Match, |s| s.verify),
+        parked_rows: if may_sit_out { PARKED_ROWS } else { 0 },
         simulate: speculative.as_ref().and_then(|s| s.simulate),
     };
     config.check().map_err(Error::Usage)?;
@@ -156,7 +158,15 @@ pub fn build(
             SchedulePolicy::Fcfs => "first come first",
             SchedulePolicy::Lpm => "longest cached prefix first",
         };
-        notice(format_args!("schedule  {order}, overlap {state}: {}", overlap.why));
+        let ranked = match flags.priorities() {
+            Priorities::Ignored => String::new(),
+            Priorities::Refused => ", priorities refused".into(),
+            Priorities::Ranked { low_values_first, preemption_threshold } => format!(
+                ", {} priority before that (a difference of {preemption_threshold} preempts)",
+                if low_values_first { "lowest" } else { "highest" },
+            ),
+        };
+        notice(format_args!("schedule  {order}{ranked}, overlap {state}: {}", overlap.why));
         match &speculative {
             Some(s) => {
                 let with = s.draft.as_ref().map(|draft| format!(" with {draft}"));
@@ -164,7 +174,7 @@ pub fn build(
                 notice(format_args!(
                     "drafts    {}{with}: {}, verified by {}",
                     s.entry.name(),
-                    s.shape,
+                    s.policy,
                     s.verify
                 ))
             }
@@ -177,7 +187,7 @@ pub fn build(
             "warning: accept thresholds below 1 change what the model writes, not only how fast"
         ));
     }
-    if let Some(warning) = speculative.as_ref().and_then(|s| s.warning.as_ref()) {
+    for warning in speculative.iter().flat_map(|s| &s.warnings) {
         notice(format_args!("warning: {warning}"));
     }
     let bar = progress_bar(quiet, "loading");
@@ -190,15 +200,67 @@ pub fn build(
         Some(opened) => Some(opened.load(&backend, &decoder, &config.allowance(format))?),
         None => None,
     };
+    let described = backend.describe();
     let mut engine = Engine::new(Runner::new(backend, decoder, algorithm, &config)?, config)?;
-    if flags.schedule_policy == SchedulePolicy::Lpm {
-        engine.admit_by(Policy::LongestPrefix);
+    match speculative.as_ref().map(|s| (s, &s.policy)) {
+        Some((_, PolicyPlan::Adaptive { table, num_steps })) => {
+            let refused = |error: PolicyError| Error::Usage(error.to_string());
+            let policy = Adaptive::new(table.clone(), *num_steps, Vec::new()).map_err(refused)?;
+            engine.draft_by(Box::new(policy))?;
+        }
+        Some((s, PolicyPlan::Auto { settings, costs })) => {
+            let config = engine.config();
+            let key = format!(
+                "{}; {described}; {} as {}; {} {}; {}; page size {}, {} running, KV pool of {}",
+                costs::machine(),
+                model.name(),
+                model.formats(),
+                s.entry.name(),
+                s.draft.as_deref().unwrap_or("alone"),
+                config.shape,
+                config.page_size,
+                config.max_running_requests,
+                config.max_total_tokens,
+            );
+            let found = Costs::find(&mut engine, key, costs.as_deref())?;
+            if !quiet {
+                notice(format_args!("costs     {}", found.origin));
+            }
+            engine.draft_by(Box::new(Auto::new(settings.clone(), found.table)))?;
+        }
+        Some((_, PolicyPlan::Fixed(_))) | None => {}
     }
+    if flags.schedule_policy == SchedulePolicy::Lpm {
+        engine.admit_by(AdmissionOrder::LongestPrefix);
+    }
+    engine.prioritize(flags.priorities());
     if overlap.on {
         let failed = |e| Error::Other(format!("cannot start the compute lane's thread: {e}"));
         engine = engine.apart().map_err(failed)?;
     }
     Ok(Built { engine, checkpoint, corpora: ngram.map(|sources| sources.corpora) })
+}
+
+/// Opens what drafts for `target`.
+pub fn open_draft(
+    model: &ModelFlags,
+    speculative: &Speculative<'_>,
+    target: &Checkpoint,
+    ngram: Option<&NgramSources>,
+    quiet: bool,
+) -> Result<Box<dyn Opened<CpuBackend>>> {
+    let draft = &speculative.draft;
+    let location = draft.as_ref().map(|name| find(name, quiet)).transpose()?;
+    let map = speculative.token_map.as_deref();
+    let map = map.map(|path| TokenMap::open(path, target.spec().vocab_size)).transpose()?;
+    Ok(speculative.entry.open(&Opening {
+        target,
+        draft: draft.as_deref().zip(location.as_ref()),
+        load: model.load_format(),
+        token_map: map.as_ref().map(TokenMap::ids),
+        head: speculative.head,
+        ngram,
+    })?)
 }
 
 /// The model of this name; a download is shown as it goes.

@@ -1,6 +1,15 @@
-//! Every built-in algorithm holds to what every algorithm must hold to.
+//! Every built-in algorithm holds to what every algorithm must hold to, and one that declares less
+//! than it keeps does not.
+
+use std::collections::HashMap;
 
 use aquila::{Algorithms, conformance};
+use aquila_compute::Backend;
+use aquila_model::{Decoder, Needs};
+use aquila_spec::{
+    Algorithm, Allowance, Candidate, Declaration, DraftFor, Drafting, Entry, Extending, Growth,
+    HiddenStates, Opened, Opening, Result, Seed, Travels, Tree,
+};
 
 fn conforms(name: &str, flags: &[&str]) -> conformance::Report {
     let report = conformance::check(&Algorithms::built_in(), name, flags).unwrap();
@@ -34,4 +43,84 @@ fn n_grams_conform_and_those_of_a_request_are_invariant() {
     assert!(report.invariant && report.accept_length > 1.1, "{report:?}");
     // What all share depends on who comes when; the text does not.
     conforms("ngram", &["--speculative-ngram-match-type", "prob"]);
+}
+
+/// Drafts the number of times that it heard of a request, which no other machine knows.
+struct Counting {
+    declaration: Declaration,
+    heard: HashMap<u64, u32>,
+}
+
+struct CountingEntry;
+
+impl<B: Backend> Entry<B> for CountingEntry {
+    fn name(&self) -> &'static str {
+        "COUNTING"
+    }
+
+    fn draft_for(&self, _model: &str) -> DraftFor {
+        DraftFor::Nothing
+    }
+
+    fn open(&self, _opening: &Opening<'_>) -> Result<Box<dyn Opened<B>>> {
+        Ok(Box::new(CountingEntry))
+    }
+}
+
+impl<B: Backend> Opened<B> for CountingEntry {
+    fn needs(&self, _allowance: &Allowance) -> Needs {
+        Needs::default()
+    }
+
+    fn load(&self, _: &B, _: &Decoder<B>, _: &Allowance) -> Result<Box<dyn Algorithm<B>>> {
+        let declaration = Declaration {
+            name: "COUNTING",
+            hidden: HiddenStates::None,
+            groups: Vec::new(),
+            travels: Travels::NOTHING,
+        };
+        Ok(Box::new(Counting { declaration, heard: HashMap::new() }))
+    }
+}
+
+impl<B: Backend> Algorithm<B> for Counting {
+    fn declaration(&self) -> &Declaration {
+        &self.declaration
+    }
+
+    fn draft(&mut self, _: &B, requests: &[Drafting<'_>]) -> aquila_model::Result<Vec<Tree>> {
+        let tree = |request: &Drafting<'_>| {
+            let token = self.heard.get(&request.request).copied().unwrap_or(0);
+            let mut growth = Growth::start(request.shape, &[Candidate { token, probability: 1.0 }]);
+            while growth.goes_on() {
+                growth.grow(&[Vec::new()]);
+            }
+            growth.finish(request.bonus())
+        };
+        Ok(requests.iter().map(tree).collect())
+    }
+
+    fn extend(
+        &mut self,
+        _: &B,
+        requests: &[Extending<'_>],
+        _: Option<&B::Rows>,
+    ) -> aquila_model::Result<Vec<Option<Seed>>> {
+        let hear = |request: &Extending<'_>| {
+            *self.heard.entry(request.request).or_default() += 1;
+            request.seed.as_ref().map(|_| Seed::default())
+        };
+        Ok(requests.iter().map(hear).collect())
+    }
+}
+
+#[test]
+fn what_is_kept_of_a_request_and_not_declared_to_travel_is_found_out() {
+    let mut algorithms = Algorithms::built_in();
+    algorithms.register(Box::new(CountingEntry)).unwrap();
+    let failures = conformance::check_travels(&algorithms, "counting", &[]).unwrap();
+    assert!(!failures.is_empty(), "a second machine counts otherwise");
+    for failure in &failures {
+        assert!(failure.contains("another machine that has the tokens alone"), "{failure}");
+    }
 }

@@ -1,14 +1,14 @@
 //! LOOKUP, a draft algorithm of one's own: where the last tokens of a text occurred before, what
 //! followed then is drafted now.
 //!
-//! It needs no model, no hidden states and no keys and values, so it declares none and there is
-//! nothing to load. `src/main.rs` is Aquila with it.
+//! It needs no model, no hidden states and no keys and values, so it declares none, there is
+//! nothing to load, and nothing but a request's tokens has to reach another machine. `src/main.rs` is Aquila with it.
 
 use aquila_compute::Backend;
 use aquila_model::{Decoder, Needs, Result};
 use aquila_spec::{
     Algorithm, Allowance, AskedShape, Candidate, Declaration, DraftFor, Drafting, Entry, Extending,
-    Growth, HiddenStates, Opened, Opening, Seed, Shape, Tree,
+    Growth, HiddenStates, Opened, Opening, Seed, Shape, Travels, Tree,
 };
 
 /// Tokens that must agree.
@@ -46,8 +46,8 @@ impl<B: Backend> Opened<B> for Lookup {
         _target: &Decoder<B>,
         _allowance: &Allowance,
     ) -> aquila_spec::Result<Box<dyn Algorithm<B>>> {
-        let (hidden, groups) = (HiddenStates::None, Vec::new());
-        Ok(Box::new(Reader(Declaration { name: "LOOKUP", hidden, groups })))
+        let (hidden, groups, travels) = (HiddenStates::None, Vec::new(), Travels::NOTHING);
+        Ok(Box::new(Reader(Declaration { name: "LOOKUP", hidden, groups, travels })))
     }
 }
 

@@ -7,45 +7,32 @@ use std::ops::Range;
 
 use aquila_compute::Backend;
 use aquila_compute::choose::{Ask, Choice, Weights};
-use aquila_spec::{
-    Accepted, Asking, Coins, DraftGroup, Drafting, Extending, GroupRows, Kept, Simulate,
-    TargetRows, Tree, accept,
-};
+use aquila_spec::{Accepted, Asking, Coins, Kept, Simulate, Tree, accept};
 
 #[cfg(feature = "known-bugs")]
 use aquila_spec::known_bugs::Bug;
 
-use super::job::{Compute, Done, Job, Part, Profile, Task, Yield};
-use super::order::Order;
+use super::job::{Compute, Done, Job, Lesson, Part, Profile, Yield};
+use super::parking::Parking;
 use super::relay::{Relay, Track};
 use super::round::{PassPlan, Turn, Work};
 use super::runner::Runner;
 use crate::config::EngineConfig;
 use crate::error::Result;
 use crate::listener::{FinishReason, Token};
-use crate::request::RequestId;
 use crate::times::{Times, timed};
 
 /// Runs rounds on a model.
 pub struct Lane<B: Backend> {
-    runner: Runner<B>,
-    config: EngineConfig,
-    relay: Relay,
+    pub(super) runner: Runner<B>,
+    pub(super) config: EngineConfig,
+    pub(super) relay: Relay,
+    pub(super) parking: Parking,
     plan: PassPlan,
     /// Of the round that runs, until it publishes them.
-    turns: Vec<Turn>,
+    pub(super) turns: Vec<Turn>,
     /// The era of a round that did not come to its end.
     broken: Option<u64>,
-}
-
-/// A request that goes on after its round.
-struct Next {
-    request: RequestId,
-    target: TargetRows,
-    /// What its tree began with.
-    previous: Option<aquila_spec::Seed>,
-    /// Whether all of its text is read.
-    whole: bool,
 }
 
 impl<B: Backend> Compute for Lane<B> {
@@ -82,10 +69,13 @@ impl<B: Backend> Compute for Lane<B> {
 impl<B: Backend> Lane<B> {
     /// A lane over `runner`, which was made with the same settings.
     pub fn new(runner: Runner<B>, config: EngineConfig) -> Self {
+        let parking =
+            Parking::new(config.max_rows(), config.parked_rows, config.max_running_requests);
         Self {
             runner,
             config,
             relay: Relay::default(),
+            parking,
             plan: PassPlan::default(),
             turns: Vec::new(),
             broken: None,
@@ -100,6 +90,7 @@ impl<B: Backend> Lane<B> {
         }
         for left in &job.left {
             if let Some(track) = self.relay.leave(left.request) {
+                self.parking.leave(track.parked);
                 self.runner.leave(left.request.0, &track.tokens[..left.tokens]);
             }
         }
@@ -111,7 +102,8 @@ impl<B: Backend> Lane<B> {
         if self.turns.is_empty() {
             return Ok(yields);
         }
-        self.draft(times)?;
+        timed(&mut times.draft, || self.draft())?;
+        self.bring_back(times)?;
         let Self { runner, plan, turns, .. } = self;
         plan.fill(turns);
         let (chosen, weighed) = plan.asks(turns);
@@ -122,66 +114,23 @@ impl<B: Backend> Lane<B> {
         let mut kept = Kept::default();
         timed(&mut times.accept, || self.accept(choices, weights, &mut kept, &mut yields))?;
         timed(&mut times.commit, || self.runner.commit(&kept))?;
-        let next = self.publish();
-        timed(&mut times.extend, || self.extend(next))?;
+        let next = self.publish(&mut yields)?;
+        timed(&mut times.extend, || self.extend(next, &mut yields))?;
         Ok(yields)
     }
 
     /// Takes the rows of the requests that take part; those that ended are void.
     fn resolve(&mut self, parts: &[Part]) {
         for (part, Part { request, task }) in parts.iter().enumerate() {
-            let mut track = self.relay.take(*request);
+            let track = self.relay.take(*request);
             if track.ended {
                 self.relay.publish(track);
                 continue;
             }
-            let (work, seed) = match task.clone() {
-                Task::Read { rows, outputs, last } => (Work::Read { rows, outputs, last }, None),
-                Task::Decode => {
-                    let seed = if track.order.drafts() { track.take_seed() } else { None };
-                    (Work::Verify { tree: Tree::root(track.tokens[track.rows[0]]) }, seed)
-                }
-            };
-            self.turns.push(Turn { part, track, seed, first_row: 0, first_token: 0, work });
+            let mut turn = Turn::new(part, track, task);
+            turn.take_seed();
+            self.turns.push(turn);
         }
-    }
-
-    /// Drafts the trees of the requests that have a seed.
-    fn draft(&mut self, times: &mut Times) -> Result<()> {
-        let Self { runner, turns, .. } = self;
-        let declared = runner.declaration().map_or(&[][..], |d| &d.groups);
-        let groups: Vec<Vec<GroupRows>> = turns
-            .iter()
-            .filter(|turn| turn.seed.is_some())
-            .map(|Turn { track, .. }| {
-                let shape = track.order.shape_at(track.tokens.len());
-                let rows = |(at, draft): (usize, &DraftGroup)| {
-                    let certain = track.rows[at + 1];
-                    let slots = track.tables[at + 1][..certain + draft.tree.of(shape)].to_vec();
-                    GroupRows { rows: 0..certain, slots }
-                };
-                declared.iter().enumerate().map(rows).collect()
-            })
-            .collect();
-        let requests: Vec<Drafting<'_>> = turns
-            .iter()
-            .filter_map(|turn| Some((turn, turn.seed.as_ref()?)))
-            .zip(&groups)
-            .map(|((Turn { track, .. }, seed), groups)| Drafting {
-                request: track.order.id.0,
-                tokens: &track.tokens,
-                shape: track.order.shape_at(track.tokens.len()),
-                seed,
-                groups,
-                asking: track.draft_asking(),
-            })
-            .collect();
-        let trees = timed(&mut times.draft, || runner.draft(&requests))?;
-        let drafted = turns.iter_mut().filter(|turn| turn.seed.is_some());
-        for (turn, tree) in drafted.zip(trees) {
-            turn.work = Work::Verify { tree };
-        }
-        Ok(())
     }
 
     /// Finds out what each turn yields, and adds it to the request's row.
@@ -223,74 +172,17 @@ impl<B: Backend> Lane<B> {
                     kept.path(&accepted.path[..tokens.len()], slots, turn.first_row);
                     track.rows[0] += tokens.len();
                     track.rounds += u64::from(track.order.drafts());
-                    let (proposed, correct) = (tree.len() - 1, accepted.correct());
-                    Yield { prompt: Vec::new(), tokens, proposed, correct, ended }
+                    Yield {
+                        proposed: tree.len() - 1,
+                        correct: accepted.correct(),
+                        lesson: lesson(tree, &accepted, turn.watched),
+                        tokens,
+                        ended,
+                        ..Yield::default()
+                    }
                 }
             });
             first_output += outputs;
-        }
-        Ok(())
-    }
-
-    /// Writes the rows of all requests to the relay; answers those that go on.
-    fn publish(&mut self) -> Vec<Next> {
-        let mut next = Vec::with_capacity(self.turns.len());
-        for Turn { track, seed, first_row, first_token, work, .. } in self.turns.drain(..) {
-            if !track.ended && track.order.drafts() {
-                next.push(Next {
-                    request: track.order.id,
-                    target: TargetRows { row: first_row, token: first_token },
-                    previous: seed,
-                    whole: !matches!(work, Work::Read { last: false, .. }),
-                });
-            }
-            self.relay.publish(track);
-        }
-        next
-    }
-
-    /// Lets the draft catch up with what is certain, and leaves its seeds.
-    fn extend(&mut self, next: Vec<Next>) -> Result<()> {
-        let Some(declaration) = self.runner.declaration() else { return Ok(()) };
-        let groups: Vec<Vec<GroupRows>> = next
-            .iter()
-            .map(|next| {
-                let track = self.relay.written(next.request);
-                let rows = |(at, draft): (usize, &DraftGroup)| {
-                    let (tokens, read) = (track.tokens.len(), track.rows[0]);
-                    let end = Order::certain_rows(draft, tokens, read, next.whole);
-                    let slots = track.tables[at + 1][..end].to_vec();
-                    GroupRows { rows: track.rows[at + 1]..end, slots }
-                };
-                declaration.groups.iter().enumerate().map(rows).collect()
-            })
-            .collect();
-        let requests: Vec<Extending<'_>> = next
-            .iter()
-            .zip(&groups)
-            .map(|(next, groups)| {
-                let track = self.relay.written(next.request);
-                let shape = track.order.shape_at(track.tokens.len());
-                let begins = next.whole && shape.steps() > 0;
-                Extending {
-                    request: next.request.0,
-                    tokens: &track.tokens,
-                    since: track.extended,
-                    groups,
-                    target: next.target,
-                    previous: next.previous.as_ref(),
-                    seed: begins.then(|| (track.draft_asking(), shape.topk())),
-                }
-            })
-            .collect();
-        let seeds = self.runner.extend(&requests)?;
-        for ((next, groups), seed) in next.iter().zip(groups).zip(seeds) {
-            let track = self.relay.written_mut(next.request);
-            for (rows, extended) in track.rows[1..].iter_mut().zip(groups) {
-                *rows += extended.rows.len();
-            }
-            track.extended = track.tokens.len();
-            track.leave_seed(seed);
         }
         Ok(())
     }
@@ -366,6 +258,20 @@ fn accept_weighed<B: Backend>(
         tokens = runner.choose(&asks)?.into_iter().map(token_of).collect();
     }
     Ok((accepted, tokens))
+}
+
+/// What there is to learn from the way through a tree.
+fn lesson(tree: &Tree, accepted: &Accepted, watched: Option<u32>) -> Lesson {
+    let rank = |step: &[usize]| {
+        tree.children(step[0]).take_while(|&child| child != step[1]).count().min(255) as u8
+    };
+    Lesson {
+        depth: tree.nodes().iter().map(|node| node.depth).max().unwrap_or(0),
+        ranks: accepted.path.windows(2).map(rank).collect(),
+        refused: accepted.path.last().map_or(0, |&end| tree.children(end).count()),
+        watched: watched.map(|token| accepted.tokens.first() == Some(&token)),
+        confidence: None,
+    }
 }
 
 fn token_of(choice: Choice) -> Token {

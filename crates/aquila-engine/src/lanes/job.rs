@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use aquila_spec::Declaration;
+use aquila_spec::{Declaration, Shape};
 
 use super::Order;
 use crate::listener::{FinishReason, Token};
@@ -109,7 +109,12 @@ pub enum Task {
         last: bool,
     },
     /// A tree below the last token, or that token alone.
-    Decode,
+    Decode {
+        /// The largest tree that the round's policy grants it; plain: its draft sits out.
+        shape: Shape,
+        /// Whether the draft of one that gets no tree is looked at all the same.
+        watch: bool,
+    },
 }
 
 /// What came of a job.
@@ -137,4 +142,23 @@ pub struct Yield {
     pub correct: usize,
     /// What ended the text by the request's own rules.
     pub ended: Option<FinishReason>,
+    /// How many tokens of the text the draft has taken in.
+    pub known: usize,
+    /// What the round teaches about drafts.
+    pub lesson: Lesson,
+}
+
+/// What a policy learns of a request's part of a round, beside how many drafts were right.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Lesson {
+    /// How deep its tree was.
+    pub depth: usize,
+    /// For each draft that was right, how many siblings came before it.
+    pub ranks: Vec<u8>,
+    /// Drafts at the end of the accepted path, all of them wrong.
+    pub refused: usize,
+    /// Where the draft was only looked at: whether it had the next token right.
+    pub watched: Option<bool>,
+    /// How sure the draft is of the first token of its next tree, where that was asked.
+    pub confidence: Option<f32>,
 }

@@ -6,8 +6,10 @@
 //! last one runs. Joined, the lanes take turns on one thread, with the same jobs.
 
 mod compute;
+mod drafts;
 mod job;
 mod order;
+mod parking;
 mod relay;
 mod round;
 mod runner;
@@ -18,7 +20,9 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
 
 pub use compute::Lane;
-pub use job::{Admission, Compute, Done, Job, Left, Part, Profile, TableChange, Task, Yield};
+pub use job::{
+    Admission, Compute, Done, Job, Left, Lesson, Part, Profile, TableChange, Task, Yield,
+};
 pub use order::{DraftRoom, Order};
 pub use runner::Runner;
 
@@ -60,6 +64,14 @@ impl<C: Compute> Lanes<C> {
         };
         let thread = std::thread::Builder::new().name("aquila-compute".into()).spawn(work)?;
         Ok(Lanes::Apart(Apart { jobs: Some(jobs), done, thread: Some(thread) }))
+    }
+
+    /// What computes, while it is on the thread of the host lane.
+    pub fn joined_mut(&mut self) -> Option<&mut C> {
+        match self {
+            Lanes::Joined { compute, .. } => Some(compute),
+            Lanes::Apart(_) => None,
+        }
     }
 
     /// How many rounds may be on their way while the next is planned.

@@ -14,14 +14,21 @@ pub struct DraftRoom {
     pub groups: usize,
     /// The farthest that its rows look ahead.
     pub lookahead: usize,
+    /// How many tokens a draft is asked for after the last one.
+    pub candidates: usize,
     /// How drafts are verified.
     pub verify: Verify,
 }
 
 impl DraftRoom {
     /// That of an engine in which nothing drafts.
-    pub const NONE: DraftRoom =
-        DraftRoom { shape: Shape::PLAIN, groups: 0, lookahead: 0, verify: Verify::Match };
+    pub const NONE: DraftRoom = DraftRoom {
+        shape: Shape::PLAIN,
+        groups: 0,
+        lookahead: 0,
+        candidates: 1,
+        verify: Verify::Match,
+    };
 }
 
 /// What a request asks of every round.
@@ -92,10 +99,20 @@ impl Order {
         if self.drafts() { 1 + self.room.groups.min(MOST_DRAFT_GROUPS) } else { 1 }
     }
 
-    /// The tree of a round that begins with so many tokens: no deeper than the answer can still
-    /// become.
+    /// The largest tree of a round that begins with so many tokens: no deeper than the answer can
+    /// still become.
     pub fn shape_at(&self, tokens: usize) -> Shape {
-        self.room.shape.capped(self.longest.saturating_sub(tokens + 1))
+        self.granted(self.room.shape, tokens)
+    }
+
+    /// What it takes of a tree that is granted to a round that begins with so many tokens.
+    pub fn granted(&self, shape: Shape, tokens: usize) -> Shape {
+        shape.capped(self.most_steps(tokens))
+    }
+
+    /// The deepest tree of such a round.
+    pub fn most_steps(&self, tokens: usize) -> usize {
+        self.room.shape.steps().min(self.longest.saturating_sub(tokens + 1))
     }
 
     /// How many rows of a draft's group are certain, with `tokens` of the text known and `read`

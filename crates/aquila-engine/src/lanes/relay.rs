@@ -8,10 +8,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use aquila_compute::choose::History;
-use aquila_spec::{Asking, Seed, Verify};
+use aquila_spec::{Asking, GroupRows, Seed, Verify};
 
 use super::Order;
 use super::job::{Admission, TableChange};
+use super::parking::Parked;
 use crate::listener::{FinishReason, StopCause, Token};
 use crate::request::RequestId;
 
@@ -31,6 +32,8 @@ pub(crate) struct Track {
     pub rounds: u64,
     /// How many tokens the draft knew when it last took some in.
     pub extended: usize,
+    /// Whether its draft sits out, and since when.
+    pub parked: Option<Parked>,
     /// Whether its own rules ended it: in later rounds it is void.
     pub ended: bool,
     seed: Once<Option<Seed>>,
@@ -54,6 +57,7 @@ impl Track {
             rows: vec![matched; groups],
             rounds,
             extended: 0,
+            parked: None,
             ended: false,
             seed: Once::Empty,
         }
@@ -111,6 +115,14 @@ impl Track {
         tokens.truncate(taken);
         self.ended = reason.is_some();
         reason
+    }
+
+    /// Notes that the draft knows `tokens` of the text now, and made these rows of it.
+    pub fn took_in(&mut self, made: &[GroupRows], tokens: usize) {
+        for (rows, made) in self.rows[1..].iter_mut().zip(made) {
+            *rows += made.rows.len();
+        }
+        self.extended = tokens;
     }
 
     /// What the draft left for this round's tree.

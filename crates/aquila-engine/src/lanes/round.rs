@@ -7,8 +7,9 @@ use std::ops::Range;
 
 use aquila_compute::choose::Ask;
 use aquila_compute::{ForwardPlan, Sight};
-use aquila_spec::{Seed, Tree, Verify};
+use aquila_spec::{Seed, Shape, Tree, Verify};
 
+use super::job::Task;
 use super::relay::Track;
 
 /// What one request does in a round, with its row of the relay.
@@ -16,8 +17,16 @@ pub(crate) struct Turn {
     /// Which part of the job.
     pub part: usize,
     pub track: Box<Track>,
+    /// The tree that it may get; plain for a chunk.
+    pub shape: Shape,
+    /// Whether its draft is looked at without a tree.
+    pub watch: bool,
     /// What its tree begins with.
     pub seed: Option<Seed>,
+    /// Whether its tree is still to be drafted.
+    pub awaits_tree: bool,
+    /// What its draft would have chosen next, where it is only looked at.
+    pub watched: Option<u32>,
     /// Its first row in the pass.
     pub first_row: usize,
     /// The token of that row: how many rows were committed before.
@@ -35,6 +44,75 @@ pub(crate) enum Work {
 }
 
 impl Turn {
+    /// What `task` asks of a request.
+    pub fn new(part: usize, track: Box<Track>, task: &Task) -> Self {
+        let (shape, watch, work) = match task.clone() {
+            Task::Read { rows, outputs, last } => {
+                (Shape::PLAIN, false, Work::Read { rows, outputs, last })
+            }
+            Task::Decode { shape, watch } => {
+                let shape = track.order.granted(shape, track.tokens.len());
+                let tree = Tree::root(track.tokens[track.rows[0]]);
+                (shape, watch && track.order.drafts(), Work::Verify { tree })
+            }
+        };
+        Self {
+            part,
+            track,
+            shape,
+            watch,
+            seed: None,
+            awaits_tree: false,
+            watched: None,
+            first_row: 0,
+            first_token: 0,
+            work,
+        }
+    }
+
+    /// Whether its draft has something to do in this round, before the target has.
+    pub fn drafts(&self) -> bool {
+        self.shape.steps() > 0 || self.watch
+    }
+
+    /// Takes what its draft left for this round, unless that sits out.
+    pub fn take_seed(&mut self) {
+        let decodes = matches!(self.work, Work::Verify { .. });
+        if !decodes || !self.track.order.drafts() || self.track.parked.is_some() {
+            return;
+        }
+        let seed = self.track.take_seed();
+        if self.drafts() {
+            self.begin(seed);
+        }
+    }
+
+    /// Begins its tree, or only looks at what it would begin with.
+    pub fn begin(&mut self, seed: Option<Seed>) {
+        let first = seed.as_ref().and_then(|seed| seed.offer.candidates.first());
+        let first = first.map(|candidate| candidate.token);
+        self.watched = first.filter(|_| self.watch);
+        // A draft that looks its trees up says nothing before it does.
+        let tells = self.shape.steps() > 0 || (self.watch && first.is_none());
+        self.awaits_tree = seed.is_some() && tells;
+        self.seed = seed;
+    }
+
+    /// The tree that is to be drafted for it.
+    pub fn tree_shape(&self) -> Shape {
+        if self.watch { Shape::chain(1) } else { self.shape }
+    }
+
+    /// Takes its tree, or only looks at it.
+    pub fn take_tree(&mut self, tree: Tree) {
+        self.awaits_tree = false;
+        if self.watch {
+            self.watched = tree.first_child(0).map(|child| tree.nodes()[child].token);
+        } else {
+            self.work = Work::Verify { tree };
+        }
+    }
+
     /// Whether distributions are asked for rather than choices.
     pub fn is_weighed(&self) -> bool {
         matches!(self.work, Work::Verify { .. }) && self.track.order.room.verify != Verify::Match

@@ -38,9 +38,9 @@ impl<B: Backend> Runner<B> {
         let capture = match hidden.unwrap_or(&HiddenStates::None) {
             HiddenStates::None => None,
             HiddenStates::Layers(layers) => {
-                Some(decoder.capture(&backend, layers, config.max_rows())?)
+                Some(decoder.capture(&backend, layers, config.hidden_rows())?)
             }
-            HiddenStates::Final => Some(decoder.capture_final(&backend, config.max_rows())?),
+            HiddenStates::Final => Some(decoder.capture_final(&backend, config.hidden_rows())?),
         };
         Ok(Self { backend, decoder, kv, scratch, capture, algorithm })
     }
@@ -105,6 +105,16 @@ impl<B: Backend> Runner<B> {
         #[cfg(feature = "known-bugs")]
         aquila_spec::known_bugs::spoil_stores(&mut stores);
         Ok(commit(&*self.backend, kept, &mut stores)?)
+    }
+
+    /// Moves hidden rows of the target to where they wait for a draft.
+    pub fn park(&mut self, moves: &[(u32, u32)]) -> Result<()> {
+        match &mut self.capture {
+            Some(capture) if !moves.is_empty() => {
+                Ok(self.backend.move_rows(capture.rows_mut(), moves)?)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Lets the draft take in what has become certain.

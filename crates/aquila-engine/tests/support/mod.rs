@@ -6,6 +6,7 @@ pub mod counting;
 pub mod delayed;
 pub mod oracle;
 pub mod recorded;
+pub mod scripted;
 pub mod shipped;
 pub mod simulated;
 pub mod watched;
@@ -44,6 +45,7 @@ pub fn config() -> EngineConfig {
         random_seed: 7,
         shape: Shape::PLAIN,
         verify: Default::default(),
+        parked_rows: 0,
         simulate: None,
     }
 }

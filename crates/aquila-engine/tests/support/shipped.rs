@@ -32,6 +32,7 @@ pub fn config(shape: Shape) -> EngineConfig {
         random_seed: 7,
         shape,
         verify: Default::default(),
+        parked_rows: 0,
         simulate: None,
     }
 }
@@ -148,7 +149,7 @@ pub fn named(name: &str, config: EngineConfig) -> Engine<CpuBackend> {
     let opening = Opening {
         draft: draft.as_ref().map(|(name, location)| (name.as_str(), location)),
         ngram: Some(&ngram),
-        ..Opening::new(&target, config.shape)
+        ..Opening::new(&target)
     };
     let allowance = config.allowance(WeightFormat::Bf16);
     let algorithm = entry.open(&opening).unwrap().load(&backend, &decoder, &allowance).unwrap();

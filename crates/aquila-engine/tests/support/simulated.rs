@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use aquila_engine::lanes::{Compute, Done, Job, Order, Part, Profile, Task, Yield};
 use aquila_engine::{EngineConfig, FinishReason, RequestId, StopCause, Times, Token};
-use aquila_spec::{Declaration, HiddenStates};
+use aquila_spec::{Declaration, HiddenStates, Travels};
 
 use super::VOCABULARY;
 
@@ -78,11 +78,12 @@ impl Simulated {
                 row.committed = rows.end;
                 usize::from(!outputs.is_empty() && outputs.end == known)
             }
-            Task::Decode => {
+            Task::Decode { shape, .. } => {
                 assert_eq!(row.committed + 1, known, "the bonus alone has no row");
-                let shape = row.order.shape_at(known);
+                let shape = row.order.granted(*shape, known);
                 let most = row.seen[known - 1] >> 40;
                 yielded.proposed = shape.nodes() - 1;
+                yielded.lesson.depth = shape.steps();
                 yielded.correct = (most % (shape.steps() as u64 + 1)) as usize;
                 if self.remembers {
                     let nodes = row.committed..row.committed + shape.nodes();
@@ -105,7 +106,7 @@ impl Simulated {
                 break;
             }
         }
-        if part.task == Task::Decode {
+        if matches!(part.task, Task::Decode { .. }) {
             let end = row.committed + yielded.tokens.len();
             if self.remembers {
                 write(&row.table, row.committed..end, &row.seen[row.committed..end]);
@@ -114,6 +115,7 @@ impl Simulated {
         } else if row.committed == known && wanted == 0 && known >= row.order.longest {
             yielded.ended = Some(FinishReason::Length);
         }
+        yielded.known = row.seen.len();
         row.ended = yielded.ended.is_some();
         if self.remembers {
             let held = row.table[..row.committed].iter().map(|&slot| self.memory[slot as usize]);
@@ -133,6 +135,7 @@ impl Compute for Simulated {
             name: "SIMULATED",
             hidden: HiddenStates::None,
             groups: Vec::new(),
+            travels: Travels::NOTHING,
         });
         Profile { vocabulary: VOCABULARY as usize, declaration }
     }

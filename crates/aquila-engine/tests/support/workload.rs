@@ -34,6 +34,8 @@ pub struct Case {
     speculation: Speculation,
     logprobs: Option<usize>,
     ending: Ending,
+    /// Which changes nothing where priorities are off.
+    priority: Option<i64>,
 }
 
 /// What came of a request, as far as it depends on that request alone.
@@ -100,22 +102,34 @@ impl Case {
         request.limits.stop_ids = vec![0, 2];
         request.speculation = self.speculation;
         request.logprobs = self.logprobs;
+        request.priority = self.priority;
         (request, heard)
     }
 }
 
-/// `count` requests for answers of up to `tokens` tokens.
-pub fn workload(count: usize, tokens: u64, seed: u64) -> Vec<Case> {
+/// How large a workload is.
+#[derive(Debug, Clone, Copy)]
+pub struct Size {
+    pub requests: usize,
+    /// The longest beginning that prompts have from a text; a few tokens of their own follow.
+    pub prompt: usize,
+    /// The longest answer.
+    pub tokens: u64,
+}
+
+/// Requests as `seed` says.
+pub fn workload(size: Size, seed: u64) -> Vec<Case> {
+    let Size { requests, prompt: longest, tokens } = size;
     let trunks: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).collect();
     let mut random = Numbers(seed);
     let mut cases: Vec<Case> = Vec::new();
-    while cases.len() < count {
+    while cases.len() < requests {
         let again = !cases.is_empty() && random.below(3) == 0;
         let trunk = match again {
             true => cases[random.below(cases.len() as u64) as usize].prompt.clone(),
             false => trunks[random.below(trunks.len() as u64) as usize].clone(),
         };
-        let kept = 1 + random.below(trunk.len().min(48) as u64) as usize;
+        let kept = 1 + random.below(trunk.len().min(longest) as u64) as usize;
         let mut prompt = trunk[..kept].to_vec();
         let own = random.below(8) as usize;
         prompt.extend(random.prompt(own));
@@ -140,6 +154,7 @@ pub fn workload(count: usize, tokens: u64, seed: u64) -> Vec<Case> {
                 2 => Ending::Abort(random.below(24)),
                 _ => Ending::None,
             },
+            priority: [None, Some(0), Some(5), Some(20)][random.below(4) as usize],
         });
     }
     cases
@@ -177,9 +192,13 @@ pub fn together<C: Compute>(
     let mut aborts: Vec<(u64, RequestId)> = Vec::new();
     let mut step = 0;
     while all.len() < cases.len() || !engine.is_idle() {
-        // Most come in crowds.
-        let arrive = if schedule.below(4) == 0 { 60 } else { 2 };
-        for _ in 0..schedule.below(arrive) {
+        // Most come in crowds, and the first is larger than what the pool holds.
+        let arrive = match (step, schedule.below(4)) {
+            (0, _) => 80,
+            (_, 0) => schedule.below(60),
+            (_, _) => schedule.below(2),
+        };
+        for _ in 0..arrive {
             if let Some(case) = cases.get(all.len()) {
                 let (request, heard) = case.request(all.len());
                 let id = engine.submit(request).unwrap();

@@ -61,10 +61,6 @@ impl AuxLayers {
             let why = "the last number is that of the end of the last layer";
             return (AuxLayerConvention::Boundary, why);
         }
-        if ids.first() == Some(&0) {
-            let why = "number 0 would otherwise be the embedding, which no head reads";
-            return (AuxLayerConvention::Output, why);
-        }
         if self.by_boundary {
             (AuxLayerConvention::Boundary, "as vLLM and speculators number them")
         } else {
@@ -72,12 +68,13 @@ impl AuxLayers {
         }
     }
 
-    /// The layers of a target of `layers`, from 0, whose outputs are read.
-    pub(super) fn outputs(&self, config: &Settings<'_>, layers: usize) -> Result<Vec<usize>> {
+    /// The boundaries of a target of `layers` layers whose hidden states are read: 0 is the
+    /// embedding, any other the end of the layer before it.
+    pub(super) fn boundaries(&self, config: &Settings<'_>, layers: usize) -> Result<Vec<usize>> {
         let Some(ids) = &self.ids else {
             // EAGLE's own choice: the inputs of layers 2, L / 2 and L - 3.
             return match layers {
-                5.. => Ok(vec![1, layers / 2 - 1, layers - 4]),
+                5.. => Ok(vec![2, layers / 2, layers - 3]),
                 _ => Err(config.wrong(
                     LAYER_IDS,
                     format!(
@@ -87,11 +84,11 @@ impl AuxLayers {
             };
         };
         let (convention, _) = self.convention(Some(layers));
-        let (first, what) = match convention {
-            AuxLayerConvention::Boundary => (1, "ends of layers, from 1,"),
-            _ => (0, "layers"),
+        let (shift, what) = match convention {
+            AuxLayerConvention::Boundary => (0, "boundaries of layers"),
+            _ => (1, "layers"),
         };
-        match ids.iter().find(|&&id| id < first || id - first >= layers) {
+        match ids.iter().find(|&&id| id > layers - shift) {
             Some(id) => Err(config.wrong(
                 LAYER_IDS,
                 format!(
@@ -99,7 +96,7 @@ impl AuxLayers {
                      numbered otherwise: see --speculative-aux-layer-convention)"
                 ),
             )),
-            None => Ok(ids.iter().map(|id| id - first).collect()),
+            None => Ok(ids.iter().map(|id| id + shift).collect()),
         }
     }
 }

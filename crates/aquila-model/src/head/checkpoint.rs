@@ -16,7 +16,7 @@ use super::vocabulary::DraftVocabulary;
 /// An EAGLE-3 head that fits its target: everything but its weights has been read and checked.
 pub struct HeadCheckpoint {
     spec: Eagle3Spec,
-    capture_layers: Vec<usize>,
+    boundaries: Vec<usize>,
     pub(super) vocabulary: Option<DraftVocabulary>,
     tensors: Box<dyn TensorSource>,
     tensor_bytes: u64,
@@ -60,9 +60,9 @@ impl HeadCheckpoint {
         }
         check_target(&settings, target)?;
         let mut spec = Eagle3Spec::read(&settings, architecture, stored.as_deref(), options)?;
-        let capture_layers = match spec.aux_count {
+        let boundaries = match spec.aux_count {
             0 => Vec::new(),
-            _ => spec.aux_layers.outputs(&settings, target.layers)?,
+            _ => spec.aux_layers.boundaries(&settings, target.layers)?,
         };
         let tensors: Box<dyn TensorSource> = match stored {
             Some(tensors) => tensors,
@@ -84,7 +84,7 @@ impl HeadCheckpoint {
             }
         }
         let tensor_bytes = layout::check(spec.tensors(), &*tensors)?;
-        Ok(Self { spec, capture_layers, vocabulary, tensors, tensor_bytes })
+        Ok(Self { spec, boundaries, vocabulary, tensors, tensor_bytes })
     }
 
     /// What the head is.
@@ -92,10 +92,11 @@ impl HeadCheckpoint {
         &self.spec
     }
 
-    /// The layers of the target, from 0, whose outputs the head reads, in the order it reads them;
-    /// none where it reads what the target's language-model head reads.
-    pub fn capture_layers(&self) -> &[usize] {
-        &self.capture_layers
+    /// The boundaries of the target's layers at which the head reads hidden states, in the order
+    /// it reads them: 0 is the embedding, any other the end of the layer before it. None where it
+    /// reads what the target's language-model head reads.
+    pub fn boundaries(&self) -> &[usize] {
+        &self.boundaries
     }
 
     /// The tensors.

@@ -2,20 +2,22 @@
 //!
 //! Row p takes the token at p + 1 and the target's hidden state at p, after its final norm. The
 //! layer has no norm of its input and none of its output. An embedding table or a language-model
-//! head in the checkpoint is a copy of the target's, which is used instead.
+//! head in the checkpoint is a copy of the target's, which is used instead. Names may all begin
+//! with `model.`, or some of them.
 
-use aquila_compute::{Backend, KvDtype, PlanBounds, WeightFormat};
+use aquila_compute::{KvDtype, PlanBounds, WeightFormat};
 
-use super::fusion::{FusedHead, FusedLayout, Stored};
+use super::fused_checkpoint::{FusedCheckpoint, Stored};
+use super::fusion::FusedLayout;
+use super::is_eagle3;
 use super::kind::{HeadKind, check_target, layer_spec, refuse_unknown_kinds, seed, stored};
-use super::{LmHead, is_eagle3};
+use super::unrooted::Unrooted;
 use crate::checkpoint::{Configs, LoadFormat};
 use crate::config::Settings;
 use crate::dummy::Dummy;
 use crate::layout::{self, Expected, LinearLayout};
-use crate::loading::Progress;
 use crate::source::TensorSource;
-use crate::{Decoder, Location, ModelSpec, Result, arch, memory};
+use crate::{Location, ModelSpec, Result, arch, memory};
 
 const WANTED: &str = "an EAGLE head";
 const LAYER: &str = "layers.0";
@@ -103,11 +105,7 @@ impl EagleSpec {
 }
 
 /// An EAGLE head that fits its target: everything but its weights has been read and checked.
-pub struct EagleCheckpoint {
-    spec: EagleSpec,
-    tensors: Box<dyn TensorSource>,
-    tensor_bytes: u64,
-}
+pub type EagleCheckpoint = FusedCheckpoint<EagleSpec>;
 
 impl EagleCheckpoint {
     /// Opens the head at `location` for `target`; refuses what is no EAGLE head, what lacks a
@@ -117,9 +115,8 @@ impl EagleCheckpoint {
         let settings = Settings::new(&origin, &config)?;
         refuse_unknown_kinds(&settings, arch::named(&config).unwrap_or_default())?;
         let stored = stored(folder.as_deref(), load)?;
-        let named = stored.as_deref();
         let architecture = arch::named(&config).unwrap_or_default();
-        match named.map(|tensors| (HeadKind::of(tensors), tensors)) {
+        match stored.as_deref().map(|tensors| (HeadKind::of(tensors), tensors)) {
             Some((HeadKind::Eagle, _)) => {}
             Some((other, tensors)) => return Err(other.refusal(tensors, WANTED)),
             None if is_eagle3(&config) || !architecture.contains("Eagle") => {
@@ -127,48 +124,19 @@ impl EagleCheckpoint {
             }
             None => {}
         }
-        let spec = EagleSpec::read(&settings, architecture, named)?;
-        check_target(&spec.layer, &settings, target)?;
+        let stored = stored.map(Unrooted);
+        let named = stored.as_ref().map(|tensors| tensors as &dyn TensorSource);
+        // Older converters for vLLM put the config of the layer into an object of its own.
+        let wrapped = settings.text("model_type")? == Some("eagle");
+        let layer = if wrapped { settings.object("model")? } else { None }.unwrap_or(settings);
+        let spec = EagleSpec::read(&layer, architecture, named)?;
+        check_target(&spec.layer, &layer, target)?;
         let tensors: Box<dyn TensorSource> = match stored {
-            Some(tensors) => tensors,
+            Some(tensors) => Box::new(tensors),
             None => Box::new(Dummy::of(architecture, spec.tensors(), seed(load))),
         };
         let tensor_bytes = layout::check(spec.tensors(), &*tensors)?;
-        Ok(Self { spec, tensors, tensor_bytes })
-    }
-
-    /// What the head is.
-    pub fn spec(&self) -> &EagleSpec {
-        &self.spec
-    }
-
-    /// The tensors.
-    pub fn tensors(&self) -> &dyn TensorSource {
-        &*self.tensors
-    }
-
-    /// Bytes of the head's weights as they are stored.
-    pub fn tensor_bytes(&self) -> u64 {
-        self.tensor_bytes
-    }
-
-    /// Puts the head on a backend, for the contexts of `target`, whose embedding table it uses.
-    /// `lm_head` is the target's, or some rows of it.
-    pub fn load<B: Backend>(
-        &self,
-        backend: &B,
-        format: WeightFormat,
-        target: &Decoder<B>,
-        lm_head: LmHead<B>,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<FusedHead<B>> {
-        let stored = Stored {
-            spec: &self.spec.layer,
-            layers: vec![self.spec.layout()],
-            chained: true,
-            tensors: &*self.tensors,
-            tensor_bytes: self.tensor_bytes,
-        };
-        FusedHead::load(backend, stored, format, target, lm_head, progress)
+        let (layer, layouts) = (spec.layer.clone(), vec![spec.layout()]);
+        Ok(Self::new(spec, Stored { layer, layouts, chained: true, tensors, tensor_bytes }))
     }
 }

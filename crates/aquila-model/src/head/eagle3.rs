@@ -20,7 +20,7 @@ use crate::{Decoder, Error, Result};
 /// An EAGLE-3 head on a backend.
 pub struct Eagle3Head<B: Backend> {
     spec: Eagle3Spec,
-    capture_layers: Vec<usize>,
+    boundaries: Vec<usize>,
     ids: Option<Vec<u32>>,
     positions: usize,
     embedding: Arc<B::Table>,
@@ -152,7 +152,7 @@ impl<B: Backend> Eagle3Head<B> {
         };
         let rope = backend.rope(&spec.layer.rope.table(spec.layer.heads.head_dim, positions))?;
         Ok(Self {
-            capture_layers: checkpoint.capture_layers().to_vec(),
+            boundaries: checkpoint.boundaries().to_vec(),
             ids: vocabulary.map(|v| v.ids.clone()),
             spec,
             positions,
@@ -177,10 +177,10 @@ impl<B: Backend> Eagle3Head<B> {
         self.positions
     }
 
-    /// The layers of the target, from 0, that must be captured for [`Eagle3Head::extend`]; none
-    /// where it takes the stream after the target's final norm.
-    pub fn capture_layers(&self) -> &[usize] {
-        &self.capture_layers
+    /// The boundaries of the target's layers that must be captured for [`Eagle3Head::extend`];
+    /// none where it takes the stream after the target's final norm.
+    pub fn boundaries(&self) -> &[usize] {
+        &self.boundaries
     }
 
     /// Which tokens of the target the columns of the logits are; none where they are all, in order.

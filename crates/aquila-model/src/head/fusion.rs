@@ -11,11 +11,12 @@ use aquila_compute::{
     Backend, DraftIds, ForwardPlan, KvDtype, KvShape, PlanBounds, Sink, WeightFormat,
 };
 
+use super::fused_checkpoint::Stored;
 use super::{Hidden, LmHead};
 use crate::block::{Block, Linear, Pass, Work, check_plan};
 use crate::layout::{Expected, LayerLayout, LinearLayout};
 use crate::loading::{Loading, Progress, check_positions};
-use crate::{Decoder, Error, ModelSpec, Result, TensorSource};
+use crate::{Decoder, Error, ModelSpec, Result};
 
 /// The tensors of one layer.
 pub(super) struct FusedLayout {
@@ -125,20 +126,10 @@ pub struct Sources<'a, B: Backend> {
     pub count: usize,
 }
 
-/// What a head is loaded from.
-pub(super) struct Stored<'a> {
-    pub spec: &'a ModelSpec,
-    pub layers: Vec<FusedLayout>,
-    /// Whether a layer takes the hidden states of the one before it, or the target's.
-    pub chained: bool,
-    pub tensors: &'a dyn TensorSource,
-    pub tensor_bytes: u64,
-}
-
 impl<B: Backend> FusedHead<B> {
     pub(super) fn load(
         backend: &B,
-        stored: Stored<'_>,
+        stored: &Stored,
         format: WeightFormat,
         target: &Decoder<B>,
         lm_head: LmHead<B>,
@@ -146,17 +137,18 @@ impl<B: Backend> FusedHead<B> {
     ) -> Result<Self> {
         let positions = target.positions();
         check_positions(positions)?;
-        let spec = stored.spec.clone();
+        let spec = stored.layer.clone();
         let mut loading = Loading {
             backend,
-            source: stored.tensors,
+            source: &*stored.tensors,
             format,
             done_bytes: 0,
             total_bytes: stored.tensor_bytes,
             progress,
         };
         let chained = stored.chained;
-        let layers: Result<Vec<_>> = stored.layers.iter().map(|l| layer(&mut loading, l)).collect();
+        let layers: Result<Vec<_>> =
+            stored.layouts.iter().map(|l| layer(&mut loading, l)).collect();
         let rope = backend.rope(&spec.rope.table(spec.heads.head_dim, positions))?;
         let embedding = target.embedding();
         Ok(Self { spec, positions, embedding, rope, layers: layers?, chained, lm_head })

@@ -4,13 +4,15 @@
 //! - [`HeadCheckpoint`]: a head that was checked against the model it is to draft for.
 //! - [`Eagle3Head`]: the head on a backend; [`HeadScratch`]: what its passes work in and leave.
 //! - [`EagleCheckpoint`], [`MtpCheckpoint`]: heads of EAGLE (1/2) and of multi-token prediction,
-//!   checked alike; [`FusedHead`]: either on a backend, which reads tokens out by an [`LmHead`].
+//!   both a [`FusedCheckpoint`]; [`FusedHead`]: either on a backend, which reads tokens out by an
+//!   [`LmHead`].
 
 mod aux_layers;
 mod checkpoint;
 mod eagle;
 mod eagle3;
 mod features;
+mod fused_checkpoint;
 mod fusion;
 mod kind;
 mod lm_head;
@@ -18,12 +20,14 @@ mod mtp;
 mod mtp_names;
 mod spec;
 mod token_map;
+mod unrooted;
 mod vocabulary;
 
 pub use aux_layers::{AuxLayerConvention, AuxLayers};
 pub use checkpoint::HeadCheckpoint;
 pub use eagle::{EagleCheckpoint, EagleSpec};
 pub use eagle3::{Eagle3Head, HeadScratch, Hidden};
+pub use fused_checkpoint::FusedCheckpoint;
 pub use fusion::{FusedHead, FusedScratch, LayerScratch, Sources};
 pub use lm_head::{DraftTokens, LmHead};
 pub use mtp::{MtpCheckpoint, MtpNaming, MtpSpec};

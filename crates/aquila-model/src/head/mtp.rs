@@ -6,19 +6,18 @@
 //! is the hidden state of the next step. Embedding tables and language-model heads in the
 //! checkpoint are copies of the target's, which are used instead.
 
-use aquila_compute::{Backend, KvDtype, PlanBounds, WeightFormat};
+use aquila_compute::{KvDtype, PlanBounds, WeightFormat};
 
-use super::LmHead;
-use super::fusion::{FusedHead, FusedLayout, Stored};
+use super::fused_checkpoint::{FusedCheckpoint, Stored};
+use super::fusion::FusedLayout;
 use super::kind::{HeadKind, check_target, layer_spec, refuse_unknown_kinds, seed, stored};
-use super::mtp_names::OnePlus;
+use super::mtp_names::{OnePlus, other_family};
 use crate::checkpoint::{Configs, LoadFormat};
 use crate::config::Settings;
 use crate::dummy::Dummy;
 use crate::layout::{self, Expected, LinearLayout};
-use crate::loading::Progress;
 use crate::source::TensorSource;
-use crate::{Decoder, Location, ModelSpec, Result, arch, memory};
+use crate::{Location, ModelSpec, Result, arch, memory};
 
 pub use super::mtp_names::MtpNaming;
 
@@ -123,11 +122,7 @@ impl MtpSpec {
 }
 
 /// MTP layers that fit their target: everything but their weights has been read and checked.
-pub struct MtpCheckpoint {
-    spec: MtpSpec,
-    tensors: Box<dyn TensorSource>,
-    tensor_bytes: u64,
-}
+pub type MtpCheckpoint = FusedCheckpoint<MtpSpec>;
 
 impl MtpCheckpoint {
     /// Opens the layers at `location`, a folder of their own or the target's, for `target`;
@@ -138,6 +133,9 @@ impl MtpCheckpoint {
         refuse_unknown_kinds(&settings, arch::named(&config).unwrap_or_default())?;
         let stored = stored(folder.as_deref(), load)?;
         let architecture = arch::named(&config).unwrap_or_default();
+        if let Some(reason) = stored.as_deref().and_then(|t| other_family(&t.names())) {
+            return Err(settings.unsupported(reason));
+        }
         let named = match stored.as_deref() {
             Some(tensors) => match HeadKind::of(tensors) {
                 HeadKind::Mtp(naming) => Some((tensors, naming)),
@@ -166,41 +164,7 @@ impl MtpCheckpoint {
             None => Box::new(Dummy::of(architecture, spec.tensors(), seed(load))),
         };
         let tensor_bytes = layout::check(spec.tensors(), &*tensors)?;
-        Ok(Self { spec, tensors, tensor_bytes })
-    }
-
-    /// What the head is.
-    pub fn spec(&self) -> &MtpSpec {
-        &self.spec
-    }
-
-    /// The tensors, as the layers use them.
-    pub fn tensors(&self) -> &dyn TensorSource {
-        &*self.tensors
-    }
-
-    /// Bytes of the layers' weights as they are stored.
-    pub fn tensor_bytes(&self) -> u64 {
-        self.tensor_bytes
-    }
-
-    /// Puts the layers on a backend, for the contexts of `target`, whose embedding table they use.
-    /// `lm_head` is the target's, or some rows of it.
-    pub fn load<B: Backend>(
-        &self,
-        backend: &B,
-        format: WeightFormat,
-        target: &Decoder<B>,
-        lm_head: LmHead<B>,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<FusedHead<B>> {
-        let stored = Stored {
-            spec: &self.spec.layer,
-            layers: self.spec.layouts(),
-            chained: self.spec.chained,
-            tensors: &*self.tensors,
-            tensor_bytes: self.tensor_bytes,
-        };
-        FusedHead::load(backend, stored, format, target, lm_head, progress)
+        let (layer, layouts, chained) = (spec.layer.clone(), spec.layouts(), spec.chained);
+        Ok(Self::new(spec, Stored { layer, layouts, chained, tensors, tensor_bytes }))
     }
 }

@@ -17,6 +17,25 @@ pub enum MtpNaming {
     Qwen,
 }
 
+/// Families that are not supported yet: what some of their tensors' names have in them, and whose
+/// they are.
+const OTHERS: [(&str, &str); 2] = [
+    (
+        "model.mtp.layers.",
+        "MiMo-V2, which attend within a window, with sinks and with values of another width than \
+         keys",
+    ),
+    ("mtp_linear_proj.", "Ernie 4.5"),
+];
+
+/// What is not supported about MTP layers that belong to none of the families here, if these names
+/// are of such.
+pub(super) fn other_family(names: &[&str]) -> Option<String> {
+    let is_there = |mark: &str| names.iter().any(|name| name.contains(mark));
+    let (_, family) = OTHERS.into_iter().find(|(mark, _)| is_there(mark))?;
+    Some(format!("has the MTP layers of {family}: not supported yet"))
+}
+
 /// The names of what a layer has beside its block.
 pub(super) struct Parts {
     pub embedding_norm: String,

@@ -224,6 +224,35 @@ fn an_eagle_head_uses_the_tables_of_its_target() {
 }
 
 #[test]
+fn an_eagle_head_is_the_same_in_every_layout() {
+    let target = Target::tiny();
+    let own = bits(&logits(&target, &target.eagle(target.decoder.lm_head())));
+    type Rewrite = fn(&mut Head);
+    let layouts: [(&str, Rewrite); 4] = [
+        ("everything under model", |h| h.rename("", "model.")),
+        ("the layer and the embedding under model", |h| {
+            h.rename("layers.", "model.layers.");
+            h.zeros("model.embed_tokens.weight", &[8192, 384]);
+            h.zeros("lm_head.weight", &[8192, 384]);
+        }),
+        ("fc under model", |h| h.rename("fc.", "model.fc.")),
+        ("a config in a config", |h| {
+            let layer = h.config.take();
+            h.config = json!({ "model_type": "eagle", "eagle_fc_bias": true, "model": layer });
+            h.rename("layers.", "model.layers.");
+        }),
+    ];
+    for (layout, rewrite) in layouts {
+        let mut head = Head::shipped("tiny-eagle");
+        rewrite(&mut head);
+        let head = head.eagle(&target.checkpoint).unwrap();
+        let (format, lm_head) = (WeightFormat::Bf16, target.decoder.lm_head());
+        let head = head.load(&target.backend, format, &target.decoder, lm_head, &mut |_| ());
+        assert!(bits(&logits(&target, &head.unwrap())) == own, "{layout}");
+    }
+}
+
+#[test]
 fn a_token_map_keeps_the_logits_of_its_tokens() {
     let target = Target::tiny();
     let map = [5021, 8, 4095, 17, 0, 8191];
@@ -287,6 +316,28 @@ fn what_is_wrong_with_a_head_is_said() {
         (mtp(&|h| *h = Head::shipped("tiny-eagle")), "is an EAGLE head, not MTP layers"),
         (mtp(&|h| *h = Head::shipped("tiny-eagle3")), "is an EAGLE-3 head, not MTP layers"),
         (mtp(&|h| *h = Head::shipped("draft")), "has no MTP layers"),
+        (
+            mtp(&|h| h.rename("model.mtp_layers.", "model.mtp.layers.")),
+            "has the MTP layers of MiMo-V2, which attend within a window",
+        ),
+        (
+            mtp(&|h| h.rename(&format!("{layer}.input_proj"), "model.mtp_linear_proj.0")),
+            "has the MTP layers of Ernie 4.5: not supported yet",
+        ),
+        (
+            eagle(&|h| {
+                h.rename("", "model.");
+                h.zeros("model.norm.weight", &[384]);
+            }),
+            "an EAGLE head with a tensor norm.weight",
+        ),
+        (
+            eagle(&|h| {
+                h.rename("", "model.");
+                h.tensors.remove("model.layers.0.mlp.up_proj.weight");
+            }),
+            "tensor layers.0.mlp.up_proj.weight: is missing",
+        ),
         (eagle(&|h| drop(h.tensors.remove("fc.weight"))), "an EAGLE head"),
         (eagle(&|h| h.zeros("fc.weight", &[384, 1152])), "expected shape [384, 768], found"),
         (eagle(&|h| h.zeros("norm.weight", &[384])), "an EAGLE head with a tensor norm.weight"),
@@ -313,7 +364,7 @@ fn capturing_what_the_language_model_head_reads_changes_nothing() {
     let mut capture = target.decoder.capture_final(&target.backend, ROWS).unwrap();
     let mut captured = Sequence::in_order(&target.backend, &target.decoder, ROWS);
     assert!(bits(&captured.run_with(&IDS, ROWS, Some(&mut capture))) == bits(&logits));
-    assert!(capture.layers().is_empty());
+    assert!(capture.boundaries().is_empty());
     assert!(bits(&target.backend.read(capture.rows(), ROWS).unwrap()) == bits(&hidden));
 }
 

@@ -45,8 +45,8 @@ impl Pair {
 
     /// The hidden states of a whole text, as the head wants them.
     pub fn capture(&self, ids: &[u32]) -> Capture<CpuBackend> {
-        let layers = self.head.capture_layers();
-        let mut capture = self.target.capture(&self.backend, layers, ids.len()).unwrap();
+        let boundaries = self.head.boundaries();
+        let mut capture = self.target.capture(&self.backend, boundaries, ids.len()).unwrap();
         let mut sequence = Sequence::in_order(&self.backend, &self.target, ids.len());
         sequence.run_with(ids, ids.len(), Some(&mut capture));
         capture
@@ -293,12 +293,12 @@ proptest! {
 }
 
 #[test]
-fn capturing_takes_the_stream_after_a_layer_and_changes_nothing() {
+fn capturing_takes_the_stream_at_a_boundary_and_changes_nothing() {
     let pair = Pair::tiny();
     let (backend, target, ids) = (&pair.backend, &pair.target, &text()[..40]);
     let mut plain = Sequence::in_order(backend, target, 40);
     let logits = plain.run(ids, 40);
-    let mut capture = target.capture(backend, &[5, 1], 40).unwrap();
+    let mut capture = target.capture(backend, &[6, 0], 40).unwrap();
     let mut sequence = Sequence::in_order(backend, target, 40);
     assert_eq!(bits(&sequence.run_with(ids, 40, Some(&mut capture))), bits(&logits));
 
@@ -307,7 +307,11 @@ fn capturing_takes_the_stream_after_a_layer_and_changes_nothing() {
     let norm = target_checkpoint.tensors().get("model.norm.weight").unwrap().to_f32().unwrap();
     let rows = backend.read(capture.rows(), 40).unwrap();
     let hidden = backend.read(sequence.scratch.hidden(), 40).unwrap();
-    for (row, hidden) in rows.chunks(2 * HIDDEN).zip(hidden.chunks(HIDDEN)) {
+    let table = target_checkpoint.tensors().get("model.embed_tokens.weight").unwrap();
+    let table = table.to_f32().unwrap();
+    for ((row, hidden), &id) in rows.chunks(2 * HIDDEN).zip(hidden.chunks(HIDDEN)).zip(ids) {
+        // Before the first layer the stream is the token's embedding.
+        assert_eq!(row[HIDDEN..], table[id as usize * HIDDEN..][..HIDDEN]);
         let x = &row[..HIDDEN];
         let mean = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / HIDDEN as f64;
         let defined: Vec<f64> = x
@@ -330,9 +334,9 @@ fn capturing_takes_the_stream_after_a_layer_and_changes_nothing() {
 fn a_capture_that_cannot_be_is_refused_with_the_number_at_fault() {
     let pair = Pair::tiny();
     let refused =
-        |layers: &[usize]| pair.target.capture(&pair.backend, layers, 4).err().unwrap().to_string();
-    assert!(refused(&[1, 6]).contains("capture of layer 6; the model has 6"));
-    assert!(refused(&[]).contains("capture of no layer"));
+        |at: &[usize]| pair.target.capture(&pair.backend, at, 4).err().unwrap().to_string();
+    assert!(refused(&[1, 7]).contains("capture at boundary 7 of a model of 6 layers"));
+    assert!(refused(&[]).contains("capture at no boundary"));
     let mut capture = pair.target.capture(&pair.backend, &[2], 4).unwrap();
     let mut sequence = Sequence::in_order(&pair.backend, &pair.target, 8);
     let mut plan = ForwardPlan::default();
@@ -383,14 +387,14 @@ fn a_head_takes_the_memory_that_is_told_and_no_table() {
 
 #[test]
 fn presets_have_heads_with_random_weights() {
-    for (name, layers, draft) in
-        [("bench", [1, 7, 12], 16_000), ("llama-3.1-8b", [1, 15, 28], 32_000)]
+    for (name, boundaries, draft) in
+        [("bench", [2, 8, 13], 16_000), ("llama-3.1-8b", [2, 16, 29], 32_000)]
     {
         let location = Location::Preset(name.into());
         let target = Checkpoint::open(&location, LoadFormat::Auto).unwrap();
         let location = Location::Preset(format!("{name}-eagle3"));
         let head = HeadCheckpoint::open(&location, LoadFormat::Auto, target.spec()).unwrap();
-        assert_eq!(head.capture_layers(), layers);
+        assert_eq!(head.boundaries(), boundaries);
         assert_eq!(head.spec().draft_vocab_size, draft);
         assert!(Checkpoint::open(&location, LoadFormat::Auto).is_err());
     }

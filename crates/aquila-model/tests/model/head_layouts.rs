@@ -152,20 +152,50 @@ fn a_convention_that_is_asked_for_holds() {
     let mut head = head();
     head.config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = json!([1, 2]);
     let location = head.write(folder.path());
-    let layers = |aux_layer_convention| {
+    let boundaries = |aux_layer_convention| {
         let options = HeadOptions { aux_layer_convention, ..HeadOptions::default() };
         let head = HeadCheckpoint::open_with(&location, LoadFormat::Auto, &target(), &options);
-        head.map(|head| head.capture_layers().to_vec()).map_err(|e| e.to_string())
+        head.map(|head| head.boundaries().to_vec()).map_err(|e| e.to_string())
     };
-    assert_eq!(layers(AuxLayerConvention::Auto).unwrap(), [1, 2]);
-    assert_eq!(layers(AuxLayerConvention::Output).unwrap(), [1, 2]);
-    assert_eq!(layers(AuxLayerConvention::Boundary).unwrap(), [0, 1]);
+    assert_eq!(boundaries(AuxLayerConvention::Auto).unwrap(), [2, 3]);
+    assert_eq!(boundaries(AuxLayerConvention::Output).unwrap(), [2, 3]);
+    assert_eq!(boundaries(AuxLayerConvention::Boundary).unwrap(), [1, 2]);
 
-    head.config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = json!([0, 2]);
+    head.config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = json!([1, 3]);
     head.write(folder.path());
-    let text = layers(AuxLayerConvention::Boundary).unwrap_err();
-    assert!(text.contains("must name ends of layers, from 1, of the target, which has 3; found 0"));
+    let text = boundaries(AuxLayerConvention::Output).unwrap_err();
+    assert!(text.contains("must name layers of the target, which has 3; found 3"), "{text}");
     assert!(text.contains("see --speculative-aux-layer-convention"), "{text}");
+    head.config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = json!([0, 4]);
+    head.write(folder.path());
+    let text = boundaries(AuxLayerConvention::Boundary).unwrap_err();
+    assert!(text.contains("must name boundaries of layers of the target, which has 3; found 4"));
+}
+
+#[test]
+fn the_number_of_a_boundary_may_be_that_of_the_embedding() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut head = head();
+    head.config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = json!([0, 2]);
+    let mut read = |architecture: &str, aux_layer_convention| {
+        head.config["architectures"] = json!([architecture]);
+        let location = head.write(folder.path());
+        let options = HeadOptions { aux_layer_convention, ..HeadOptions::default() };
+        let text = Inspection::of(&location).unwrap().to_string();
+        let opened = HeadCheckpoint::open_with(&location, LoadFormat::Auto, &target(), &options);
+        (opened.unwrap().boundaries().to_vec(), logits_with(&location, &options), text)
+    };
+    // Whoever counts outputs means that of the first layer.
+    let (boundaries, outputs, text) = read("LlamaForCausalLMEagle3", AuxLayerConvention::Auto);
+    assert_eq!(boundaries, [1, 3]);
+    assert!(text.contains("as SGLang and SpecForge number them"), "{text}");
+    // Whoever counts boundaries means the embedding.
+    let (boundaries, by_vllm, text) = read("Eagle3LlamaForCausalLM", AuxLayerConvention::Auto);
+    assert_eq!(boundaries, [0, 2]);
+    assert!(text.contains("reads the embedding beside the outputs of layers"), "{text}");
+    assert!(text.contains("reads the outputs of layers [1]"), "{text}");
+    let (_, asked, _) = read("LlamaForCausalLMEagle3", AuxLayerConvention::Boundary);
+    assert!(by_vllm == asked && by_vllm != outputs);
 }
 
 #[test]
@@ -203,8 +233,6 @@ fn inspect_says_which_convention_was_chosen_and_why() {
     let folder = tempfile::tempdir().unwrap();
     let mut head = head();
     let inspected = |head: &Head| Inspection::of(&head.write(folder.path())).unwrap().to_string();
-    let text = inspected(&head);
-    assert!(text.contains("number 0 would otherwise be the embedding"), "{text}");
     head.config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = json!([1, 2]);
     let text = inspected(&head);
     assert!(text.contains("outputs of layers [1, 2]"), "{text}");

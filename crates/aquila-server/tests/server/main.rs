@@ -6,6 +6,7 @@ mod draining;
 mod failures;
 mod load;
 mod openai;
+mod priorities;
 mod sglang;
 mod speculation;
 mod support;

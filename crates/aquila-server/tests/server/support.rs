@@ -31,6 +31,7 @@ pub fn engine_config() -> EngineConfig {
         random_seed: 7,
         shape: aquila_spec::Shape::PLAIN,
         verify: Default::default(),
+        parked_rows: 0,
         simulate: None,
     }
 }
@@ -48,6 +49,7 @@ pub fn settings() -> Settings {
         },
         default_max_tokens: None,
         limits: Limits::default(),
+        overlap_reason: "the test says so".into(),
         corpora: None,
     }
 }
@@ -56,6 +58,15 @@ pub fn settings() -> Settings {
 pub fn generator_on<B: Backend>(
     config: EngineConfig,
     wrap: impl FnOnce(CpuBackend) -> B,
+) -> Generator {
+    generator_of(config, wrap, |engine| engine)
+}
+
+/// A generator over an engine that `change` has made of the usual one.
+pub fn generator_of<B: Backend>(
+    config: EngineConfig,
+    wrap: impl FnOnce(CpuBackend) -> B,
+    change: impl FnOnce(Engine<B>) -> Engine<B>,
 ) -> Generator {
     let backend = Arc::new(wrap(CpuBackend::new(IsaChoice::Auto, 2).unwrap()));
     let checkpoint = Checkpoint::open(&resolve("tiny").unwrap(), LoadFormat::Auto).unwrap();
@@ -70,7 +81,7 @@ pub fn generator_on<B: Backend>(
     let tokenizer = Tokenizer::load(checkpoint.folder().unwrap()).unwrap();
     let engine =
         Engine::new(Runner::new(backend, decoder, None, &config).unwrap(), config).unwrap();
-    let handle = EngineHandle::start(engine).unwrap();
+    let handle = EngineHandle::start(change(engine)).unwrap();
     let eos = checkpoint.eos_token_ids().to_vec();
     Generator::new(handle, tokenizer, eos, SamplingParams::default())
 }

@@ -45,6 +45,11 @@ impl<B: Backend> Entry<B> for NgramEntry {
         true
     }
 
+    /// Its tree, of which a policy may take less.
+    fn candidates(&self, asked: AskedShape) -> Result<Vec<Shape>> {
+        Ok(vec![Entry::<B>::shape(self, asked)?])
+    }
+
     fn open(&self, opening: &Opening<'_>) -> Result<Box<dyn Opened<B>>> {
         Ok(Box::new(NgramSources::of(opening)?))
     }

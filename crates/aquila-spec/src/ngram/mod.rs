@@ -33,7 +33,9 @@ use grow::{Anchor, first_path, grow};
 pub use settings::{MOST_TRIE_DEPTH, MatchType, NgramError, NgramScope, NgramSettings};
 use trie::{NGRAM_BYTES, Reading, Trie};
 
-use crate::{Algorithm, Declaration, Drafting, Extending, HiddenStates, Seed, Shape, Tree};
+use crate::{
+    Algorithm, Declaration, Drafting, Extending, HiddenStates, Seed, Shape, Travels, Tree,
+};
 
 /// The drafts of all requests, without any model.
 #[derive(Debug)]
@@ -63,8 +65,12 @@ impl Ngram {
         settings.check()?;
         let trie = |room| Trie::new(settings.max_trie_depth, settings.capacity, room);
         let shared = (settings.scope == NgramScope::Server).then(|| trie(settings.capacity));
-        let declaration =
-            Declaration { name: "NGRAM", hidden: HiddenStates::None, groups: Vec::new() };
+        let declaration = Declaration {
+            name: "NGRAM",
+            hidden: HiddenStates::None,
+            groups: Vec::new(),
+            travels: Travels::NOTHING,
+        };
         Ok(Self { declaration, settings, corpora, shared, requests: HashMap::new() })
     }
 

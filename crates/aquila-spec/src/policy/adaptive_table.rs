@@ -83,6 +83,22 @@ impl Default for AdaptiveTable {
 }
 
 impl AdaptiveTable {
+    /// Leaves steps beyond `most` out, down to `most` alone where a slot has no others; says
+    /// whether there were any.
+    pub fn cap(&mut self, most: usize) -> bool {
+        let mut any = false;
+        for slot in self.slots.values_mut() {
+            let before = slot.candidate_steps.len();
+            slot.candidate_steps.retain(|&steps| steps <= most);
+            any |= slot.candidate_steps.len() < before;
+            if slot.candidate_steps.is_empty() {
+                slot.candidate_steps.push(most);
+            }
+            slot.largest = slot.largest.capped(most);
+        }
+        any
+    }
+
     /// Reads the text of a file.
     pub fn parse(text: &str) -> Result<Self, PolicyError> {
         let what = "--speculative-adaptive-config";

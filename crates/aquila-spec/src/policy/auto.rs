@@ -3,6 +3,8 @@
 //! The one invariant: it never spends what its [`LossAccount`] does not hold, so whatever is
 //! accepted, it is not slower than plain decoding by more than the account's bound.
 
+use std::collections::VecDeque;
+
 use super::costs::RoundCosts;
 use super::worth::{Group, Ladder, Plan, group, share, weigh};
 use super::{
@@ -90,6 +92,8 @@ pub struct Auto {
     since_probe: u32,
     second_looks: usize,
     in_flight: u32,
+    /// What the rounds in flight that draft or look were charged, oldest first.
+    charged: VecDeque<f64>,
     results_since_trees: u32,
     rounds: u64,
     switches: u64,
@@ -122,6 +126,7 @@ impl Auto {
             since_probe: 0,
             second_looks: 0,
             in_flight: 0,
+            charged: VecDeque::new(),
             results_since_trees: 0,
             rounds: 0,
             switches: 0,
@@ -130,11 +135,6 @@ impl Auto {
             group_of: Vec::new(),
             at_level: Vec::new(),
         }
-    }
-
-    /// What it knows of costs.
-    pub fn costs(&self) -> &RoundCosts {
-        &self.costs
     }
 
     /// What it knows of acceptance.
@@ -186,6 +186,7 @@ impl Auto {
         self.since_probe = self.since_probe.saturating_add(1);
         if self.since_probe >= LOST_ROUNDS {
             self.in_flight = 0;
+            self.charged.clear();
         }
         if self.ladders.is_empty() || self.in_flight > 0 {
             return Vec::new();
@@ -196,7 +197,9 @@ impl Auto {
         let turn = turn.map(|at| (at + self.probes as usize) % batch);
         let watch: Vec<usize> =
             turn.filter(|&at| round.requests[at].most_steps() > 0).take(WATCHED).collect();
-        let extra = self.costs.watching(batch, watch.len()) / plain_seconds;
+        let behind = watch.iter().map(|&at| round.requests[at].behind).sum();
+        let extra = self.costs.watching(batch, watch.len()) + self.costs.catching_up(behind);
+        let extra = extra / plain_seconds;
         // Looks at once leave enough to draft with what they find.
         let affluent = self.account.balance() > self.settings.loss_limit / 4.0;
         let at_once = self.second_looks > 0 || self.survival.promise() > PROMISING;
@@ -268,25 +271,48 @@ impl Policy for Auto {
             None => self.probe(round, plain_seconds),
             Some(_) => self.left_out(&shapes, round),
         };
-        let watching = self.costs.watching(batch, watch.len());
-        let seconds = self.seconds(shapes.iter().copied()) + watching;
-        let (mut extra, mut expected) = (seconds / plain_seconds - 1.0, plan.tokens);
-        if !self.account.affords(extra) {
-            shapes.fill(Shape::PLAIN);
+        let extra = |this: &mut Self, shapes: &[Shape], watch: &[usize]| {
+            let drafts = |&at: &usize| shapes[at].steps() > 0 || watch.contains(&at);
+            let behind = (0..batch).filter(drafts).map(|at| round.requests[at].behind).sum();
+            let seconds = this.seconds(shapes.iter().copied())
+                + this.costs.watching(batch, watch.len())
+                + this.costs.catching_up(behind);
+            seconds / plain_seconds - 1.0
+        };
+        let (mut extra_rounds, mut expected) = (extra(self, &shapes, &watch), plan.tokens);
+        if !self.account.affords(extra_rounds) && !watch.is_empty() {
             watch.clear();
-            (extra, expected) = (0.0, batch as f64);
+            extra_rounds = extra(self, &shapes, &watch);
         }
+        if !self.account.affords(extra_rounds) {
+            shapes.fill(Shape::PLAIN);
+            (extra_rounds, expected) = (0.0, batch as f64);
+        }
+        let extra = extra_rounds;
         self.account.charge(extra);
         let largest = shapes.iter().copied().max_by_key(|s| (s.steps(), s.nodes()));
         let shape = largest.unwrap_or(Shape::PLAIN);
-        self.in_flight += u32::from(shape.steps() > 0 || !watch.is_empty());
-        let setting = Setting { batch, slot: 1, shape };
+        if shape.steps() > 0 || !watch.is_empty() {
+            self.in_flight += 1;
+            self.charged.push_back(extra.max(0.0));
+        }
+        let setting = Setting { batch, slot: 1, shape, watches: !watch.is_empty() };
         Decision { setting, shapes, expected: Some(expected), watch }
     }
 
     fn learn(&mut self, outcome: &RoundOutcome<'_>) {
         let batch = outcome.setting.batch.max(1);
-        let watched = outcome.requests.iter().any(|r| r.watched.is_some());
+        let watched = outcome.setting.watches;
+        let drafted = outcome.setting.shape.steps() > 0;
+        if drafted || watched {
+            let charged = self.charged.pop_front().unwrap_or(0.0);
+            if outcome.requests.len() == batch && !watched {
+                // Trees that were looked up may have come out smaller, or not at all.
+                let seconds = self.seconds(outcome.requests.iter().map(|r| r.shape));
+                let spent = (seconds / self.costs.plain(batch) - 1.0).max(0.0);
+                self.account.pay_back((charged - spent).max(0.0));
+            }
+        }
         if let Some(seconds) = outcome.seconds
             && outcome.requests.len() == batch
             && !watched
@@ -294,7 +320,7 @@ impl Policy for Auto {
             let (batch, rows, topk) = self.count(outcome.requests.iter().map(|r| r.shape));
             self.costs.refine((batch, rows), &self.at_level, topk, seconds);
         }
-        if outcome.setting.shape.steps() == 0 && !watched {
+        if !drafted && !watched {
             return;
         }
         self.in_flight = self.in_flight.saturating_sub(1);
@@ -325,6 +351,14 @@ impl Policy for Auto {
         let mut shapes = vec![Shape::PLAIN];
         shapes.extend(self.settings.candidates.iter().filter(|shape| shape.steps() > 0));
         shapes
+    }
+
+    fn weighs_confidence(&self) -> bool {
+        true
+    }
+
+    fn costs(&self) -> Option<&CostTable> {
+        Some(self.costs.table())
     }
 
     fn state(&self) -> PolicyState {

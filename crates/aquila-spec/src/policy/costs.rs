@@ -27,6 +27,9 @@ pub struct CostTable {
     pub topk: Vec<usize>,
     /// Seconds of extending and drafting: `draft[batch][steps][topk]`.
     pub draft: Vec<Vec<Vec<f64>>>,
+    /// Seconds for each row that a draft takes in when it returns after it sat out.
+    #[serde(default)]
+    pub catch_up: f64,
 }
 
 /// One thing to measure.
@@ -48,11 +51,13 @@ pub enum Measured {
         /// Width.
         topk: usize,
     },
+    /// A row that a draft takes in after it sat out.
+    CatchUp,
 }
 
 impl CostTable {
     /// Measures a table: `seconds` runs one thing and says what it took, and is asked `times`
-    /// times for each, of which the median counts.
+    /// times for each, of which the least counts: whatever else a machine does only adds to it.
     pub fn measure<E>(
         key: String,
         (batches, nodes): (&[usize], &[usize]),
@@ -60,27 +65,29 @@ impl CostTable {
         times: usize,
         mut seconds: impl FnMut(Measured) -> Result<f64, E>,
     ) -> Result<Self, E> {
-        let mut median = |what| -> Result<f64, E> {
-            let mut all =
-                (0..times.max(1)).map(|_| seconds(what)).collect::<Result<Vec<_>, E>>()?;
-            all.sort_unstable_by(f64::total_cmp);
-            Ok(all[all.len() / 2])
+        let mut least = |what| -> Result<f64, E> {
+            let mut least = f64::INFINITY;
+            for _ in 0..times.max(1) {
+                least = least.min(seconds(what)?);
+            }
+            Ok(least)
         };
         let mut verify = Vec::new();
         let mut draft = Vec::new();
         for &batch in batches {
-            let row = nodes.iter().map(|&nodes| median(Measured::Verify { batch, nodes }));
+            let row = nodes.iter().map(|&nodes| least(Measured::Verify { batch, nodes }));
             verify.push(row.collect::<Result<Vec<_>, E>>()?);
             let mut levels = Vec::new();
             for &steps in steps {
-                let row = topk.iter().map(|&topk| median(Measured::Draft { batch, steps, topk }));
+                let row = topk.iter().map(|&topk| least(Measured::Draft { batch, steps, topk }));
                 levels.push(row.collect::<Result<Vec<_>, E>>()?);
             }
             draft.push(levels);
         }
         let own = |list: &[usize]| list.to_vec();
         let (batches, nodes, steps, topk) = (own(batches), own(nodes), own(steps), own(topk));
-        let mut table = Self { key, batches, nodes, verify, steps, topk, draft };
+        let catch_up = seconds(Measured::CatchUp)?;
+        let mut table = Self { key, batches, nodes, verify, steps, topk, draft, catch_up };
         table.make_monotone();
         Ok(table)
     }
@@ -122,33 +129,33 @@ impl CostTable {
         }
         let sane = |seconds: &f64| seconds.is_finite() && *seconds >= 0.0;
         if !self.verify.iter().flatten().all(|s| sane(s) && *s > 0.0)
-            || !self.draft.iter().flatten().flatten().all(sane)
+            || !self.draft.iter().flatten().flatten().chain([&self.catch_up]).all(sane)
         {
             return Err("seconds must be finite, and above 0 for verify".to_owned());
         }
         Ok(())
     }
 
-    /// Noise may make a larger thing look cheaper; then it counts as much as the smaller one.
+    /// Noise makes things look dearer, so what is dearer than something larger counts no more than
+    /// that.
     fn make_monotone(&mut self) {
-        for b in 0..self.batches.len() {
-            for n in 0..self.nodes.len() {
-                let before = [
-                    b.checked_sub(1).map(|b| self.verify[b][n]),
-                    n.checked_sub(1).map(|n| self.verify[b][n]),
-                ];
-                let least = before.into_iter().flatten().fold(0.0, f64::max);
-                self.verify[b][n] = self.verify[b][n].max(least);
+        for b in (0..self.batches.len()).rev() {
+            let above = b + 1;
+            for n in (0..self.nodes.len()).rev() {
+                let larger =
+                    [self.verify.get(above).map(|row| row[n]), self.verify[b].get(n + 1).copied()];
+                let most = larger.into_iter().flatten().fold(f64::INFINITY, f64::min);
+                self.verify[b][n] = self.verify[b][n].min(most);
             }
-            for s in 0..self.steps.len() {
-                for k in 0..self.topk.len() {
-                    let before = [
-                        b.checked_sub(1).map(|b| self.draft[b][s][k]),
-                        s.checked_sub(1).map(|s| self.draft[b][s][k]),
-                        k.checked_sub(1).map(|k| self.draft[b][s][k]),
+            for s in (0..self.steps.len()).rev() {
+                for k in (0..self.topk.len()).rev() {
+                    let larger = [
+                        self.draft.get(above).map(|levels| levels[s][k]),
+                        self.draft[b].get(s + 1).map(|row| row[k]),
+                        self.draft[b][s].get(k + 1).copied(),
                     ];
-                    let least = before.into_iter().flatten().fold(0.0, f64::max);
-                    self.draft[b][s][k] = self.draft[b][s][k].max(least);
+                    let most = larger.into_iter().flatten().fold(f64::INFINITY, f64::min);
+                    self.draft[b][s][k] = self.draft[b][s][k].min(most);
                 }
             }
         }
@@ -243,6 +250,11 @@ impl RoundCosts {
     /// What it costs beside a round to draft one step for some of its requests without verifying.
     pub fn watching(&self, batch: usize, requests: usize) -> f64 {
         self.of_batch(batch).level(requests, 1, 1)
+    }
+
+    /// What it costs that drafts take in so many rows that they missed.
+    pub fn catching_up(&self, rows: usize) -> f64 {
+        self.table.catch_up * rows as f64
     }
 
     /// The costs of rounds of this batch, ready to be asked level by level.

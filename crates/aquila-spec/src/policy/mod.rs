@@ -47,6 +47,16 @@ pub trait Policy: Send {
     /// request may get less than one of them, never more.
     fn shapes(&self) -> Vec<Shape>;
 
+    /// Whether it asks how sure a draft is of its first token, which takes a draft longer to say.
+    fn weighs_confidence(&self) -> bool {
+        false
+    }
+
+    /// What it was told rounds cost, if it asks.
+    fn costs(&self) -> Option<&CostTable> {
+        None
+    }
+
     /// Where it stands, for people.
     fn state(&self) -> PolicyState;
 }
@@ -68,12 +78,14 @@ pub struct RequestView {
     pub cap: Option<usize>,
     /// The draft's probability of its likeliest first token, where a seed says it.
     pub confidence: Option<f32>,
+    /// Rows that its draft missed while it sat out, and takes in first if it is to do anything.
+    pub behind: usize,
 }
 
 impl RequestView {
     /// A request without a cap, about whose draft nothing is known.
     pub fn new(id: u64) -> Self {
-        Self { id, cap: None, confidence: None }
+        Self { id, cap: None, confidence: None, behind: 0 }
     }
 
     fn most_steps(&self) -> usize {
@@ -90,6 +102,8 @@ pub struct Setting {
     pub slot: usize,
     /// The largest tree of the round.
     pub shape: Shape,
+    /// Whether drafts of the round are only looked at.
+    pub watches: bool,
 }
 
 /// The shapes of a round.
@@ -109,7 +123,7 @@ pub struct Decision {
 impl Decision {
     fn uniform(round: &RoundView<'_>, slot: usize, shape: Shape) -> Self {
         let shapes: Vec<_> = round.requests.iter().map(|r| shape.capped(r.most_steps())).collect();
-        let setting = Setting { batch: round.requests.len(), slot, shape };
+        let setting = Setting { batch: round.requests.len(), slot, shape, watches: false };
         Self { setting, shapes, expected: None, watch: Vec::new() }
     }
 

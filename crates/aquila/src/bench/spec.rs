@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use super::decode::Prompts;
 use crate::Algorithms;
 use crate::error::{Error, Result};
-use crate::flags::{EngineFlags, ModelFlags, SamplingFlags, SpeculativeFlags};
+use crate::flags::{EngineFlags, ModelFlags, PolicyPlan, SamplingFlags, SpeculativeFlags};
 use crate::notice::notice;
 use crate::start::start;
 
@@ -127,9 +127,13 @@ impl Spec {
     fn contenders(&self, algorithms: &Algorithms) -> Result<Vec<Contender>> {
         let flags = &self.engine.speculative;
         let model = self.model.name();
+        // Where nobody says, the policy's own choice and some trees to compare it with.
+        let by_default = self.shapes.is_empty() && !flags.decides_trees();
         let shapes: Vec<Option<Shape>> = match (&self.shapes[..], flags.gives_shape()) {
-            ([], true) => vec![None],
-            ([], false) => ["3/1/4", "5/1/6", "5/4/16"].iter().map(|s| shape(s).ok()).collect(),
+            ([], _) if by_default => {
+                [None, shape("3/1/4").ok(), shape("5/1/6").ok(), shape("5/4/16").ok()].to_vec()
+            }
+            ([], _) => vec![None],
             (shapes, false) => shapes.iter().copied().map(Some).collect(),
             (_, true) => {
                 return Err(Error::Usage(
@@ -145,8 +149,19 @@ impl Spec {
             for &shape in &shapes {
                 let flags = flags.with(algorithm, shape);
                 let Some(resolved) = flags.resolve(model, algorithms)? else { continue };
-                let name = format!("{algorithm} {}", short(resolved.shape));
-                all.push(self.contender(name, flags, algorithms)?);
+                let tree = match &resolved.policy {
+                    PolicyPlan::Fixed(shape) => short(*shape),
+                    PolicyPlan::Adaptive { .. } => "adaptive".into(),
+                    PolicyPlan::Auto { .. } => "auto".into(),
+                };
+                let name = format!("{algorithm} {tree}");
+                match self.contender(name.clone(), flags, algorithms) {
+                    Ok(contender) => all.push(contender),
+                    Err(Error::Usage(why)) if by_default => {
+                        notice(format_args!("without   {name}: {why}"));
+                    }
+                    Err(error) => return Err(error),
+                }
             }
         }
         if all.len() == 1 {

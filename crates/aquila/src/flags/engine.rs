@@ -1,10 +1,14 @@
 //! How requests share the machine.
 
+use aquila_engine::Priorities;
 use clap::{Args, ValueEnum};
 
 use super::SpeculativeFlags;
 use super::number::whole;
 use crate::error::{Error, Result};
+
+/// By how much a waiting request must outrank a running one to take its place.
+const PREEMPTION_THRESHOLD: usize = 10;
 
 /// Memory, batching and caching.
 #[derive(Args, Debug, Clone)]
@@ -66,6 +70,29 @@ pub struct EngineFlags {
     #[arg(long, value_enum, default_value_t = SchedulePolicy::Fcfs, value_name = "POLICY")]
     pub schedule_policy: SchedulePolicy,
 
+    /// Admit requests of higher `priority` first; one without comes last. Nobody is overtaken without
+    /// end: after 64 others, who has waited longest is next
+    #[arg(long)]
+    enable_priority_scheduling: bool,
+
+    /// Low values of `priority` go first, not high ones
+    #[arg(long, requires = "enable_priority_scheduling")]
+    schedule_low_priority_values_first: bool,
+
+    /// By how much a waiting request must outrank a running one to take its place [default: 10]
+    #[arg(
+        long,
+        value_name = "DIFFERENCE",
+        value_parser = whole(0, u32::MAX as usize),
+        allow_negative_numbers = true,
+        requires = "enable_priority_scheduling",
+    )]
+    priority_scheduling_preemption_threshold: Option<usize>,
+
+    /// Refuse a request with a `priority` where priorities are not enabled; else it is ignored
+    #[arg(long)]
+    abort_on_priority_when_disabled: bool,
+
     /// Plan no round while the one before it runs; SGLANG_ENABLE_SPEC_V2=0 means the same
     #[arg(long)]
     disable_overlap_schedule: bool,
@@ -111,6 +138,21 @@ impl EngineFlags {
             Overlap { on: true, why: "SGLANG_ENABLE_SPEC_V2" }
         } else {
             Overlap { on: false, why: "the lanes share the CPU's cores" }
+        }
+    }
+
+    /// What becomes of the priorities of requests.
+    pub fn priorities(&self) -> Priorities {
+        let threshold = self.priority_scheduling_preemption_threshold;
+        if self.enable_priority_scheduling {
+            Priorities::Ranked {
+                low_values_first: self.schedule_low_priority_values_first,
+                preemption_threshold: threshold.unwrap_or(PREEMPTION_THRESHOLD) as u64,
+            }
+        } else if self.abort_on_priority_when_disabled {
+            Priorities::Refused
+        } else {
+            Priorities::Ignored
         }
     }
 

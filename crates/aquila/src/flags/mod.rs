@@ -4,10 +4,12 @@ mod engine;
 mod model;
 mod ngram;
 mod number;
+mod policy;
 mod sampling;
 mod speculative;
 
 pub use engine::{EngineFlags, SchedulePolicy};
-pub use model::{ModelFlags, ModelName};
+pub use model::ModelFlags;
+pub use policy::PolicyPlan;
 pub use sampling::SamplingFlags;
-pub use speculative::SpeculativeFlags;
+pub use speculative::{Speculative, SpeculativeFlags};

@@ -12,6 +12,7 @@ use clap::{Args, ValueEnum};
 
 use super::ngram::NgramFlags;
 use super::number::whole;
+use super::policy::{PolicyFlags, PolicyPlan};
 use crate::Algorithms;
 use crate::error::{Error, Result};
 
@@ -34,7 +35,8 @@ pub struct SpeculativeFlags {
     #[arg(long, value_name = "MODEL")]
     speculative_draft_model_path: Option<String>,
 
-    /// Tokens drafted one after the other [default: 3]
+    /// Tokens drafted one after the other [default: as the policy decides; no more than the layers of
+    /// an MTP head that has one for each]
     #[arg(long, value_name = "N", value_parser = whole(0, MOST_STEPS), allow_negative_numbers = true)]
     speculative_num_steps: Option<usize>,
 
@@ -90,6 +92,10 @@ pub struct SpeculativeFlags {
     #[arg(long, value_enum, default_value_t = Method::MatchExpected)]
     simulate_acc_method: Method,
 
+    /// Those of policies.
+    #[command(flatten)]
+    policy: PolicyFlags,
+
     /// Those of NGRAM.
     #[command(flatten)]
     pub ngram: NgramFlags,
@@ -133,14 +139,36 @@ pub struct Speculative<'a> {
     pub token_map: Option<PathBuf>,
     /// What the flags decide of a head.
     pub head: HeadOptions,
-    /// The trees.
-    pub shape: Shape,
+    /// What flags say about trees.
+    pub asked: AskedShape,
+    /// Who decides how large trees are.
+    pub policy: PolicyPlan,
     /// How drafts are verified.
     pub verify: Verify,
     /// Pretended acceptance.
     pub simulate: Option<Simulate>,
     /// What was not taken as given.
-    pub warning: Option<String>,
+    pub warnings: Vec<String>,
+}
+
+impl Speculative<'_> {
+    /// Takes trees no deeper than what drafts can make them; refuses a flag that asks for more.
+    pub fn fit(&mut self, most_steps: Option<usize>) -> Result<()> {
+        let Some(most) = most_steps else { return Ok(()) };
+        if let Some(steps) = self.asked.steps.filter(|&steps| steps > most) {
+            return Err(Error::Usage(format!(
+                "--speculative-num-steps {steps}: what drafts has {most} layers, one for each \
+                 step: at most {most} steps"
+            )));
+        }
+        if self.policy.cap(most) {
+            self.warnings.push(format!(
+                "steps beyond {most} are left out of --speculative-policy adaptive: what drafts \
+                 has {most} layers, one for each step"
+            ));
+        }
+        Ok(())
+    }
 }
 
 impl SpeculativeFlags {
@@ -189,13 +217,40 @@ impl SpeculativeFlags {
                 ))
             })?),
         };
-        let (shape, warning) = self.shape(entry)?;
+        let asked = self.asked(entry);
+        let shape = entry.shape(asked)?;
+        let tree = self.speculative_eagle_topk.or(self.speculative_num_draft_tokens).is_some();
+        let (policy, mut warnings) = self.policy.plan(
+            shape,
+            self.gives_shape(),
+            entry.candidates(asked)?,
+            self.speculative_num_steps,
+            tree,
+        )?;
+        let (nodes, steps) = (shape.nodes(), shape.steps());
+        warnings.extend(asked.nodes.filter(|&given| given != nodes).map(|given| {
+            format!(
+                "--speculative-num-draft-tokens {given} becomes {nodes}: a chain of {steps} steps \
+                 has that many nodes"
+            )
+        }));
+        let shape = policy.covering();
         if shape == Shape::PLAIN {
             return Ok(None);
         }
         let (token_map, head) = (self.speculative_token_map.clone(), self.head());
         let (verify, simulate) = (self.verify()?, self.simulate()?);
-        Ok(Some(Speculative { entry, draft, token_map, head, shape, verify, simulate, warning }))
+        Ok(Some(Speculative {
+            entry,
+            draft,
+            token_map,
+            head,
+            asked,
+            policy,
+            verify,
+            simulate,
+            warnings,
+        }))
     }
 
     fn head(&self) -> HeadOptions {
@@ -238,6 +293,11 @@ impl SpeculativeFlags {
         Ok(algorithms.entries().filter(known).map(Entry::name).collect())
     }
 
+    /// Whether a flag says who or what decides how large trees are.
+    pub fn decides_trees(&self) -> bool {
+        self.gives_shape() || self.policy.given().is_some()
+    }
+
     /// Whether a flag says how large trees are.
     pub fn gives_shape(&self) -> bool {
         self.speculative_num_steps.is_some()
@@ -270,7 +330,7 @@ impl SpeculativeFlags {
         ];
         let names: Vec<&str> = algorithms.entries().map(Entry::name).collect();
         let given = given.iter().find_map(|(flag, given)| given.then_some(*flag));
-        match given.or(self.ngram.given()) {
+        match given.or(self.policy.given()).or(self.ngram.given()) {
             Some(flag) => Err(Error::Usage(format!(
                 "{flag} needs --speculative-algorithm, one of {}",
                 names.join(", ")
@@ -279,24 +339,14 @@ impl SpeculativeFlags {
         }
     }
 
-    fn shape(&self, entry: &dyn Entry<CpuBackend>) -> Result<(Shape, Option<String>)> {
-        let shape = entry.shape(AskedShape {
+    fn asked(&self, entry: &dyn Entry<CpuBackend>) -> AskedShape {
+        AskedShape {
             steps: self.speculative_num_steps,
             topk: self
                 .speculative_eagle_topk
                 .or(self.ngram.topk().filter(|_| entry.name() == NGRAM)),
             nodes: self.speculative_num_draft_tokens,
-        })?;
-        let given = self.speculative_num_draft_tokens.filter(|&nodes| nodes != shape.nodes());
-        let warning = given.map(|nodes| {
-            format!(
-                "--speculative-num-draft-tokens {nodes} becomes {}: a chain of {} steps has that \
-                 many nodes",
-                shape.nodes(),
-                shape.steps()
-            )
-        });
-        Ok((shape, warning))
+        }
     }
 
     fn verify(&self) -> Result<Verify> {

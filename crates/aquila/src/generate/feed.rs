@@ -109,6 +109,7 @@ fn prepare(
 ) -> std::result::Result<(Vec<u32>, CheckedParams), GenerateError> {
     let mut params = generator.check(ask.params)?;
     params.speculation = ask.speculation;
+    params.priority = ask.priority;
     Ok((generator.tokens(ask.prompt)?, params))
 }
 

@@ -29,6 +29,7 @@ pub struct Ask {
     pub prompt: Prompt,
     pub params: SamplingParams,
     pub speculation: Speculation,
+    pub priority: Option<i64>,
 }
 
 /// An input that is read line by line.
@@ -136,11 +137,13 @@ fn ask(mut object: Map<String, Value>) -> std::result::Result<Ask, String> {
         Some(value) => speculation(&value).map_err(|e| e.to_string())?,
         None => Speculation::Free,
     };
+    let whole = |value: Value| value.as_i64().ok_or("priority: expected a whole number");
+    let priority = given("priority").map(whole).transpose()?;
     match object.keys().next() {
         Some(key) => Err(format!(
-            "{key}: no such key; there are id, prompt or prompt_ids, speculative, and sampling \
-             for settings"
+            "{key}: no such key; there are id, prompt or prompt_ids, priority, speculative, and \
+             sampling for settings"
         )),
-        None => Ok(Ask { prompt, params, speculation }),
+        None => Ok(Ask { prompt, params, speculation, priority }),
     }
 }

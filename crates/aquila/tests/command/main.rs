@@ -3,9 +3,11 @@
 mod checkpoints;
 mod flags;
 mod golden;
+mod heads;
 mod lines;
 mod output;
 mod overlap;
+mod priorities;
 mod run;
 mod sampling;
 mod seeds;

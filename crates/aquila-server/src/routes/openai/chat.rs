@@ -123,6 +123,7 @@ pub(crate) async fn chat(State(app): State<Shared>, request: Request) -> Result<
     let mut params = app.generator.check(params).map_err(|error| Refusal::of(error, "messages"))?;
     params.skip_special_tokens = chat.common.skip_special_tokens;
     params.speculation = chat.common.speculation;
+    params.priority = chat.common.priority;
 
     let tokenizer = app.tokenizer("messages")?.clone();
     let prompt = off_thread(body.len(), move || {

@@ -89,6 +89,7 @@ pub(crate) async fn completions(
     let mut params = app.generator.check(params).map_err(|error| Refusal::of(error, "prompt"))?;
     params.skip_special_tokens = common.skip_special_tokens;
     params.speculation = common.speculation;
+    params.priority = common.priority;
 
     let given = if completion.echo { completion.prompts.clone() } else { Vec::new() };
     let prompts = app.tokens(completion.prompts, "prompt").await?;

@@ -44,6 +44,7 @@ struct Common {
     include_usage: bool,
     skip_special_tokens: bool,
     speculation: Speculation,
+    priority: Option<i64>,
     /// The name by which the client may abort the request.
     name: Option<String>,
     params: SamplingParams,
@@ -69,6 +70,7 @@ impl Common {
             include_usage: options.unwrap_or_default().include_usage.unwrap_or(false),
             skip_special_tokens: fields.take("skip_special_tokens")?.unwrap_or(true),
             speculation: fields.speculation()?,
+            priority: fields.take("priority")?,
             name: fields.take("rid")?,
             params: fields.sampling(SAMPLING)?,
         })

@@ -168,6 +168,7 @@ async fn asks(
     let top = top.spread(count, "top_logprobs_num")?;
     let with_text = fields.flag("return_text_in_logprobs")?;
     let speculation = fields.speculation()?;
+    let priority = fields.take("priority")?;
 
     let tokens = app.tokens(prompts, param).await?;
     let mut asks = Vec::with_capacity(count);
@@ -188,6 +189,7 @@ async fn asks(
             app.generator.check(wish.params).map_err(|error| Refusal::of(error, param))?;
         params.skip_special_tokens = wish.skip_special_tokens;
         params.speculation = speculation;
+        params.priority = priority;
         let report = Report {
             id: name.clone(),
             prompt_tokens: prompt.len(),

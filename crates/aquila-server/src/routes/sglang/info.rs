@@ -1,9 +1,12 @@
 //! What the server says about itself, its model and its load.
 
+use aquila_engine::{DraftingState, Priorities};
+use aquila_spec::Shape;
+use aquila_spec::policy::SlotState;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::routes::json as respond;
 use crate::state::Shared;
@@ -13,7 +16,15 @@ pub(crate) async fn server(State(app): State<Shared>) -> Response {
     let config = app.generator.engine().config();
     let engine = app.generator.engine().stats().snapshot();
     let spec = app.generator.engine().stats().speculation();
+    let drafting = app.generator.engine().stats().drafting();
+    let shape = drafting.setting.map_or(Shape::PLAIN, |setting| setting.shape);
     let model = &app.settings.model;
+    let (ranked, low_first, threshold) = match app.generator.engine().priorities() {
+        Priorities::Ranked { low_values_first, preemption_threshold } => {
+            (true, low_values_first, Some(preemption_threshold))
+        }
+        Priorities::Ignored | Priorities::Refused => (false, false, None),
+    };
     let info = json!({
         "model_path": model.path,
         "tokenizer_path": model.path,
@@ -35,6 +46,11 @@ pub(crate) async fn server(State(app): State<Shared>) -> Response {
         "max_queued_requests": config.max_queued_requests,
         "max_total_tokens": config.pages() * config.page_size,
         "disable_radix_cache": !config.prefix_cache,
+        "disable_overlap_schedule": !app.generator.engine().is_apart(),
+        "overlap_schedule_reason": app.settings.overlap_reason,
+        "enable_priority_scheduling": ranked,
+        "schedule_low_priority_values_first": low_first,
+        "priority_scheduling_preemption_threshold": threshold,
         "random_seed": config.random_seed,
         "internal_states": [{
             "last_gen_throughput": app.metrics.throughput(),
@@ -43,9 +59,36 @@ pub(crate) async fn server(State(app): State<Shared>) -> Response {
             "num_used_tokens": engine.used_slots,
             "num_cached_tokens": engine.cached_tokens,
             "avg_spec_accept_length": spec.accept_length(),
+            "speculative_num_steps": shape.steps(),
+            "speculative_num_draft_tokens": shape.nodes(),
+            "speculative_policy": policy(&drafting),
         }],
     });
     respond(&info, None)
+}
+
+/// Who decides how large trees are, and where that stands.
+fn policy(drafting: &DraftingState) -> Value {
+    let slot = |slot: &SlotState| {
+        json!({
+            "batch_size": slot.batch,
+            "num_steps": slot.shape.steps(),
+            "topk": slot.shape.topk(),
+            "num_draft_tokens": slot.shape.nodes(),
+            "expected_correct_drafts": slot.expected_drafts,
+            "rounds": slot.rounds,
+        })
+    };
+    let per_round = |tokens: f64| tokens / drafting.rounds.max(1) as f64;
+    json!({
+        "name": drafting.policy.name,
+        "slots": drafting.policy.slots.iter().map(slot).collect::<Vec<_>>(),
+        "switches": drafting.policy.switches,
+        "probes": drafting.policy.probes,
+        "expected_tokens_per_round": per_round(drafting.expected_tokens),
+        "tokens_per_round": per_round(drafting.real_tokens as f64),
+        "costs": drafting.costs.as_deref(),
+    })
 }
 
 pub(crate) async fn model(State(app): State<Shared>) -> Response {
@@ -78,6 +121,7 @@ pub(crate) async fn load(State(app): State<Shared>) -> Response {
 pub(crate) async fn metrics(State(app): State<Shared>) -> Response {
     let engine = app.generator.engine().stats().snapshot();
     let spec = app.generator.engine().stats().speculation();
-    let page = app.metrics.page(&app.settings.model.served_name, &engine, &spec);
+    let drafting = app.generator.engine().stats().drafting();
+    let page = app.metrics.page(&app.settings.model.served_name, &engine, &spec, &drafting);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response()
 }

@@ -2,7 +2,11 @@
 //!
 //! Whatever is drafted, answers are those of plain decoding, token by token with their
 //! log-probabilities: greedy, sampled and with penalties, for every shape, alone and in company,
-//! across page sizes, small pools and aborted neighbours; and no slot is ever lost.
+//! across page sizes, small pools and aborted neighbours; and no slot is ever lost. What it
+//! declares of what travels to another machine is held against a second machine, as far as tokens
+//! alone reach one (`second_machine`).
+
+mod second_machine;
 
 use std::sync::{Arc, Mutex};
 
@@ -52,11 +56,27 @@ pub fn check(algorithms: &Algorithms, name: &str, flags: &[&str]) -> Result<Repo
             run.report.invariant &= *alone.get_or_insert(drafted.clone()) == drafted;
         }
     }
+    run.report.failures.extend(check_travels(algorithms, name, flags)?);
     run.report.accept_length = run.stats.accept_length();
     if run.stats.verify_ct == 0 {
         run.report.failures.push("no round verified anything".into());
     }
     Ok(run.report)
+}
+
+/// The part of [`check`] that is about another machine: what goes wrong where a request comes to
+/// one with no more than the algorithm declares that travels. An algorithm that hidden states
+/// travel for is taken at its word.
+///
+/// # Errors
+/// If the algorithm cannot be started at all.
+pub fn check_travels(algorithms: &Algorithms, name: &str, flags: &[&str]) -> Result<Vec<String>> {
+    let mut failures = Vec::new();
+    for shape in SHAPES {
+        let flags = [&["check", "--speculative-algorithm", name], flags, shape].concat();
+        failures.extend(second_machine::failures(algorithms, &flags, &prompts())?);
+    }
+    Ok(failures)
 }
 
 /// Trees: what the algorithm takes by itself, chains, and wide trees.
@@ -221,13 +241,17 @@ impl Run<'_> {
     }
 
     fn engine(&self, flags: &[&str]) -> Result<Engine<CpuBackend>> {
-        let command = EngineFlags::augment_args(ModelFlags::augment_args(Command::new("check")));
-        let wrong = |error: clap::Error| Error::Usage(error.to_string());
-        let matches = command.try_get_matches_from(flags).map_err(wrong)?;
-        let model = ModelFlags::from_arg_matches(&matches).map_err(wrong)?;
-        let engine = EngineFlags::from_arg_matches(&matches).map_err(wrong)?;
+        let (model, engine) = parse(flags)?;
         Ok(build(&model, &engine, self.algorithms, true)?.engine)
     }
+}
+
+fn parse(flags: &[&str]) -> Result<(ModelFlags, EngineFlags)> {
+    let command = EngineFlags::augment_args(ModelFlags::augment_args(Command::new("check")));
+    let wrong = |error: clap::Error| Error::Usage(error.to_string());
+    let matches = command.try_get_matches_from(flags).map_err(wrong)?;
+    let model = ModelFlags::from_arg_matches(&matches).map_err(wrong)?;
+    Ok((model, EngineFlags::from_arg_matches(&matches).map_err(wrong)?))
 }
 
 /// Prompts of the shipped model's tokens: some that repeat themselves, some that do not, one of a

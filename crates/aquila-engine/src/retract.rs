@@ -1,0 +1,156 @@
+//! Who loses its KV to others: where a round finds no slots, and where somebody of higher priority
+//! waits for a place.
+//!
+//! The lowest rank loses first, then who was admitted last; whoever was overtaken as often as
+//! anybody may be loses last of all, so that it ends. A request is retracted only when no round is
+//! on its way, and keeps its tokens, so its text does not change.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use aquila_kv::{Group, Sequence};
+
+use crate::engine::Scheduler;
+use crate::error::Failure;
+use crate::lanes::Compute;
+use crate::life::Seat;
+use crate::listener::FinishReason;
+use crate::plan::headroom;
+
+/// The slots of one group, while it is counted whose going would free how many.
+struct Slots {
+    group: Group,
+    /// Those that the waiting request needs beyond what it finds in the cache.
+    wanted: usize,
+    available: usize,
+    /// How many sequences hold each slot: cached prefixes are shared.
+    holders: Vec<u32>,
+}
+
+impl Slots {
+    fn of(sequence: &Sequence, group: Group) -> Vec<u32> {
+        let mut slots = Vec::new();
+        sequence.extend_slots(group, 0..sequence.reserved(group), &mut slots);
+        slots
+    }
+
+    fn hold(&mut self, sequence: &Sequence) {
+        for slot in Self::of(sequence, self.group) {
+            self.holders[slot as usize] += 1;
+        }
+    }
+
+    fn let_go(&mut self, sequence: &Sequence) {
+        for slot in Self::of(sequence, self.group) {
+            let holders = &mut self.holders[slot as usize];
+            *holders -= 1;
+            self.available += usize::from(*holders == 0);
+        }
+    }
+}
+
+impl<C: Compute> Scheduler<C> {
+    /// Retracts who loses first; a request that does not fit alone is given up.
+    pub(crate) fn retract_first_loser(&mut self) {
+        let losers = self.losing_order(|_| true);
+        let loser = *losers.first().expect("the request that found no slot runs");
+        if self.running.len() > 1 {
+            return self.retract(loser);
+        }
+        let request = self.running.remove(loser);
+        let why = Failure::DoesNotFit(request.seat.id()).to_string();
+        self.leave(&request);
+        let seat = request.discard(&mut self.cache);
+        self.finish(seat, FinishReason::Abort(why));
+    }
+
+    /// Retracts requests that the waiting one at `at` may displace, if that gives it a place: no
+    /// more of them than it takes, and none if all would not do. A round on its way is settled
+    /// first, which may do as well. False if nothing was done.
+    pub(crate) fn make_way(&mut self, at: usize) -> bool {
+        let rank = self.waiting.get(at).seat.rank;
+        let mut losers = self.losing_order(|seat| {
+            !seat.is_overdue() && self.priorities.may_displace(rank, seat.rank)
+        });
+        let Some(count) = self.fewest_losers(at, &losers) else { return false };
+        if !self.flights.is_empty() {
+            self.settle_oldest();
+            return true;
+        }
+        losers.truncate(count);
+        // From the end, so that the others stay where they are.
+        losers.sort_unstable();
+        losers.into_iter().rev().for_each(|loser| self.retract(loser));
+        true
+    }
+
+    /// Whether somebody who waits outranks somebody who runs by enough to take its place.
+    pub(crate) fn somebody_may_displace(&self) -> bool {
+        if !self.priorities.are_ranked() {
+            return false;
+        }
+        let losing = self.running.iter().map(|request| &request.seat);
+        let lowest = losing.filter(|seat| !seat.is_overdue()).map(|seat| seat.rank).min();
+        let highest = self.waiting.highest_rank();
+        highest.zip(lowest).is_some_and(|(high, low)| self.priorities.may_displace(high, low))
+    }
+
+    /// Where those stand who run and `may_lose`, who loses first ahead.
+    fn losing_order(&self, may_lose: impl Fn(&Seat) -> bool) -> Vec<usize> {
+        let seat = |index: usize| &*self.running[index].seat;
+        let youngest_first = (0..self.running.len()).rev();
+        let mut losers: Vec<usize> = youngest_first.filter(|&at| may_lose(seat(at))).collect();
+        losers.sort_by_key(|&at| (seat(at).is_overdue(), seat(at).rank));
+        losers
+    }
+
+    /// How many of `losers`, the first ones, must go for the waiting request at `at` to have a
+    /// place.
+    fn fewest_losers(&mut self, at: usize, losers: &[usize]) -> Option<usize> {
+        if losers.is_empty() {
+            return None;
+        }
+        let waiting = self.waiting.get(at);
+        let seat = &waiting.seat;
+        // What it finds in the cache is locked while slots are counted, as it will be.
+        let limit = seat.match_limit();
+        let sequence = self.cache.admit(&seat.namespace, &seat.tokens, limit, seat.groups());
+        let count_slots = |&group: &Group| Slots {
+            group,
+            wanted: waiting.rows_to_admit(&sequence, group),
+            available: self.cache.available(group),
+            holders: Vec::new(),
+        };
+        let mut groups: Vec<Slots> = seat.groups().iter().map(count_slots).collect();
+        // Cheap, and mostly the answer where there is too little to be had.
+        let may_do = groups.iter().all(|slots| {
+            let held = losers.iter().map(|&at| self.running[at].sequence.reserved(slots.group));
+            slots.wanted <= slots.available + held.sum::<usize>()
+        });
+        let mut fewest = None;
+        if may_do {
+            for slots in &mut groups {
+                slots.holders.resize(self.config.slots(), 0);
+                let held = self.running.iter().map(|request| &request.sequence);
+                held.chain([&sequence]).for_each(|sequence| slots.hold(sequence));
+            }
+            let mut kept_back: usize = self.running.iter().map(headroom).sum();
+            fewest = losers.iter().position(|&loser| {
+                let request = &self.running[loser];
+                kept_back -= headroom(request);
+                groups.iter_mut().for_each(|slots| slots.let_go(&request.sequence));
+                groups.iter().all(|slots| slots.wanted + kept_back <= slots.available)
+            });
+        }
+        self.cache.discard(sequence);
+        fewest.map(|last| last + 1)
+    }
+
+    fn retract(&mut self, index: usize) {
+        let request = self.running.remove(index);
+        self.leave(&request);
+        tracing::debug!(id = %request.seat.id(), "retracted");
+        self.stats.retractions.fetch_add(1, Relaxed);
+        let waiting = request.retract(&mut self.cache);
+        self.waiting.put(waiting);
+    }
+}

@@ -1,0 +1,49 @@
+//! What rounds cost is measured before anything is served, and leaves no trace.
+
+mod support;
+
+use std::time::Duration;
+
+use aquila_engine::EngineConfig;
+use aquila_spec::Shape;
+use support::answers::*;
+use support::shipped::{Algorithm, config, engine, named};
+
+#[test]
+fn costs_grow_with_rows_and_steps_and_leave_the_engine_as_it_was() {
+    let prompts: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).step_by(6).collect();
+    let plain = answers(&mut engine(Algorithm::None, config(Shape::PLAIN)), &prompts, 24, greedy);
+    for algorithm in ["EAGLE3", "STANDALONE", "MTP", "NGRAM"] {
+        let mut engine = named(algorithm, config(Shape::chain(3)));
+        let table = engine.measure_costs("test".into(), Duration::from_secs(5)).unwrap();
+        assert_eq!(table.batches, [1, 2, 4, 8], "{algorithm}");
+        assert_eq!(table.nodes, [1, 2, 3, 4], "{algorithm}");
+        assert!(table.verify(8.0, 4.0) > table.verify(1.0, 1.0), "{algorithm}: {table:?}");
+        let drafts = |steps| table.draft(8.0, steps, 1);
+        assert!(drafts(3) >= drafts(1), "{algorithm}: {table:?}");
+        assert!(algorithm == "NGRAM" || drafts(3) > drafts(1), "{algorithm}: {table:?}");
+        assert_eq!(engine.stats().snapshot().rounds, 0);
+        engine.check().unwrap();
+        assert_eq!(texts(&answers(&mut engine, &prompts, 24, greedy)), texts(&plain));
+    }
+}
+
+#[test]
+fn what_there_is_no_time_or_room_for_costs_in_proportion() {
+    let config =
+        EngineConfig { max_total_tokens: 200, chunked_prefill_size: 3, ..config(shape(3, 4, 12)) };
+    let mut engine = named("EAGLE3", config);
+    let table = engine.measure_costs("test".into(), Duration::ZERO).unwrap();
+    let (one, many) = (table.verify(1.0, 1.0), table.verify(8.0, 12.0));
+    assert!((many / one - 96.0).abs() < 1e-6, "{one} {many}");
+    let again = engine.measure_costs("test".into(), Duration::from_secs(1)).unwrap();
+    assert!(again.verify(8.0, 12.0) > again.verify(1.0, 1.0));
+    engine.check().unwrap();
+}
+
+#[test]
+fn costs_are_not_measured_once_the_lanes_are_apart() {
+    let mut engine = engine(Algorithm::Standalone, config(Shape::chain(3))).apart().unwrap();
+    let why = engine.measure_costs("test".into(), Duration::ZERO).unwrap_err().to_string();
+    assert!(why.contains("before anything is served"), "{why}");
+}

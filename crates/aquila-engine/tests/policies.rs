@@ -1,0 +1,249 @@
+//! Trees that change from round to round: whoever decides, the text is that of plain decoding, and
+//! what a draft offers depends on the text alone, however long it sat out.
+
+mod support;
+
+use std::collections::{HashMap, HashSet};
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+
+use aquila_compute::cpu::CpuBackend;
+use aquila_engine::{Engine, EngineConfig};
+use aquila_spec::Shape;
+use aquila_spec::policy::{
+    Adaptive, AdaptiveTable, Policy, RequestOutcome, RequestView, RoundOutcome, RoundView,
+};
+use support::Numbers;
+use support::answers::*;
+use support::scripted::{Round, Script, Scripted};
+use support::shipped::{Algorithm, config, engine, named};
+
+fn switching(parked_rows: usize) -> EngineConfig {
+    EngineConfig { parked_rows, ..config(Shape::chain(3)) }
+}
+
+fn always(_: u64, _: usize) -> (Shape, bool) {
+    (Shape::chain(3), false)
+}
+
+/// Anything, sitting out for a few rounds now and then.
+fn anything(request: u64, round: usize) -> (Shape, bool) {
+    let mut numbers = Numbers(request * 1000 + round as u64 / 2 + 1);
+    match numbers.below(6) {
+        0 => (Shape::chain(1), false),
+        1 => (Shape::chain(2), false),
+        2 => (Shape::PLAIN, true),
+        3 => (Shape::chain(3), false),
+        _ => (Shape::PLAIN, false),
+    }
+}
+
+/// The other way round, so that drafts sit out at other places.
+fn otherwise(request: u64, round: usize) -> (Shape, bool) {
+    anything(request + 77, round)
+}
+
+/// Sits out for ten rounds.
+fn late(_: u64, round: usize) -> (Shape, bool) {
+    if round < 10 { (Shape::PLAIN, false) } else { (Shape::chain(3), false) }
+}
+
+fn run(
+    mut engine: Engine<CpuBackend>,
+    script: Script,
+    prompts: &[Vec<u32>],
+    change: Change,
+) -> (Vec<Answer>, Vec<Round>) {
+    let shapes = [1, 2, 3].map(Shape::chain);
+    let policy = Scripted::new(&shapes, script);
+    let heard = policy.heard.clone();
+    engine.draft_by(Box::new(policy)).unwrap();
+    let answers = answers(&mut engine, prompts, 48, change);
+    let rounds = heard.lock().unwrap().clone();
+    (answers, rounds)
+}
+
+/// How many drafts would be right at a place of a text, as far as rounds have shown.
+#[derive(Debug, Clone, Copy)]
+struct Right {
+    least: usize,
+    most: usize,
+}
+
+#[derive(Default)]
+struct Places {
+    right: HashMap<(u64, usize), Right>,
+    /// Places that more than one round spoke about.
+    compared: usize,
+}
+
+impl Places {
+    fn note(&mut self, rounds: &[Round], what: &str) {
+        let mut tokens: HashMap<u64, usize> = HashMap::new();
+        for round in rounds {
+            let place = tokens.entry(round.request).or_insert(1);
+            let said = match (round.watched, round.shape.steps(), round.refused) {
+                (Some(true), ..) => Some(Right { least: 1, most: usize::MAX }),
+                (Some(false), ..) => Some(Right { least: 0, most: 0 }),
+                (None, 0, _) => None,
+                (None, _, true) => Some(Right { least: round.correct, most: round.correct }),
+                (None, _, false) => Some(Right { least: round.correct, most: usize::MAX }),
+            };
+            if let Some(said) = said {
+                let key = (round.request, *place);
+                self.compared += usize::from(self.right.contains_key(&key));
+                let known = self.right.entry(key).or_insert(Right { least: 0, most: usize::MAX });
+                known.least = known.least.max(said.least);
+                known.most = known.most.min(said.most);
+                assert!(known.least <= known.most, "{what}: {round:?} at token {place}");
+            }
+            *place += round.correct + 1;
+        }
+    }
+}
+
+#[test]
+fn what_a_draft_offers_depends_on_the_text_however_long_it_sat_out() {
+    let prompts: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).step_by(3).collect();
+    for (mode, change) in [("greedy", greedy as Change), ("hot", hot)] {
+        let plain =
+            answers(&mut engine(Algorithm::None, config(Shape::PLAIN)), &prompts, 48, change);
+        for algorithm in ["EAGLE3", "STANDALONE", "EAGLE", "MTP"] {
+            let mut places = Places::default();
+            for (name, script) in
+                [("always", always as Script), ("anything", anything), ("otherwise", otherwise)]
+            {
+                let what = format!("{algorithm}, {mode}, {name}");
+                let (got, rounds) = run(named(algorithm, switching(64)), script, &prompts, change);
+                assert_eq!(texts(&got), texts(&plain), "{what}");
+                assert!(rounds.iter().any(|round| round.correct > 0), "{what}");
+                places.note(&rounds, &what);
+            }
+            assert!(places.compared > 100, "{algorithm}: {} places", places.compared);
+        }
+    }
+}
+
+#[test]
+fn trees_and_lookups_may_come_and_go() {
+    fn trees(request: u64, round: usize) -> (Shape, bool) {
+        match Numbers(request * 100 + round as u64 + 1).below(5) {
+            0 => (shape(3, 4, 12), false),
+            1 => (Shape::chain(3), false),
+            2 => (shape(2, 2, 5), false),
+            3 => (Shape::PLAIN, true),
+            _ => (Shape::PLAIN, false),
+        }
+    }
+    let prompts: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).step_by(4).collect();
+    let plain = answers(&mut engine(Algorithm::None, config(Shape::PLAIN)), &prompts, 48, hot);
+    for algorithm in ["EAGLE3", "STANDALONE", "EAGLE", "MTP", "NGRAM"] {
+        let config = EngineConfig { parked_rows: 64, ..config(shape(3, 4, 12)) };
+        let mut engine = named(algorithm, config);
+        let shapes = [Shape::chain(3), shape(3, 4, 12), shape(2, 2, 5)];
+        engine.draft_by(Box::new(Scripted::new(&shapes, trees))).unwrap();
+        let got = answers(&mut engine, &prompts, 48, hot);
+        assert_eq!(texts(&got), texts(&plain), "{algorithm}");
+        let correct: u64 = got.iter().map(|answer| answer.spec.correct_drafts).sum();
+        assert!(correct > 50, "{algorithm}: {correct} drafts were right");
+    }
+}
+
+#[test]
+fn a_head_that_missed_more_than_is_kept_stays_out_and_a_model_returns() {
+    let prompts: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).step_by(5).collect();
+    let plain = answers(&mut engine(Algorithm::None, config(Shape::PLAIN)), &prompts, 48, greedy);
+    for (algorithm, parked, returns) in
+        [("EAGLE3", 4, false), ("EAGLE3", 10, true), ("MTP", 9, false), ("STANDALONE", 0, true)]
+    {
+        let (got, _) = run(named(algorithm, switching(parked)), late, &prompts, greedy);
+        assert_eq!(texts(&got), texts(&plain), "{algorithm}");
+        let proposed: u64 = got.iter().map(|answer| answer.spec.proposed_drafts).sum();
+        assert_eq!(proposed > 0, returns, "{algorithm}, {parked} rows: {proposed} drafts");
+    }
+}
+
+#[test]
+fn a_policy_for_which_there_is_no_room_is_refused() {
+    let mut engine = engine(Algorithm::Standalone, switching(0));
+    let policy = Scripted::new(&[Shape::chain(4)], always);
+    let why = engine.draft_by(Box::new(policy)).unwrap_err().to_string();
+    assert!(why.contains("a chain of 4") && why.contains("a chain of 3"), "{why}");
+}
+
+#[derive(Clone, Default)]
+struct Page(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Page {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A request's part of a round, as the log tells it: its number, steps and right drafts.
+type Kept = (u64, usize, usize);
+
+/// A round as the log tells it: steps, and what its requests kept.
+fn logged(line: &str) -> Option<(usize, Vec<Kept>)> {
+    let (head, kept) = line.split_once("; kept ")?;
+    let steps = head.rsplit_once("steps ")?.1.parse().ok()?;
+    let request = |text: &str| {
+        let (id, rest) = text.split_once(':')?;
+        let (steps, correct) = rest.split_once('/')?;
+        Some((id.parse().ok()?, steps.parse().ok()?, correct.parse().ok()?))
+    };
+    Some((steps, kept.split_whitespace().map(request).collect::<Option<_>>()?))
+}
+
+#[test]
+fn the_shapes_of_sglangs_policy_are_reproduced_from_the_log() {
+    let prompts: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).step_by(2).collect();
+    let config = EngineConfig { parked_rows: 64, ..config(Shape::chain(7)) };
+    let runner = support::shipped::runner(Algorithm::Standalone, &config);
+    let mut engine = Engine::new(runner, config).unwrap();
+    let policy = || Adaptive::new(AdaptiveTable::default(), Some(1), Vec::new()).unwrap();
+    engine.draft_by(Box::new(policy())).unwrap();
+    let page = Page::default();
+    let writer = page.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    let got = tracing::subscriber::with_default(subscriber, || {
+        answers(&mut engine, &prompts, 96, greedy)
+    });
+    let plain = support::shipped::config(Shape::PLAIN);
+    let plain =
+        answers(&mut support::shipped::engine(Algorithm::None, plain), &prompts, 96, greedy);
+    assert_eq!(texts(&got), texts(&plain));
+
+    let text = String::from_utf8(page.0.lock().unwrap().clone()).unwrap();
+    let rounds: Vec<_> = text
+        .lines()
+        .filter(|line| line.contains("aquila_engine::policy"))
+        .flat_map(logged)
+        .collect();
+    assert!(rounds.len() > 50, "{} rounds", rounds.len());
+    let mut again = policy();
+    let mut seen = HashSet::new();
+    for (steps, requests) in &rounds {
+        let views: Vec<RequestView> =
+            requests.iter().map(|&(id, ..)| RequestView::new(id)).collect();
+        let decision = again.choose(&RoundView { requests: &views });
+        assert_eq!(decision.setting.shape.steps(), *steps);
+        seen.insert(*steps);
+        let outcomes: Vec<_> = requests
+            .iter()
+            .map(|&(id, steps, correct)| RequestOutcome::chain(id, Shape::chain(steps), correct))
+            .collect();
+        let setting = decision.setting;
+        again.learn(&RoundOutcome { setting, requests: &outcomes, seconds: None });
+    }
+    assert!(seen.len() > 1, "it switched among {seen:?}");
+}

@@ -1,0 +1,80 @@
+//! A policy that follows a script: what a request gets depends on its number and on how many
+//! rounds it has had, and on nothing that others do.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use aquila_spec::Shape;
+use aquila_spec::policy::{Decision, Policy, PolicyState, RoundOutcome, RoundView, Setting};
+
+/// What a request gets in its n-th round: a tree, or a look at its draft.
+pub type Script = fn(request: u64, round: usize) -> (Shape, bool);
+
+/// What came of a round of a request.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Round {
+    pub request: u64,
+    pub shape: Shape,
+    pub correct: usize,
+    /// Whether there were drafts behind those that were right.
+    pub refused: bool,
+    pub watched: Option<bool>,
+}
+
+pub struct Scripted {
+    pub script: Script,
+    pub shapes: Vec<Shape>,
+    /// All that was heard, in order.
+    pub heard: Arc<Mutex<Vec<Round>>>,
+    rounds: HashMap<u64, usize>,
+}
+
+impl Scripted {
+    pub fn new(shapes: &[Shape], script: Script) -> Self {
+        Self { script, shapes: shapes.to_vec(), heard: Arc::default(), rounds: HashMap::new() }
+    }
+}
+
+impl Policy for Scripted {
+    fn choose(&mut self, round: &RoundView<'_>) -> Decision {
+        let mut shapes = Vec::new();
+        let mut watch = Vec::new();
+        for (at, request) in round.requests.iter().enumerate() {
+            let rounds = self.rounds.entry(request.id).or_default();
+            let (shape, watches) = (self.script)(request.id, *rounds);
+            *rounds += 1;
+            let most = request.cap.unwrap_or(usize::MAX);
+            shapes.push(shape.capped(most));
+            if watches && most > 0 {
+                watch.push(at);
+            }
+        }
+        let shape = Shape::covering(shapes.iter().copied());
+        let watches = !watch.is_empty();
+        let setting = Setting { batch: shapes.len(), slot: 1, shape, watches };
+        Decision { setting, shapes, expected: None, watch }
+    }
+
+    fn learn(&mut self, outcome: &RoundOutcome<'_>) {
+        let round = |r: &aquila_spec::policy::RequestOutcome<'_>| Round {
+            request: r.id,
+            shape: r.shape,
+            correct: r.correct,
+            refused: r.refused > 0,
+            watched: r.watched,
+        };
+        self.heard.lock().unwrap().extend(outcome.requests.iter().map(round));
+    }
+
+    fn leave(&mut self, request: u64) {
+        self.rounds.remove(&request);
+    }
+
+    fn shapes(&self) -> Vec<Shape> {
+        self.shapes.clone()
+    }
+
+    fn state(&self) -> PolicyState {
+        PolicyState { name: "scripted", ..PolicyState::default() }
+    }
+}

@@ -1,0 +1,186 @@
+//! Who decides how large the trees of each round are.
+
+use std::path::PathBuf;
+
+use aquila_spec::Shape;
+use aquila_spec::policy::{Adaptive, AdaptiveTable, AutoSettings};
+use clap::{Args, ValueEnum};
+
+use crate::error::{Error, Result};
+
+/// The flags of policies.
+#[derive(Args, Debug, Clone, Default)]
+pub struct PolicyFlags {
+    /// Who decides how large trees are, round by round [default: auto; fixed where a flag says how
+    /// large they are]
+    #[arg(long, value_enum, value_name = "POLICY")]
+    speculative_policy: Option<PolicyName>,
+
+    /// The same as --speculative-policy adaptive
+    #[arg(long)]
+    speculative_adaptive: bool,
+
+    /// adaptive: steps to choose among by batch size, in SGLang's format [default: SGLang's table]
+    #[arg(long, value_name = "FILE")]
+    speculative_adaptive_config: Option<PathBuf>,
+
+    /// auto: where what rounds cost is kept; measured at start where it is not there [default: a
+    /// file of its own for each machine, model and set of flags in the user's cache folder]
+    #[arg(long, value_name = "FILE")]
+    speculative_cost_table: Option<PathBuf>,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+enum PolicyName {
+    /// The trees that the flags give, in every round
+    Fixed,
+    /// SGLang's: steps by batch size and by how many drafts were right
+    Adaptive,
+    /// The trees with the most expected tokens per second, or none
+    Auto,
+}
+
+/// What the flags come to.
+#[derive(Debug, Clone, PartialEq)]
+pub enum PolicyPlan {
+    /// One shape.
+    Fixed(Shape),
+    /// SGLang's controller.
+    Adaptive {
+        /// Its slots.
+        table: AdaptiveTable,
+        /// The steps to begin with.
+        num_steps: Option<usize>,
+    },
+    /// Ours.
+    Auto {
+        /// The shapes to choose among.
+        settings: AutoSettings,
+        /// Where costs are kept, if not where they are by default.
+        costs: Option<PathBuf>,
+    },
+}
+
+impl PolicyPlan {
+    /// The smallest tree that none of its trees exceeds.
+    pub fn covering(&self) -> Shape {
+        match self {
+            PolicyPlan::Fixed(shape) => *shape,
+            PolicyPlan::Adaptive { table, .. } => {
+                Shape::covering(table.slots.values().map(|slot| slot.largest))
+            }
+            PolicyPlan::Auto { settings, .. } => {
+                Shape::covering(settings.candidates.iter().copied())
+            }
+        }
+    }
+
+    /// Leaves deeper trees out; says whether a table of SGLang's had some.
+    pub fn cap(&mut self, most: usize) -> bool {
+        match self {
+            PolicyPlan::Fixed(shape) => *shape = shape.capped(most),
+            PolicyPlan::Adaptive { table, .. } => return table.cap(most),
+            PolicyPlan::Auto { settings, .. } => {
+                settings.candidates.retain(|shape| shape.steps() <= most);
+            }
+        }
+        false
+    }
+
+    /// Whether a round may go without a tree although its requests would take one.
+    pub fn may_sit_out(&self) -> bool {
+        !matches!(self, PolicyPlan::Fixed(_))
+    }
+}
+
+impl std::fmt::Display for PolicyPlan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            PolicyPlan::Fixed(shape) => write!(f, "{shape}"),
+            PolicyPlan::Adaptive { .. } => write!(f, "up to {}, adaptive", self.covering()),
+            PolicyPlan::Auto { .. } => write!(f, "up to {}, auto", self.covering()),
+        }
+    }
+}
+
+impl PolicyFlags {
+    /// A flag that was given, if any.
+    pub fn given(&self) -> Option<&'static str> {
+        [
+            ("--speculative-policy", self.speculative_policy.is_some()),
+            ("--speculative-adaptive", self.speculative_adaptive),
+            ("--speculative-adaptive-config", self.speculative_adaptive_config.is_some()),
+            ("--speculative-cost-table", self.speculative_cost_table.is_some()),
+        ]
+        .iter()
+        .find_map(|(flag, given)| given.then_some(*flag))
+    }
+
+    /// The policy; `shape` is what the flags say about trees, if they do, `candidates` are those
+    /// that are worth a try, and `steps` and `tree` the flags themselves.
+    pub fn plan(
+        &self,
+        shape: Shape,
+        given: bool,
+        candidates: Vec<Shape>,
+        steps: Option<usize>,
+        tree: bool,
+    ) -> Result<(PolicyPlan, Vec<String>)> {
+        let name = self.name(given)?;
+        if self.speculative_adaptive_config.is_some() && name != PolicyName::Adaptive {
+            return Err(only_for("--speculative-adaptive-config", "adaptive"));
+        }
+        if self.speculative_cost_table.is_some() && name != PolicyName::Auto {
+            return Err(only_for("--speculative-cost-table", "auto"));
+        }
+        match name {
+            PolicyName::Fixed => Ok((PolicyPlan::Fixed(shape), Vec::new())),
+            PolicyName::Auto => {
+                let settings = AutoSettings { candidates, ..AutoSettings::default() };
+                let costs = self.speculative_cost_table.clone();
+                Ok((PolicyPlan::Auto { settings, costs }, Vec::new()))
+            }
+            PolicyName::Adaptive if tree => Err(Error::Usage(
+                "--speculative-policy adaptive takes topk and draft_tokens from its config, by \
+                 batch size: leave --speculative-eagle-topk and --speculative-num-draft-tokens \
+                 away"
+                    .into(),
+            )),
+            PolicyName::Adaptive => {
+                let mut table = self.table()?;
+                let warnings = std::mem::take(&mut table.warnings);
+                let refused =
+                    |error: aquila_spec::policy::PolicyError| Error::Usage(error.to_string());
+                // Refused now, before anything is loaded.
+                Adaptive::new(table.clone(), steps, Vec::new()).map_err(refused)?;
+                Ok((PolicyPlan::Adaptive { table, num_steps: steps }, warnings))
+            }
+        }
+    }
+
+    fn name(&self, given: bool) -> Result<PolicyName> {
+        match (self.speculative_policy, self.speculative_adaptive) {
+            (None | Some(PolicyName::Adaptive), true) => Ok(PolicyName::Adaptive),
+            (Some(name), false) => Ok(name),
+            (Some(_), true) => Err(Error::Usage(
+                "--speculative-adaptive is --speculative-policy adaptive: give one of them".into(),
+            )),
+            (None, false) if given => Ok(PolicyName::Fixed),
+            (None, false) => Ok(PolicyName::Auto),
+        }
+    }
+
+    fn table(&self) -> Result<AdaptiveTable> {
+        let Some(path) = &self.speculative_adaptive_config else {
+            return Ok(AdaptiveTable::default());
+        };
+        let cannot =
+            |e| Error::Usage(format!("--speculative-adaptive-config {}: {e}", path.display()));
+        let text = std::fs::read_to_string(path).map_err(|e| cannot(e.to_string()))?;
+        AdaptiveTable::parse(&text).map_err(|e| cannot(e.to_string()))
+    }
+}
+
+fn only_for(flag: &str, policy: &str) -> Error {
+    Error::Usage(format!("{flag} is for --speculative-policy {policy}"))
+}

@@ -1,0 +1,79 @@
+//! Heads that have fewer layers than the usual chain has steps.
+
+use aquila_model::{Location, resolve};
+use safetensors::SafeTensors;
+use tempfile::TempDir;
+
+use crate::run::{Ran, run};
+
+/// The first two of the shipped MTP layers, in a folder of their own.
+fn two_layers() -> TempDir {
+    let Location::Folder(shipped) = resolve("tiny-mtp").unwrap() else { unreachable!() };
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(shipped.join("config.json"), folder.path().join("config.json")).unwrap();
+    let bytes = std::fs::read(shipped.join("model.safetensors")).unwrap();
+    let all = SafeTensors::deserialize(&bytes).unwrap();
+    let kept = all.tensors().into_iter().filter(|(name, _)| !name.contains("mtp_layers.2."));
+    let file = safetensors::serialize(kept, None).unwrap();
+    std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
+    folder
+}
+
+fn generate(draft: &TempDir, flags: &[&str]) -> Ran {
+    let prompt = ["generate", "--prompt", "fn main() {", "--max-tokens", "12"];
+    let draft = draft.path().to_str().unwrap();
+    let drafts = ["--speculative-algorithm", "MTP", "--speculative-draft-model-path", draft];
+    run(&[&prompt[..], &drafts, flags].concat())
+}
+
+#[test]
+fn steps_that_no_flag_gives_are_no_more_than_a_head_has_layers() {
+    let head = two_layers();
+    let plain = run(&[
+        "generate",
+        "--prompt",
+        "fn main() {",
+        "--max-tokens",
+        "12",
+        "--speculative-algorithm",
+        "NONE",
+    ]);
+    for (flags, trees) in [
+        (&[][..], "a chain of 2"),
+        (&["--speculative-num-steps", "1"], "a chain of 1"),
+        (&["--speculative-eagle-topk", "4"], "trees of 2 steps, topk 4, 12 nodes"),
+        (&["--speculative-num-draft-tokens", "9"], "a chain of 2"),
+    ] {
+        let ran = generate(&head, flags);
+        assert_eq!(ran.code, Some(0), "{flags:?}: {}", ran.stderr);
+        assert!(ran.stderr.contains(trees), "{flags:?}: {}", ran.stderr);
+        assert_eq!(ran.stdout, plain.stdout, "{flags:?}");
+        // A tree that is not what was asked for is said with the size that it has.
+        let becomes = "--speculative-num-draft-tokens 9 becomes 3: a chain of 2 steps";
+        let given = flags.contains(&"--speculative-num-draft-tokens");
+        assert_eq!(ran.stderr.contains(becomes), given, "{}", ran.stderr);
+    }
+}
+
+#[test]
+fn steps_and_nodes_that_flags_give_beyond_the_layers_are_refused_by_name() {
+    let head = two_layers();
+    for (flags, code, refusal) in [
+        (
+            &["--speculative-num-steps", "3"][..],
+            1,
+            "--speculative-num-steps 3: the head has 2 MTP layers, one for each step",
+        ),
+        (
+            // As many as three steps could have.
+            &["--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "11"],
+            2,
+            "--speculative-num-draft-tokens 11 does not suit 2 steps of topk 2: it must be from 2 \
+             to 7",
+        ),
+    ] {
+        let ran = generate(&head, flags);
+        assert_eq!(ran.code, Some(code), "{flags:?}: {}", ran.stderr);
+        assert!(ran.stderr.contains(refusal), "{flags:?}: {}", ran.stderr);
+    }
+}

@@ -1,5 +1,6 @@
 //! The random workload of `tests/overlap.rs`, larger: texts with the lanes joined and apart are
-//! those of plain decoding, and drafts are the same, under several schedules with delays.
+//! those of plain decoding, and drafts are the same, under several schedules with delays and with
+//! trees that switch from round to round.
 //!
 //! `cargo run --release -p aquila-engine --example overlap_workload [REQUESTS [SCHEDULES]]`
 
@@ -14,6 +15,7 @@ use aquila_spec::Shape;
 use support::Numbers;
 use support::answers::shape;
 use support::delayed::Delayed;
+use support::scripted::switch;
 use support::shipped::{Algorithm, config, engine, runner};
 use support::workload::{Size, alone, together, workload};
 
@@ -29,9 +31,11 @@ fn main() {
         max_total_tokens: 4500,
         max_running_requests: 80,
         chunked_prefill_size: 2048,
+        parked_rows: 64,
         ..config(shape(5, 16, 64))
     };
     let mut joined = Engine::new(runner(Algorithm::Eagle3, &config), config.clone()).unwrap();
+    switch(&mut joined);
     let wanted = together(&mut joined, &cases, &mut Numbers(7));
     let aborted = FinishReason::Abort("aborted".into());
     for (index, (got, wanted)) in wanted.iter().zip(&plain).enumerate() {
@@ -53,6 +57,7 @@ fn main() {
         let compute = Lane::new(runner(Algorithm::Eagle3, &config), config.clone());
         let delayed = Delayed { compute, schedule: Numbers(schedule as u64) };
         let mut apart = Scheduler::over(delayed, config.clone()).unwrap().apart().unwrap();
+        switch(&mut apart);
         let got = together(&mut apart, &cases, &mut Numbers(100 + schedule as u64));
         let mut compared = 0;
         for (index, ((got, wanted), plain)) in got.iter().zip(&wanted).zip(&plain).enumerate() {

@@ -90,7 +90,7 @@ impl Mix {
             name: "MODEL",
             hidden: HiddenStates::Final,
             groups,
-            travels: Travels::OFFER,
+            travels: Travels::with_hidden(1, 1),
         };
         let model = Box::new(Noting { declaration, asked: asked.clone() });
         let settings = NgramSettings { scope, ..NgramSettings::default() };

@@ -187,7 +187,7 @@ pub fn build(
             "warning: accept thresholds below 1 change what the model writes, not only how fast"
         ));
     }
-    for warning in speculative.iter().flat_map(|s| &s.warnings) {
+    for warning in speculative.iter().flat_map(Speculative::warnings) {
         notice(format_args!("warning: {warning}"));
     }
     let bar = progress_bar(quiet, "loading");

@@ -1,11 +1,14 @@
-//! Every combination of algorithm, tree, page size, schedule, verification and prefix cache is
+//! Every combination of algorithm, tree or policy, page size, schedule, verification and prefix
+//! cache is
 //! served, or refused with a sentence before anything is loaded.
 
 use std::process::{Command, Output};
 
 const ALGORITHMS: [&str; 6] = ["NONE", "EAGLE3", "EAGLE", "MTP", "STANDALONE", "NGRAM"];
-const TREES: [&[&str]; 3] = [
+const TREES: [&[&str]; 5] = [
     &[],
+    &["--speculative-adaptive"],
+    &["--speculative-policy", "auto", "--speculative-num-steps", "3"],
     &["--speculative-num-steps", "2", "--speculative-eagle-topk", "1"],
     &[
         "--speculative-num-steps",
@@ -85,5 +88,5 @@ fn every_combination_is_served_or_refused_with_a_sentence() {
             }
         }
     }
-    assert_eq!((served, refused), (61, 11));
+    assert_eq!((served, refused), (101, 19));
 }

@@ -4,6 +4,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+use aquila_engine::Scheduler;
+use aquila_engine::lanes::Compute;
 use aquila_spec::Shape;
 use aquila_spec::policy::{Decision, Policy, PolicyState, RoundOutcome, RoundView, Setting};
 
@@ -33,6 +35,26 @@ impl Scripted {
     pub fn new(shapes: &[Shape], script: Script) -> Self {
         Self { script, shapes: shapes.to_vec(), heard: Arc::default(), rounds: HashMap::new() }
     }
+}
+
+/// Trees of many shapes, looks and rounds without either, for an engine with room for trees of 5
+/// steps, 16 branches and 64 nodes.
+pub fn any_tree(request: u64, round: usize) -> (Shape, bool) {
+    let tree = |steps, topk, nodes| (Shape::new(steps, topk, nodes).unwrap(), false);
+    match super::Numbers(request * 1009 + round as u64 + 1).below(8) {
+        0 => (Shape::PLAIN, false),
+        1 => (Shape::PLAIN, true),
+        2 => tree(2, 1, 3),
+        3 => tree(5, 1, 6),
+        4 => tree(3, 4, 12),
+        _ => tree(5, 16, 64),
+    }
+}
+
+/// Lets `engine` switch as [`any_tree`] says.
+pub fn switch<C: Compute>(engine: &mut Scheduler<C>) {
+    let all = Shape::new(5, 16, 64).unwrap();
+    engine.draft_by(Box::new(Scripted::new(&[all], any_tree))).unwrap();
 }
 
 impl Policy for Scripted {

@@ -33,6 +33,7 @@ pub struct Case {
     mode: u64,
     speculation: Speculation,
     logprobs: Option<usize>,
+    stop_ids: Vec<u32>,
     ending: Ending,
     /// Which changes nothing where priorities are off.
     priority: Option<i64>,
@@ -99,7 +100,7 @@ impl Case {
             3 => penalized(&mut request, index),
             _ => (),
         }
-        request.limits.stop_ids = vec![0, 2];
+        request.limits.stop_ids = self.stop_ids.clone();
         request.speculation = self.speculation;
         request.logprobs = self.logprobs;
         request.priority = self.priority;
@@ -148,6 +149,8 @@ pub fn workload(size: Size, seed: u64) -> Vec<Case> {
                 _ => Speculation::Free,
             },
             logprobs: (random.below(4) == 0).then_some(1),
+            // Half of them go on after an end of text, so that they grow as long as they may.
+            stop_ids: if random.below(2) == 0 { vec![0, 2] } else { Vec::new() },
             ending: match random.below(8) {
                 0 => Ending::Stop(1 + random.below(tokens) as usize),
                 1 => Ending::GiveUp(1 + random.below(tokens) as usize),

@@ -41,13 +41,13 @@ impl<B: Backend> Entry<B> for NgramEntry {
         Ok(Shape::new(steps, topk, asked.nodes.unwrap_or(nodes.min(most)))?.without_rows())
     }
 
-    fn drafts_from_ngrams(&self) -> bool {
-        true
-    }
-
     /// Its tree, of which a policy may take less.
     fn candidates(&self, asked: AskedShape) -> Result<Vec<Shape>> {
         Ok(vec![Entry::<B>::shape(self, asked)?])
+    }
+
+    fn drafts_from_ngrams(&self) -> bool {
+        true
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<Box<dyn Opened<B>>> {

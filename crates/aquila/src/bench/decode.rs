@@ -14,6 +14,7 @@ use aquila_text::{Generator, SamplingParams};
 use clap::Args;
 use serde_json::json;
 
+use super::prompts::Random;
 use crate::Algorithms;
 use crate::error::{Error, Result};
 use crate::flags::{EngineFlags, ModelFlags};
@@ -78,7 +79,7 @@ impl Decode {
         }
         let generator =
             start(&self.model, &self.engine, SamplingParams::default(), algorithms, self.quiet)?;
-        let mut prompts = Prompts { state: self.model.random_seed };
+        let mut prompts = Random { state: self.model.random_seed };
         self.repetition(&generator, &mut prompts)?;
         for repetition in 0..self.repeat {
             if self.paced && !line_came()? {
@@ -104,7 +105,7 @@ impl Decode {
     }
 
     /// One batch, from submission to the last token: how fast it was read, and decoded.
-    fn repetition(&self, generator: &Generator, prompts: &mut Prompts) -> Result<(Pace, Pace)> {
+    fn repetition(&self, generator: &Generator, prompts: &mut Random) -> Result<(Pace, Pace)> {
         let engine = generator.engine();
         let prompts: Vec<Vec<u32>> = (0..self.batch)
             .map(|_| prompts.next(self.prompt_tokens, engine.vocabulary()))
@@ -182,26 +183,6 @@ impl Listener for Stopwatch {
     fn finished(self: Box<Self>, outcome: Outcome) {
         // If the command gave up, there is nobody to tell.
         let _ = self.done.send((outcome, self.times));
-    }
-}
-
-/// Random prompts, the same in every run with the same seed.
-pub(super) struct Prompts {
-    pub(super) state: u64,
-}
-
-impl Prompts {
-    pub(super) fn next(&mut self, tokens: usize, vocabulary: usize) -> Vec<u32> {
-        (0..tokens)
-            .map(|_| {
-                // The high bits of a linear congruence are random enough to read.
-                self.state = self
-                    .state
-                    .wrapping_mul(6_364_136_223_846_793_005)
-                    .wrapping_add(1_442_695_040_888_963_407);
-                ((self.state >> 33) % vocabulary as u64) as u32
-            })
-            .collect()
     }
 }
 

@@ -1,7 +1,10 @@
 //! `aquila bench`: how fast the engine is on this machine.
 
+mod adaptive;
 mod decode;
+mod prompts;
 mod spec;
+mod spread;
 
 use std::process::ExitCode;
 
@@ -23,6 +26,8 @@ enum What {
     Decode(Box<decode::Decode>),
     /// Compare speculation with plain decoding, on the same prompts and in turns.
     Spec(Box<spec::Spec>),
+    /// Compare policies with plain decoding on a workload that changes.
+    Adaptive(Box<adaptive::Adaptive>),
 }
 
 impl Bench {
@@ -31,6 +36,7 @@ impl Bench {
         match &self.what {
             What::Decode(command) => command.run(algorithms),
             What::Spec(command) => command.run(algorithms),
+            What::Adaptive(command) => command.run(algorithms),
         }
     }
 }

@@ -17,15 +17,14 @@ use aquila_text::{AnswerSink, CheckedParams, Delta, End, Generator, Prompt, Samp
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::decode::Prompts;
+use super::prompts::{self, Random};
+use super::spread::Spread;
 use crate::Algorithms;
 use crate::error::{Error, Result};
 use crate::flags::{EngineFlags, ModelFlags, PolicyPlan, SamplingFlags, SpeculativeFlags};
 use crate::notice::notice;
 use crate::start::start;
 
-/// Prompts for models that write code.
-const CODE: &str = include_str!("code.jsonl");
 /// Prompts for models without a tokenizer: how many, and their tokens.
 const RANDOM_PROMPTS: (usize, usize) = (2, 64);
 
@@ -198,23 +197,19 @@ impl Spec {
         let text = match &self.prompts {
             Some(path) => std::fs::read_to_string(path).map_err(|e| Error::file(path, e))?,
             None if generator.tokenizer().is_none() => {
-                let mut random = Prompts { state: self.model.random_seed };
+                let mut random = Random { state: self.model.random_seed };
                 let (count, tokens) = RANDOM_PROMPTS;
                 let count = count.max(self.batch);
                 let vocabulary = generator.engine().vocabulary();
                 return Ok((0..count).map(|_| random.next(tokens, vocabulary)).collect());
             }
-            None => CODE.to_owned(),
+            None => prompts::CODE.to_owned(),
         };
         let mut prompts = Vec::new();
-        for (line, number) in text.lines().zip(1..) {
-            let wrong = |why: &str| Error::Other(format!("line {number} of the prompts: {why}"));
-            let line: Value = serde_json::from_str(line).map_err(|e| wrong(&e.to_string()))?;
-            if self.kind.as_ref().is_some_and(|kind| line["kind"].as_str() != Some(kind)) {
-                continue;
+        for written in prompts::read(&text)? {
+            if self.kind.is_none() || self.kind == written.kind {
+                prompts.push(generator.tokens(Prompt::Text(written.prompt))?);
             }
-            let prompt = line["prompt"].as_str().ok_or_else(|| wrong("it has no \"prompt\""))?;
-            prompts.push(generator.tokens(Prompt::Text(prompt.to_owned()))?);
         }
         if prompts.is_empty() {
             return Err(Error::Other("there is no prompt to measure with".into()));
@@ -314,8 +309,8 @@ impl AnswerSink for Stopwatch {
 struct Figures {
     name: String,
     speed: f64,
-    /// To plain decoding: the median, least and largest of passes that ran at the same time.
-    ratio: [f64; 3],
+    /// To plain decoding, over passes that ran at the same time.
+    ratio: Spread,
     spec: SpecStats,
     times: Times,
 }
@@ -323,8 +318,6 @@ struct Figures {
 impl Figures {
     fn of(contender: &Contender, plain: &Contender) -> Self {
         let pairs = contender.passes.iter().zip(&plain.passes);
-        let ratios = sorted(pairs.map(|(ours, plain)| ours.speed() / plain.speed()));
-        let speeds = sorted(contender.passes.iter().map(Pass::speed));
         let (mut spec, mut times) = (SpecStats::default(), Times::default());
         for pass in &contender.passes {
             spec.add(&pass.spec);
@@ -332,8 +325,8 @@ impl Figures {
         }
         Self {
             name: contender.name.clone(),
-            speed: median(&speeds),
-            ratio: [median(&ratios), ratios[0], ratios[ratios.len() - 1]],
+            speed: Spread::of(contender.passes.iter().map(Pass::speed)).median,
+            ratio: Spread::of(pairs.map(|(ours, plain)| ours.speed() / plain.speed())),
             spec,
             times,
         }
@@ -369,9 +362,9 @@ impl Figures {
         json!({
             "name": self.name,
             "tokens_per_second": self.speed,
-            "ratio": self.ratio[0],
-            "ratio_min": self.ratio[1],
-            "ratio_max": self.ratio[2],
+            "ratio": self.ratio.median,
+            "ratio_min": self.ratio.least,
+            "ratio_max": self.ratio.most,
             "accept_length": self.spec.accept_length(),
             "accept_rate": self.spec.accept_rate(),
             "rounds": self.times.rounds,
@@ -389,16 +382,16 @@ fn table(figures: &[Figures]) -> String {
         "", "tokens/s", "ratio", "range", "accepted", "round µs"
     );
     for f in figures {
-        let [ratio, least, most] = f.ratio;
         let accepted = match f.spec.verify_ct {
             0 => "-".into(),
             _ => format!("{:.3}", f.spec.accept_length()),
         };
         text += &format!(
-            "{:<20} {:>9.1} {ratio:>7.3} {:>13} {accepted:>9} {:>10.0}\n",
+            "{:<20} {:>9.1} {:>7.3} {:>13} {accepted:>9} {:>10.0}\n",
             f.name,
             f.speed,
-            format!("{least:.3}-{most:.3}"),
+            f.ratio.median,
+            f.ratio,
             f.round(),
         );
     }
@@ -413,17 +406,6 @@ fn table(figures: &[Figures]) -> String {
         }
     }
     text
-}
-
-fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values
-}
-
-/// Of sorted values, of which there is at least one.
-fn median(values: &[f64]) -> f64 {
-    (values[(values.len() - 1) / 2] + values[values.len() / 2]) / 2.0
 }
 
 /// A tree as `--shapes` takes it.

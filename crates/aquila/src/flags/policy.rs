@@ -116,6 +116,11 @@ impl PolicyFlags {
         .find_map(|(flag, given)| given.then_some(*flag))
     }
 
+    /// The flags with the policy auto.
+    pub fn auto(&self) -> Self {
+        Self { speculative_policy: Some(PolicyName::Auto), ..self.clone() }
+    }
+
     /// The policy; `shape` is what the flags say about trees, if they do, `candidates` are those
     /// that are worth a try, and `steps` and `tree` the flags themselves.
     pub fn plan(

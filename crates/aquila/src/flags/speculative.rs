@@ -148,8 +148,7 @@ pub struct Speculative<'a> {
     pub verify: Verify,
     /// Pretended acceptance.
     pub simulate: Option<Simulate>,
-    /// What was not taken as given.
-    pub warnings: Vec<String>,
+    warnings: Vec<String>,
 }
 
 impl Speculative<'_> {
@@ -162,6 +161,11 @@ impl Speculative<'_> {
                  step: at most {most} steps"
             )));
         }
+        if let PolicyPlan::Fixed(shape) = &mut self.policy
+            && shape.steps() > most
+        {
+            *shape = self.entry.shape(AskedShape { steps: Some(most), ..self.asked })?;
+        }
         if self.policy.cap(most) {
             self.warnings.push(format!(
                 "steps beyond {most} are left out of --speculative-policy adaptive: what drafts \
@@ -169,6 +173,22 @@ impl Speculative<'_> {
             ));
         }
         Ok(())
+    }
+
+    /// What was not taken as given.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = self.warnings.clone();
+        if let (PolicyPlan::Fixed(shape), Some(given)) = (&self.policy, self.asked.nodes)
+            && shape.nodes() != given
+        {
+            warnings.push(format!(
+                "--speculative-num-draft-tokens {given} becomes {}: a chain of {} steps has that \
+                 many nodes",
+                shape.nodes(),
+                shape.steps()
+            ));
+        }
+        warnings
     }
 }
 
@@ -221,20 +241,13 @@ impl SpeculativeFlags {
         let asked = self.asked(entry);
         let shape = entry.shape(asked)?;
         let tree = self.speculative_eagle_topk.or(self.speculative_num_draft_tokens).is_some();
-        let (policy, mut warnings) = self.policy.plan(
+        let (policy, warnings) = self.policy.plan(
             shape,
             self.gives_shape(),
             entry.candidates(asked)?,
             self.speculative_num_steps,
             tree,
         )?;
-        let (nodes, steps) = (shape.nodes(), shape.steps());
-        warnings.extend(asked.nodes.filter(|&given| given != nodes).map(|given| {
-            format!(
-                "--speculative-num-draft-tokens {given} becomes {nodes}: a chain of {steps} steps \
-                 has that many nodes"
-            )
-        }));
         let shape = policy.covering();
         if shape == Shape::PLAIN {
             return Ok(None);
@@ -275,6 +288,12 @@ impl SpeculativeFlags {
             flags.speculative_num_draft_tokens = Some(shape.nodes());
         }
         flags
+    }
+
+    /// The flags with the policy auto and trees of up to so many steps.
+    pub fn with_auto(&self, steps: usize) -> Self {
+        let policy = self.policy.auto();
+        Self { speculative_num_steps: Some(steps), policy, ..self.clone() }
     }
 
     /// The flags of an engine that does not draft.

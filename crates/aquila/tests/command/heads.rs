@@ -39,7 +39,8 @@ fn steps_that_no_flag_gives_are_no_more_than_a_head_has_layers() {
         "NONE",
     ]);
     for (flags, trees) in [
-        (&[][..], "a chain of 2"),
+        (&[][..], "up to a chain of 2, auto"),
+        (&["--speculative-policy", "fixed"], "a chain of 2"),
         (&["--speculative-num-steps", "1"], "a chain of 1"),
         (&["--speculative-eagle-topk", "4"], "trees of 2 steps, topk 4, 12 nodes"),
         (&["--speculative-num-draft-tokens", "9"], "a chain of 2"),
@@ -61,8 +62,8 @@ fn steps_and_nodes_that_flags_give_beyond_the_layers_are_refused_by_name() {
     for (flags, code, refusal) in [
         (
             &["--speculative-num-steps", "3"][..],
-            1,
-            "--speculative-num-steps 3: the head has 2 MTP layers, one for each step",
+            2,
+            "--speculative-num-steps 3: what drafts has 2 layers, one for each step",
         ),
         (
             // As many as three steps could have.

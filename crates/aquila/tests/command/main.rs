@@ -7,6 +7,7 @@ mod heads;
 mod lines;
 mod output;
 mod overlap;
+mod policies;
 mod priorities;
 mod run;
 mod sampling;

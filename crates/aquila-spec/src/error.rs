@@ -21,7 +21,8 @@ pub enum Error {
     },
     /// A mix of algorithms that there is not.
     #[error(
-        "--speculative-algorithm {name}: {why}; what can be mixed is NAME+NGRAM, with NAME one of {known}"
+        "--speculative-algorithm {name}: {why}; what can be mixed is NAME+NGRAM, with NAME one of \
+         {known}"
     )]
     NoMix {
         /// The name.

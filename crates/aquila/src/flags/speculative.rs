@@ -26,7 +26,8 @@ const MTP: &str = "MTP";
 #[command(next_help_heading = "Speculation (it changes the speed and never the text)")]
 pub struct SpeculativeFlags {
     /// How tokens are drafted: NONE, EAGLE, EAGLE3, MTP (or NEXTN), STANDALONE, NGRAM, another that
-    /// this build has, or one with +NGRAM: n-grams where they promise more [default: EAGLE3 for the shipped model, else NONE]
+    /// this build has, or one with +NGRAM, which drafts from n-grams where they promise more
+    /// [default: EAGLE3 for the shipped model, else NONE]
     #[arg(long, value_name = "NAME")]
     speculative_algorithm: Option<String>,
 

@@ -310,6 +310,7 @@ impl<C: Compute> Gauge<'_, C> {
     fn clear(&mut self) -> Result<()> {
         let left = self.leave();
         self.run(Job { left, ..Job::default() })?;
+        self.compute.begin_anew();
         Ok(())
     }
 }

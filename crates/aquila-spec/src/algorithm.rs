@@ -132,7 +132,7 @@ pub trait Algorithm<B: Backend>: Send {
     fn leave(&mut self, _request: u64, _tokens: &[u32]) {}
 
     /// Forgets what the texts of requests taught it; there are none now.
-    fn forget(&mut self) {}
+    fn begin_anew(&mut self) {}
 }
 
 /// What a request asks of every token, wherever it is drafted.

@@ -193,6 +193,13 @@ impl<B: Backend> Algorithm<B> for Mixed<B> {
         self.model.extend(backend, &requests, hidden)
     }
 
+    fn begin_anew(&mut self) {
+        self.model.begin_anew();
+        Algorithm::<B>::begin_anew(&mut self.ngram);
+        (self.known, self.drafted) = (Known::default(), Drafted::default());
+        self.requests.clear();
+    }
+
     fn leave(&mut self, request: u64, tokens: &[u32]) {
         self.model.leave(request, tokens);
         Algorithm::<B>::leave(&mut self.ngram, request, tokens);

@@ -43,6 +43,10 @@ impl<B: Backend> Compute for Lane<B> {
         }
     }
 
+    fn begin_anew(&mut self) {
+        self.runner.begin_anew();
+    }
+
     fn run(&mut self, job: Job) -> Done {
         self.follow(&job);
         let number = job.number;

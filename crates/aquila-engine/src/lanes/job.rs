@@ -18,6 +18,9 @@ pub trait Compute: Send + 'static {
     /// What the host lane must know of it.
     fn profile(&self) -> Profile;
 
+    /// Forgets what the texts of requests have taught; there are none now.
+    fn begin_anew(&mut self) {}
+
     /// Runs one round. A panic fails the round and every one of the same era behind it.
     fn run(&mut self, job: Job) -> Done;
 }

@@ -128,6 +128,13 @@ impl<B: Backend> Runner<B> {
         }
     }
 
+    /// Lets the draft forget what the texts of requests have taught it.
+    pub fn begin_anew(&mut self) {
+        if let Some(algorithm) = &mut self.algorithm {
+            algorithm.begin_anew();
+        }
+    }
+
     /// Tells the draft that a request holds nothing any more.
     pub fn leave(&mut self, request: u64, tokens: &[u32]) {
         if let Some(algorithm) = &mut self.algorithm {

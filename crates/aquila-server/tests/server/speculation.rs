@@ -217,6 +217,11 @@ fn metrics_and_the_description_follow_what_was_drafted() {
         let mean = (correct + rounds) / rounds;
         assert!((single("sglang:spec_accept_length") - mean).abs() < 1e-6);
         let info = server.get("/server_info").ok();
+        let state = &info["internal_states"][0];
+        assert_eq!(state["speculative_policy"]["name"], "fixed");
+        assert_eq!(number(state, "speculative_num_steps"), single("sglang:spec_num_steps"));
+        let nodes = single("sglang:spec_num_draft_tokens");
+        assert_eq!(number(state, "speculative_num_draft_tokens"), nodes);
         let told = number(&info["internal_states"][0], "avg_spec_accept_length");
         assert!((told - mean).abs() < 1e-6, "{told} against {mean}");
     }

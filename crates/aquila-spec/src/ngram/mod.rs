@@ -207,4 +207,11 @@ impl<B: Backend> Algorithm<B> for Ngram {
         }
         self.forget(request);
     }
+
+    fn begin_anew(&mut self) {
+        let NgramSettings { max_trie_depth, capacity, .. } = self.settings;
+        let trie = || Trie::new(max_trie_depth, capacity, capacity);
+        self.shared = self.shared.take().map(|_| trie());
+        self.requests.clear();
+    }
 }

@@ -32,8 +32,9 @@ const PROMPT: usize = 8;
 const MISSED: usize = 8;
 
 impl<C: Compute> Scheduler<C> {
-    /// Measures what rounds cost, for about as long as `limit`: what there was no time for is
-    /// taken to cost in proportion to what was measured. `key` says what the table is for.
+    /// Measures what rounds cost, for about as long as `limit`, but those of one request at least
+    /// once: what there was no time for is taken to cost in proportion to what was measured. `key`
+    /// says what the table is for.
     ///
     /// # Errors
     /// If a round fails, or if the lanes are apart or requests are there already.
@@ -117,8 +118,9 @@ impl<C: Compute> Gauge<'_, C> {
         match what {
             Measured::Verify { batch, nodes } => {
                 let rows = batch * nodes;
+                let wanted = batch == 1 && !self.passes.contains_key(&rows);
                 if let Some(seconds) = self.pass_like(rows)
-                    && (late || self.room_for(batch) <= nodes)
+                    && ((late && !wanted) || self.room_for(batch) <= nodes)
                 {
                     return Ok(seconds);
                 }
@@ -130,9 +132,10 @@ impl<C: Compute> Gauge<'_, C> {
             Measured::Draft { batch, steps, topk } => {
                 let shape = self.shape(steps, topk)?;
                 let alike = self.drafts.iter().rev().find(|d| (d.1, d.2) == (steps, topk));
+                let wanted = batch == 1 && alike.is_none();
                 let nearest = alike.or(self.drafts.last());
                 if let Some(&(b, s, k, seconds)) = nearest
-                    && (late || self.room_for(batch) <= PROMPT + 2 * shape.nodes())
+                    && ((late && !wanted) || self.room_for(batch) <= PROMPT + 2 * shape.nodes())
                 {
                     let rows = |batch, steps, topk| (batch * (steps + 1) * topk) as f64;
                     return Ok(seconds * rows(batch, steps, topk) / rows(b, s, k));

@@ -70,6 +70,8 @@ const SECOND_LOOKS: usize = 8;
 const WELL_KNOWN: f64 = 60.0;
 /// Rounds between two looks at requests that are left out of drafting.
 const LEFT_OUT_ROUNDS: u64 = 8;
+/// Plain rounds between two thoughts about drafting while nothing is heard.
+const RECONSIDERED: u64 = 4;
 /// Rounds after which the result of a look is taken to be lost.
 const LOST_ROUNDS: u32 = 64;
 /// Results after which trees are put in order anew.
@@ -87,6 +89,8 @@ pub struct Auto {
     held_batch: usize,
     held_rounds: u32,
     unsettled: bool,
+    /// Whether a result about drafts came since the last decision.
+    heard: bool,
     /// What may be spent on looks, in plain rounds.
     probing: f64,
     since_probe: u32,
@@ -122,6 +126,7 @@ impl Auto {
             held_batch: 0,
             held_rounds: 0,
             unsettled: true,
+            heard: false,
             probing: 0.0,
             since_probe: 0,
             second_looks: 0,
@@ -148,7 +153,16 @@ impl Auto {
     }
 
     /// The plan of a round: the one held, unless another is faster by the margin.
-    fn plan(&mut self, batch: usize, plain_seconds: f64) -> Plan {
+    fn plan(&mut self, round: &RoundView<'_>, plain_seconds: f64) -> Plan {
+        let batch = round.requests.len();
+        // While nothing is drafted and nothing was heard, there is little to think about anew.
+        let heard = std::mem::take(&mut self.heard);
+        let as_before = self.held.ladder.is_none() && self.held_batch == batch;
+        if as_before && !heard && !self.unsettled && !self.rounds.is_multiple_of(RECONSIDERED) {
+            self.held_rounds = self.held_rounds.saturating_add(1);
+            return self.held;
+        }
+        group(round.requests, &self.survival, &mut self.groups, &mut self.group_of);
         let most_seconds = plain_seconds * (1.0 + self.account.balance());
         let ladders = (&self.ladders[..], &self.groups[..]);
         let choice = weigh(ladders, &self.costs, batch, self.held, most_seconds);
@@ -263,9 +277,8 @@ impl Policy for Auto {
         }
         self.rounds += 1;
         self.account.earn();
-        group(round.requests, &self.survival, &mut self.groups, &mut self.group_of);
         let plain_seconds = self.costs.plain(batch);
-        let plan = self.plan(batch, plain_seconds);
+        let plan = self.plan(round, plain_seconds);
         let mut shapes = self.shared_out(&plan, round);
         let mut watch = match plan.ladder {
             None => self.probe(round, plain_seconds),
@@ -323,6 +336,7 @@ impl Policy for Auto {
         if !drafted && !watched {
             return;
         }
+        self.heard = true;
         self.in_flight = self.in_flight.saturating_sub(1);
         let correct: usize = outcome.requests.iter().map(|r| r.correct).sum();
         self.account.pay_back(correct as f64 / batch as f64);

@@ -141,7 +141,7 @@ impl Adaptive {
         roomy.speculative = flags.speculative.with_auto(MOST_STEPS);
         match build(&roomy) {
             // A head with a layer for each step has as many as it has.
-            Err(Error::Spec(_)) => build(flags),
+            Err(Error::Usage(_)) => build(flags),
             built => built,
         }
     }

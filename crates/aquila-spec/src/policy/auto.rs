@@ -195,8 +195,6 @@ impl Auto {
     /// asks, or at once while what is seen is promising.
     fn probe(&mut self, round: &RoundView<'_>, plain_seconds: f64) -> Vec<usize> {
         let batch = round.requests.len();
-        self.probing = (self.probing + self.settings.probe_share)
-            .min(MOST_PROBING.max(self.settings.probe_share));
         self.since_probe = self.since_probe.saturating_add(1);
         if self.since_probe >= LOST_ROUNDS {
             self.in_flight = 0;
@@ -211,9 +209,7 @@ impl Auto {
         let turn = turn.map(|at| (at + self.probes as usize) % batch);
         let watch: Vec<usize> =
             turn.filter(|&at| round.requests[at].most_steps() > 0).take(WATCHED).collect();
-        let behind = watch.iter().map(|&at| round.requests[at].behind).sum();
-        let extra = self.costs.watching(batch, watch.len()) + self.costs.catching_up(behind);
-        let extra = extra / plain_seconds;
+        let extra = self.looking(round, &watch, plain_seconds);
         // Looks at once leave enough to draft with what they find.
         let affluent = self.account.balance() > self.settings.loss_limit / 4.0;
         let at_once = self.second_looks > 0 || self.survival.promise() > PROMISING;
@@ -238,12 +234,34 @@ impl Auto {
     }
 
     /// Requests that get nothing while others do are watched now and then, lest a bad start stick.
-    fn left_out(&self, shapes: &[Shape], round: &RoundView<'_>) -> Vec<usize> {
+    fn left_out(
+        &mut self,
+        shapes: &[Shape],
+        round: &RoundView<'_>,
+        plain_seconds: f64,
+    ) -> Vec<usize> {
         if !self.rounds.is_multiple_of(LEFT_OUT_ROUNDS) {
             return Vec::new();
         }
         let idle = |&at: &usize| shapes[at].steps() == 0 && round.requests[at].most_steps() > 0;
-        (0..shapes.len()).filter(idle).collect()
+        let mut watch: Vec<usize> = (0..shapes.len()).filter(idle).collect();
+        // Those that missed least cost least.
+        watch.sort_by_key(|&at| round.requests[at].behind);
+        watch.truncate(WATCHED);
+        let extra = self.looking(round, &watch, plain_seconds);
+        if extra > self.probing {
+            return Vec::new();
+        }
+        self.probing -= extra;
+        watch
+    }
+
+    /// What looking at the drafts of these requests costs, in plain rounds.
+    fn looking(&self, round: &RoundView<'_>, watch: &[usize], plain_seconds: f64) -> f64 {
+        let behind = watch.iter().map(|&at| round.requests[at].behind).sum();
+        let batch = round.requests.len();
+        let seconds = self.costs.watching(batch, watch.len()) + self.costs.catching_up(behind);
+        seconds / plain_seconds
     }
 
     /// What a round of these shapes costs.
@@ -279,10 +297,12 @@ impl Policy for Auto {
         self.account.earn();
         let plain_seconds = self.costs.plain(batch);
         let plan = self.plan(round, plain_seconds);
+        self.probing = (self.probing + self.settings.probe_share)
+            .min(MOST_PROBING.max(self.settings.probe_share));
         let mut shapes = self.shared_out(&plan, round);
         let mut watch = match plan.ladder {
             None => self.probe(round, plain_seconds),
-            Some(_) => self.left_out(&shapes, round),
+            Some(_) => self.left_out(&shapes, round, plain_seconds),
         };
         let extra = |this: &mut Self, shapes: &[Shape], watch: &[usize]| {
             let drafts = |&at: &usize| shapes[at].steps() > 0 || watch.contains(&at);

@@ -37,9 +37,10 @@ impl Contender {
     /// of those that it cannot.
     pub fn all(
         room: Shape,
-        settings: AutoSettings,
+        mut settings: AutoSettings,
         costs: Arc<CostTable>,
     ) -> Result<(Vec<Self>, Vec<String>)> {
+        let fits = |shapes: &[Shape]| Shape::covering(shapes.iter().copied().chain([room])) == room;
         let mut all = vec![Contender::Plain];
         let mut left_out = Vec::new();
         for steps in FIXED_STEPS {
@@ -48,11 +49,11 @@ impl Contender {
                 false => left_out.push(Contender::Fixed(Shape::chain(steps)).name()),
             }
         }
-        let shapes = Contender::Adaptive.policy()?.shapes();
-        match Shape::covering(shapes.into_iter().chain([room])) == room {
+        match fits(&Contender::Adaptive.policy()?.shapes()) {
             true => all.push(Contender::Adaptive),
             false => left_out.push(Contender::Adaptive.name()),
         }
+        settings.candidates.retain(|&shape| fits(&[shape]));
         all.push(Contender::Auto(settings, costs));
         Ok((all, left_out))
     }

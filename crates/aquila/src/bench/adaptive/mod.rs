@@ -139,11 +139,9 @@ impl Adaptive {
         }
         let mut roomy = flags.clone();
         roomy.speculative = flags.speculative.with_auto(MOST_STEPS);
-        match build(&roomy) {
-            // A head with a layer for each step has as many as it has.
-            Err(Error::Usage(_)) => build(flags),
-            built => built,
-        }
+        // A head with a layer for each step has as many as it has. Whatever else is wrong with the
+        // flags is said of those that were given.
+        build(&roomy).or_else(|_| build(flags))
     }
 
     /// The requests of each phase, by stream.

@@ -23,7 +23,7 @@ use crate::request::{Limits, RequestId};
 use crate::times::Times;
 
 /// How often each thing is measured; the least counts.
-const TIMES: usize = 3;
+const TIMES: usize = 5;
 /// Tokens that a request of a measurement has at most.
 const TEXT: usize = 256;
 /// Tokens of a prompt before drafting is measured.

@@ -274,17 +274,14 @@ fn branch_ranks_are_learned_apart() {
 fn a_sure_request_gets_more_nodes_than_an_unsure_one() {
     // On a CPU every row costs, so none is spent on drafts that fail.
     let mut auto = Auto::new(AutoSettings::default(), tables()[0].1.clone());
-    let views = views(8);
-    let sure = |at: usize, steps: usize| if at < 4 { steps } else { 0 };
+    let views = views(2);
+    let sure = |at: usize, steps: usize| if at < 1 { steps } else { 0 };
     let mut last = round(&mut auto, &views, sure);
     for _ in 0..300 {
         last = round(&mut auto, &views, sure);
     }
-    for sure in &last.shapes[..4] {
-        assert!(sure.steps() >= 2, "{:?}", last.shapes);
-    }
-    let unsure: usize = last.shapes[4..].iter().map(Shape::steps).sum();
-    assert!(unsure <= 4, "{:?}", last.shapes);
+    assert!(last.shapes[0].steps() >= 2, "{:?}", last.shapes);
+    assert!(last.shapes[1].steps() <= 1, "{:?}", last.shapes);
 }
 
 #[test]

@@ -9,9 +9,6 @@ use aquila_spec::policy::CostTable;
 
 use crate::error::{Error, Result};
 
-/// How long measuring may take.
-const LIMIT: Duration = Duration::from_millis(1500);
-
 /// A table, and where it is from, in words.
 pub struct Costs {
     /// It.
@@ -30,6 +27,7 @@ impl Costs {
         engine: &mut Engine<CpuBackend>,
         key: String,
         given: Option<&Path>,
+        limit: Duration,
     ) -> Result<Self> {
         let path = given.map(Path::to_owned).or_else(|| kept_at(&key));
         if let Some(table) = read(path.as_deref(), given.is_some())?
@@ -39,7 +37,7 @@ impl Costs {
             return Ok(Self { table, origin });
         }
         let began = Instant::now();
-        let table = engine.measure_costs(key, LIMIT)?;
+        let table = engine.measure_costs(key, limit)?;
         let mut origin = format!("measured in {:.1} s", began.elapsed().as_secs_f64());
         if let Some(path) = &path {
             match write(path, &table) {

@@ -208,7 +208,7 @@ pub fn build(
             let policy = Adaptive::new(table.clone(), *num_steps, Vec::new()).map_err(refused)?;
             engine.draft_by(Box::new(policy))?;
         }
-        Some((s, PolicyPlan::Auto { settings, costs })) => {
+        Some((s, PolicyPlan::Auto { settings, costs, limit })) => {
             let config = engine.config();
             let key = format!(
                 "{}; {described}; {} as {}; {} {}; {}; page size {}, {} running, KV pool of {}",
@@ -222,7 +222,7 @@ pub fn build(
                 config.max_running_requests,
                 config.max_total_tokens,
             );
-            let found = Costs::find(&mut engine, key, costs.as_deref())?;
+            let found = Costs::find(&mut engine, key, costs.as_deref(), *limit)?;
             if !quiet {
                 notice(format_args!("costs     {}", found.origin));
             }

@@ -185,7 +185,7 @@ pub fn play(
 pub fn tables() -> [(&'static str, CostTable); 2] {
     let read = |text| CostTable::from_json(text).expect("the fixture is a table");
     [
-        ("like a CPU", read(include_str!("../fixtures/costs-like-cpu.json"))),
+        ("a CPU", read(include_str!("../fixtures/costs-cpu-bench.json"))),
         ("like an H200", read(include_str!("../fixtures/costs-like-h200.json"))),
     ]
 }

@@ -1,12 +1,16 @@
 //! Who decides how large the trees of each round are.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use aquila_spec::Shape;
 use aquila_spec::policy::{Adaptive, AdaptiveTable, AutoSettings};
 use clap::{Args, ValueEnum};
 
 use crate::error::{Error, Result};
+
+/// How long measuring costs may take, where nobody says.
+const MEASURED_SECONDS: f64 = 1.5;
 
 /// The flags of policies.
 #[derive(Args, Debug, Clone, Default)]
@@ -28,6 +32,11 @@ pub struct PolicyFlags {
     /// file of its own for each machine, model and set of flags in the user's cache folder]
     #[arg(long, value_name = "FILE")]
     speculative_cost_table: Option<PathBuf>,
+
+    /// auto: seconds that measuring costs may take; rounds of one request are always measured, and
+    /// what there is no time for is taken to cost in proportion [default: 1.5]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
+    speculative_cost_seconds: Option<f64>,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +67,8 @@ pub enum PolicyPlan {
         settings: AutoSettings,
         /// Where costs are kept, if not where they are by default.
         costs: Option<PathBuf>,
+        /// How long measuring them may take.
+        limit: Duration,
     },
 }
 
@@ -111,6 +122,7 @@ impl PolicyFlags {
             ("--speculative-adaptive", self.speculative_adaptive),
             ("--speculative-adaptive-config", self.speculative_adaptive_config.is_some()),
             ("--speculative-cost-table", self.speculative_cost_table.is_some()),
+            ("--speculative-cost-seconds", self.speculative_cost_seconds.is_some()),
         ]
         .iter()
         .find_map(|(flag, given)| given.then_some(*flag))
@@ -138,12 +150,17 @@ impl PolicyFlags {
         if self.speculative_cost_table.is_some() && name != PolicyName::Auto {
             return Err(only_for("--speculative-cost-table", "auto"));
         }
+        if self.speculative_cost_seconds.is_some() && name != PolicyName::Auto {
+            return Err(only_for("--speculative-cost-seconds", "auto"));
+        }
         match name {
             PolicyName::Fixed => Ok((PolicyPlan::Fixed(shape), Vec::new())),
             PolicyName::Auto => {
                 let settings = AutoSettings { candidates, ..AutoSettings::default() };
                 let costs = self.speculative_cost_table.clone();
-                Ok((PolicyPlan::Auto { settings, costs }, Vec::new()))
+                let seconds = self.speculative_cost_seconds.unwrap_or(MEASURED_SECONDS);
+                let limit = Duration::from_secs_f64(seconds);
+                Ok((PolicyPlan::Auto { settings, costs, limit }, Vec::new()))
             }
             PolicyName::Adaptive if tree => Err(Error::Usage(
                 "--speculative-policy adaptive takes topk and draft_tokens from its config, by \
@@ -188,4 +205,12 @@ impl PolicyFlags {
 
 fn only_for(flag: &str, policy: &str) -> Error {
     Error::Usage(format!("{flag} is for --speculative-policy {policy}"))
+}
+
+/// A time that is no longer than anybody would wait.
+fn seconds(text: &str) -> std::result::Result<f64, String> {
+    match text.parse() {
+        Ok(number) if (0.0..=3600.0).contains(&number) => Ok(number),
+        _ => Err("expected a number from 0 to 3600".into()),
+    }
 }

@@ -170,6 +170,9 @@ impl<B: Backend> Lane<B> {
                         let choices: Vec<Choice> = choices.by_ref().take(outputs).collect();
                         accept_chosen(self.config.simulate.as_ref(), track, tree, choices)
                     };
+                    let seen = turn.watched.map(|token| {
+                        would_be_right(self.config.simulate.as_ref(), track, tree, token, &accepted)
+                    });
                     let ended = track.take(&mut tokens);
                     let nodes = track.rows[0]..track.rows[0] + tree.len();
                     let slots = &track.tables[0][nodes];
@@ -179,7 +182,7 @@ impl<B: Backend> Lane<B> {
                     Yield {
                         proposed: tree.len() - 1,
                         correct: accepted.correct(),
-                        lesson: lesson(tree, &accepted, turn.watched),
+                        lesson: lesson(tree, &accepted, seen),
                         tokens,
                         ended,
                         ..Yield::default()
@@ -264,8 +267,23 @@ fn accept_weighed<B: Backend>(
     Ok((accepted, tokens))
 }
 
+/// Whether a draft that was only looked at would have been right, or would be said to be.
+fn would_be_right(
+    simulate: Option<&Simulate>,
+    track: &Track,
+    root: &Tree,
+    token: u32,
+    accepted: &Accepted,
+) -> bool {
+    let chosen = accepted.tokens[0];
+    let Some(simulate) = simulate else { return chosen == token };
+    let mut tree = root.clone();
+    tree.add(0, token, 1.0);
+    simulate.accept(&tree, &[chosen; 2], track.order.id.0, track.rounds).correct() > 0
+}
+
 /// What there is to learn from the way through a tree.
-fn lesson(tree: &Tree, accepted: &Accepted, watched: Option<u32>) -> Lesson {
+fn lesson(tree: &Tree, accepted: &Accepted, watched: Option<bool>) -> Lesson {
     let rank = |step: &[usize]| {
         tree.children(step[0]).take_while(|&child| child != step[1]).count().min(255) as u8
     };
@@ -273,7 +291,7 @@ fn lesson(tree: &Tree, accepted: &Accepted, watched: Option<u32>) -> Lesson {
         depth: tree.nodes().iter().map(|node| node.depth).max().unwrap_or(0),
         ranks: accepted.path.windows(2).map(rank).collect(),
         refused: accepted.path.last().map_or(0, |&end| tree.children(end).count()),
-        watched: watched.map(|token| accepted.tokens.first() == Some(&token)),
+        watched,
         confidence: None,
     }
 }

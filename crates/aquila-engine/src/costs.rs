@@ -25,7 +25,9 @@ use crate::times::Times;
 /// How often each thing is measured; the least counts.
 const TIMES: usize = 5;
 /// Tokens that a request of a measurement has at most.
-const TEXT: usize = 256;
+const TEXT: usize = 384;
+/// Those of them that are taken to be there already: every row attends to what is before it.
+const CONTEXT: usize = 160;
 /// Tokens of a prompt before drafting is measured.
 const PROMPT: usize = 8;
 /// Rounds that a draft sits out to see what its return costs.
@@ -110,6 +112,8 @@ struct Stage {
     /// Tokens of each request that have rows, and those that it may have.
     rows: Vec<usize>,
     longest: usize,
+    /// Rows of each that nobody made: what they hold does not matter here.
+    context: usize,
 }
 
 impl<C: Compute> Gauge<'_, C> {
@@ -120,7 +124,7 @@ impl<C: Compute> Gauge<'_, C> {
                 let rows = batch * nodes;
                 let wanted = batch == 1 && !self.passes.contains_key(&rows);
                 if let Some(seconds) = self.pass_like(rows)
-                    && ((late && !wanted) || self.room_for(batch) <= nodes)
+                    && ((late && !wanted) || self.room_for(batch) <= 2 * (nodes + PROMPT))
                 {
                     return Ok(seconds);
                 }
@@ -135,7 +139,8 @@ impl<C: Compute> Gauge<'_, C> {
                 let wanted = batch == 1 && alike.is_none();
                 let nearest = alike.or(self.drafts.last());
                 if let Some(&(b, s, k, seconds)) = nearest
-                    && ((late && !wanted) || self.room_for(batch) <= PROMPT + 2 * shape.nodes())
+                    && ((late && !wanted)
+                        || self.room_for(batch) <= 2 * (PROMPT + 2 * shape.nodes()))
                 {
                     let rows = |batch, steps, topk| (batch * (steps + 1) * topk) as f64;
                     return Ok(seconds * rows(batch, steps, topk) / rows(b, s, k));
@@ -151,7 +156,7 @@ impl<C: Compute> Gauge<'_, C> {
 
     /// What a row costs that a draft takes in after it sat out.
     fn catch_up(&mut self) -> Result<f64> {
-        if self.room_for(1) <= PROMPT + MISSED + 2 {
+        if self.room_for(1) <= 2 * (PROMPT + MISSED + 2) {
             return Ok(0.0);
         }
         // Anew, so that there is room for all of it.
@@ -243,6 +248,7 @@ impl<C: Compute> Gauge<'_, C> {
         let mut job = Job::default();
         self.enter(&mut job, batch, true);
         self.run(job)?;
+        let context = self.stage.as_ref().map_or(0, |stage| stage.context);
         // In as small pieces as any engine may want.
         let piece = PROMPT.min(self.config.chunked_prefill_size);
         for (request, from) in (0..batch)
@@ -250,26 +256,28 @@ impl<C: Compute> Gauge<'_, C> {
         {
             let to = PROMPT.min(from + piece);
             let last = to == PROMPT;
-            let outputs = if last { to - 1..to } else { to..to };
-            let task = Task::Read { rows: from..to, outputs, last };
+            let rows = context + from..context + to;
+            let outputs = if last { rows.end - 1..rows.end } else { rows.end..rows.end };
+            let task = Task::Read { rows, outputs, last };
             let parts = vec![Part { request: RequestId(request as u64), task }];
             self.run(Job { parts, ..Job::default() })?;
         }
         let stage = self.stage.as_mut().expect("requests are there");
-        stage.rows.fill(PROMPT);
+        stage.rows.fill(context + PROMPT);
         Ok(())
     }
 
     /// Lets others in, who have slots and a text.
     fn enter(&mut self, job: &mut Job, batch: usize, drafts: bool) {
         let longest = self.room_for(batch).max(PROMPT + 1);
+        let context = CONTEXT.min((longest - PROMPT - 1) / 2);
         let room = if drafts { self.room } else { DraftRoom::NONE };
         let slots = (self.config.slots() / batch) as u32;
         job.left = self.leave();
         job.slots = (0..slots * batch as u32).collect();
         for request in 0..batch {
             let id = RequestId(request as u64);
-            let tokens = if drafts { PROMPT } else { longest };
+            let tokens = if drafts { context + PROMPT } else { longest };
             let token = |at: usize| ((at * 37 + request * 101 + 5) % self.vocabulary) as u32;
             let order = Order {
                 id,
@@ -290,11 +298,11 @@ impl<C: Compute> Gauge<'_, C> {
             job.admitted.push(Admission {
                 order: Arc::new(order),
                 tokens: (0..tokens).map(token).collect(),
-                matched: 0,
+                matched: context,
                 rounds: 0,
             });
         }
-        self.stage = Some(Stage { drafts, rows: vec![0; batch], longest });
+        self.stage = Some(Stage { drafts, rows: vec![context; batch], longest, context });
     }
 
     /// Who leaves with the next job.

@@ -24,9 +24,8 @@ use crate::times::Times;
 
 /// How often each thing is measured; the least counts.
 const TIMES: usize = 5;
-/// Tokens that a request of a measurement has at most.
-const TEXT: usize = 384;
-/// Those of them that are taken to be there already: every row attends to what is before it.
+/// Tokens of a request that are taken to be there already, if there is room: every row attends to
+/// what is before it.
 const CONTEXT: usize = 160;
 /// Tokens of a prompt before drafting is measured.
 const PROMPT: usize = 8;
@@ -36,12 +35,14 @@ const MISSED: usize = 8;
 impl<C: Compute> Scheduler<C> {
     /// Measures what rounds cost, for about as long as `limit`, but those of one request at least
     /// once: what there was no time for is taken to cost in proportion to what was measured. `key`
-    /// says what the table is for.
+    /// says what the table is for. None where the engine has no room for a measurement.
     ///
     /// # Errors
     /// If a round fails, or if the lanes are apart or requests are there already.
-    pub fn measure_costs(&mut self, key: String, limit: Duration) -> Result<CostTable> {
-        let room = self.draft_room();
+    pub fn measure_costs(&mut self, key: String, limit: Duration) -> Result<Option<CostTable>> {
+        // Whoever weighs costs asks drafts how sure they are, which costs something too.
+        let mut room = self.draft_room();
+        room.candidates = room.candidates.max(2);
         let idle = self.is_idle();
         let busy = || Error::Config("costs are measured before anything is served".into());
         let compute = self.lanes.joined_mut().filter(|_| idle).ok_or_else(busy)?;
@@ -57,6 +58,9 @@ impl<C: Compute> Scheduler<C> {
             passes: BTreeMap::new(),
             drafts: Vec::new(),
         };
+        if gauge.room_for(1) < gauge.least_text() {
+            return Ok(None);
+        }
         // The first pass of all touches memory for the first time.
         gauge.pass(1, 1)?;
         let measure = |what| gauge.seconds(what);
@@ -64,7 +68,7 @@ impl<C: Compute> Scheduler<C> {
         let table =
             CostTable::measure(key, (batches, nodes), (&axes.steps, &axes.topk), TIMES, measure)?;
         gauge.clear()?;
-        Ok(table)
+        Ok(Some(table))
     }
 }
 
@@ -124,7 +128,7 @@ impl<C: Compute> Gauge<'_, C> {
                 let rows = batch * nodes;
                 let wanted = batch == 1 && !self.passes.contains_key(&rows);
                 if let Some(seconds) = self.pass_like(rows)
-                    && ((late && !wanted) || self.room_for(batch) <= 2 * (nodes + PROMPT))
+                    && ((late && !wanted) || self.room_for(batch) < self.least_text())
                 {
                     return Ok(seconds);
                 }
@@ -139,8 +143,7 @@ impl<C: Compute> Gauge<'_, C> {
                 let wanted = batch == 1 && alike.is_none();
                 let nearest = alike.or(self.drafts.last());
                 if let Some(&(b, s, k, seconds)) = nearest
-                    && ((late && !wanted)
-                        || self.room_for(batch) <= 2 * (PROMPT + 2 * shape.nodes()))
+                    && ((late && !wanted) || self.room_for(batch) < self.least_text())
                 {
                     let rows = |batch, steps, topk| (batch * (steps + 1) * topk) as f64;
                     return Ok(seconds * rows(batch, steps, topk) / rows(b, s, k));
@@ -156,7 +159,7 @@ impl<C: Compute> Gauge<'_, C> {
 
     /// What a row costs that a draft takes in after it sat out.
     fn catch_up(&mut self) -> Result<f64> {
-        if self.room_for(1) <= 2 * (PROMPT + MISSED + 2) {
+        if self.room_for(1) < self.least_text() + MISSED {
             return Ok(0.0);
         }
         // Anew, so that there is room for all of it.
@@ -190,13 +193,19 @@ impl<C: Compute> Gauge<'_, C> {
         Shape::new(steps, topk, nodes.max(2)).map_err(|error| Error::Config(error.to_string()))
     }
 
-    /// Tokens that each of so many requests may have, with room for a tree behind them.
+    /// Tokens that a request must have room for if it is to be measured: a prompt, and what two of
+    /// the largest rounds bring.
+    fn least_text(&self) -> usize {
+        PROMPT + self.config.shape.nodes() + 2 * (self.config.shape.steps() + 1) + 1
+    }
+
+    /// Tokens that each of so many requests may have, with room for a tree behind them: no more
+    /// than a few measurements take.
     fn room_for(&self, batch: usize) -> usize {
         let tree = self.config.shape.nodes().max(self.config.shape.draft_rows());
-        (self.config.slots() / batch)
-            .min(self.config.context_length)
-            .min(TEXT + tree)
-            .saturating_sub(tree + self.config.shape.steps() + 1)
+        let room = (self.config.slots() / batch).min(self.config.context_length);
+        let room = room.saturating_sub(tree + self.config.shape.steps() + 1);
+        room.min(CONTEXT + 8 * self.least_text())
     }
 
     /// One pass over `nodes` rows of each of `batch` requests.
@@ -269,8 +278,8 @@ impl<C: Compute> Gauge<'_, C> {
 
     /// Lets others in, who have slots and a text.
     fn enter(&mut self, job: &mut Job, batch: usize, drafts: bool) {
-        let longest = self.room_for(batch).max(PROMPT + 1);
-        let context = CONTEXT.min((longest - PROMPT - 1) / 2);
+        let longest = self.room_for(batch);
+        let context = CONTEXT.min(longest - self.least_text());
         let room = if drafts { self.room } else { DraftRoom::NONE };
         let slots = (self.config.slots() / batch) as u32;
         job.left = self.leave();

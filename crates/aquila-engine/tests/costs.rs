@@ -15,7 +15,7 @@ fn costs_grow_with_rows_and_steps_and_leave_the_engine_as_it_was() {
     let plain = answers(&mut engine(Algorithm::None, config(Shape::PLAIN)), &prompts, 24, greedy);
     for algorithm in ["EAGLE3", "STANDALONE", "MTP", "NGRAM"] {
         let mut engine = named(algorithm, config(Shape::chain(3)));
-        let table = engine.measure_costs("test".into(), Duration::from_secs(5)).unwrap();
+        let table = engine.measure_costs("test".into(), Duration::from_secs(5)).unwrap().unwrap();
         assert_eq!(table.batches, [1, 2, 4, 8], "{algorithm}");
         assert_eq!(table.nodes, [1, 2, 3, 4], "{algorithm}");
         assert!(table.verify(8.0, 4.0) > table.verify(1.0, 1.0), "{algorithm}: {table:?}");
@@ -33,10 +33,10 @@ fn what_there_is_no_time_or_room_for_costs_in_proportion() {
     let config =
         EngineConfig { max_total_tokens: 200, chunked_prefill_size: 3, ..config(shape(3, 4, 12)) };
     let mut engine = named("EAGLE3", config);
-    let table = engine.measure_costs("test".into(), Duration::ZERO).unwrap();
+    let table = engine.measure_costs("test".into(), Duration::ZERO).unwrap().unwrap();
     let (one, many) = (table.verify(1.0, 12.0), table.verify(8.0, 12.0));
     assert!((many / one - 8.0).abs() < 1e-6, "{one} {many}");
-    let again = engine.measure_costs("test".into(), Duration::from_secs(1)).unwrap();
+    let again = engine.measure_costs("test".into(), Duration::from_secs(1)).unwrap().unwrap();
     assert!(again.verify(8.0, 12.0) > again.verify(1.0, 1.0));
     engine.check().unwrap();
 }
@@ -46,4 +46,14 @@ fn costs_are_not_measured_once_the_lanes_are_apart() {
     let mut engine = engine(Algorithm::Standalone, config(Shape::chain(3))).apart().unwrap();
     let why = engine.measure_costs("test".into(), Duration::ZERO).unwrap_err().to_string();
     assert!(why.contains("before anything is served"), "{why}");
+}
+
+#[test]
+fn an_engine_that_is_too_small_is_not_measured_and_serves_all_the_same() {
+    let prompts = [vec![5, 6, 7]];
+    let small = |shape| EngineConfig { max_total_tokens: 16, context_length: 9, ..config(shape) };
+    let plain = answers(&mut engine(Algorithm::None, small(Shape::PLAIN)), &prompts, 4, greedy);
+    let mut engine = named("EAGLE3", small(Shape::chain(3)));
+    assert!(engine.measure_costs("test".into(), Duration::from_secs(1)).unwrap().is_none());
+    assert_eq!(texts(&answers(&mut engine, &prompts, 4, greedy)), texts(&plain));
 }

@@ -4,8 +4,6 @@
 mod support;
 
 use std::collections::{HashMap, HashSet};
-use std::io::Write;
-use std::sync::{Arc, Mutex};
 
 use aquila_compute::cpu::CpuBackend;
 use aquila_engine::{Engine, EngineConfig};
@@ -15,8 +13,10 @@ use aquila_spec::policy::{
 };
 use support::Numbers;
 use support::answers::*;
+use support::logged::logged;
 use support::scripted::{Round, Script, Scripted};
 use support::shipped::{Algorithm, config, engine, named};
+use tracing_subscriber::filter::LevelFilter;
 
 fn switching(parked_rows: usize) -> EngineConfig {
     EngineConfig { parked_rows, ..config(Shape::chain(3)) }
@@ -171,25 +171,11 @@ fn a_policy_for_which_there_is_no_room_is_refused() {
     assert!(why.contains("a chain of 4") && why.contains("a chain of 3"), "{why}");
 }
 
-#[derive(Clone, Default)]
-struct Page(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Page {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 /// A request's part of a round, as the log tells it: its number, steps and right drafts.
 type Kept = (u64, usize, usize);
 
 /// A round as the log tells it: steps, and what its requests kept.
-fn logged(line: &str) -> Option<(usize, Vec<Kept>)> {
+fn round_of(line: &str) -> Option<(usize, Vec<Kept>)> {
     let (head, kept) = line.split_once("; kept ")?;
     let steps = head.rsplit_once("steps ")?.1.parse().ok()?;
     let request = |text: &str| {
@@ -208,26 +194,16 @@ fn the_shapes_of_sglangs_policy_are_reproduced_from_the_log() {
     let mut engine = Engine::new(runner, config).unwrap();
     let policy = || Adaptive::new(AdaptiveTable::default(), Some(1), Vec::new()).unwrap();
     engine.draft_by(Box::new(policy())).unwrap();
-    let page = Page::default();
-    let writer = page.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .finish();
-    let got = tracing::subscriber::with_default(subscriber, || {
-        answers(&mut engine, &prompts, 96, greedy)
-    });
+    let (got, text) = logged(LevelFilter::DEBUG, || answers(&mut engine, &prompts, 96, greedy));
     let plain = support::shipped::config(Shape::PLAIN);
     let plain =
         answers(&mut support::shipped::engine(Algorithm::None, plain), &prompts, 96, greedy);
     assert_eq!(texts(&got), texts(&plain));
 
-    let text = String::from_utf8(page.0.lock().unwrap().clone()).unwrap();
     let rounds: Vec<_> = text
         .lines()
         .filter(|line| line.contains("aquila_engine::policy"))
-        .flat_map(logged)
+        .flat_map(round_of)
         .collect();
     assert!(rounds.len() > 50, "{} rounds", rounds.len());
     let mut again = policy();

@@ -2,49 +2,27 @@
 
 mod support;
 
-use std::io::Write;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use aquila_spec::{Shape, SpecStats};
+use support::logged::logged;
 use support::shipped::{Algorithm, config, engine};
 use support::{request, run};
-
-#[derive(Clone, Default)]
-struct Page(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Page {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
+use tracing_subscriber::filter::LevelFilter;
 
 /// Decodes two requests; answers the lines of the log, and what speculation did.
 fn lines(algorithm: Algorithm, every: Option<Duration>) -> (Vec<String>, SpecStats) {
-    let page = Page::default();
-    let writer = page.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing_subscriber::filter::LevelFilter::INFO)
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .finish();
     let mut engine = engine(algorithm, config(Shape::chain(3)));
     if let Some(every) = every {
         engine.report_every(every);
     }
-    tracing::subscriber::with_default(subscriber, || {
+    let ((), text) = logged(LevelFilter::INFO, || {
         for tokens in [24, 40] {
             let (request, _) = request(&[1, 300, 45, 501, 77, 9, 210], tokens);
             engine.submit(request).unwrap();
         }
         run(&mut engine);
     });
-    let text = String::from_utf8(page.0.lock().unwrap().clone()).unwrap();
     let decode = text.lines().filter(|line| line.contains("Decode batch"));
     (decode.map(str::to_owned).collect(), engine.stats().speculation())
 }

@@ -19,7 +19,7 @@ pub struct Costs {
 
 impl Costs {
     /// Reads the table of `key` from `given`, or from where tables are kept; else measures it on
-    /// `engine` and leaves it there.
+    /// `engine` and leaves it there. None if the engine has no room for that.
     ///
     /// # Errors
     /// If a file that was given cannot be read or written, or if rounds fail.
@@ -28,16 +28,16 @@ impl Costs {
         key: String,
         given: Option<&Path>,
         limit: Duration,
-    ) -> Result<Self> {
+    ) -> Result<Option<Self>> {
         let path = given.map(Path::to_owned).or_else(|| kept_at(&key));
         if let Some(table) = read(path.as_deref(), given.is_some())?
             && table.key == key
         {
             let origin = path.map_or_else(String::new, |path| path.display().to_string());
-            return Ok(Self { table, origin });
+            return Ok(Some(Self { table, origin }));
         }
         let began = Instant::now();
-        let table = engine.measure_costs(key, limit)?;
+        let Some(table) = engine.measure_costs(key, limit)? else { return Ok(None) };
         let mut origin = format!("measured in {:.1} s", began.elapsed().as_secs_f64());
         if let Some(path) = &path {
             match write(path, &table) {
@@ -46,7 +46,7 @@ impl Costs {
                 Err(e) => tracing::debug!("costs are not kept in {}: {e}", path.display()),
             }
         }
-        Ok(Self { table, origin })
+        Ok(Some(Self { table, origin }))
     }
 }
 

@@ -223,10 +223,15 @@ pub fn build(
                 config.max_total_tokens,
             );
             let found = Costs::find(&mut engine, key, costs.as_deref(), *limit)?;
+            let origin = found.as_ref().map(|costs| costs.origin.as_str());
             if !quiet {
-                notice(format_args!("costs     {}", found.origin));
+                let unknown = "not known, so trees are as large as they may be: there is no room \
+                               to measure them in";
+                notice(format_args!("costs     {}", origin.unwrap_or(unknown)));
             }
-            engine.draft_by(Box::new(Auto::new(settings.clone(), found.table)))?;
+            if let Some(Costs { table, .. }) = found {
+                engine.draft_by(Box::new(Auto::new(settings.clone(), table)))?;
+            }
         }
         Some((_, PolicyPlan::Fixed(_))) | None => {}
     }

@@ -4,6 +4,7 @@
 pub mod answers;
 pub mod counting;
 pub mod delayed;
+pub mod logged;
 pub mod oracle;
 pub mod recorded;
 pub mod scripted;

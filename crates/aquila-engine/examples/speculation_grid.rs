@@ -2,8 +2,10 @@
 //! every answer are those of the plain engine.
 //!
 //! `cargo run --release -p aquila-engine --example speculation_grid [FROM [EVERY]] [NAMES]` runs
-//! each EVERY-th combination from the FROM-th on, of the algorithms of these names; without
-//! numbers and names, all of all, which takes hours.
+//! each EVERY-th engine from the FROM-th on, of the algorithms of these names; without numbers
+//! and names, all of all, which takes hours. An engine (an algorithm, a shape, a page size, a
+//! batch) answers in every mode, one after the other: the first finds an empty prefix cache, the
+//! others the prompts in it, and which is first changes from engine to engine.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -63,15 +65,10 @@ fn main() {
     let mut random = Numbers(5);
     prompts.extend((1..=25).map(|tokens| random.prompt(2 * tokens - 1)));
 
-    let modes: [(&str, Change); 4] = [
-        ("greedy", greedy),
-        ("temperature 0.7", warm),
-        ("temperature 1.0", hot),
-        ("penalties", penalized),
-    ];
+    let modes: [Change; 4] = [greedy, warm, hot, penalized];
     let plain =
         |change| answers(&mut engine(Algorithm::None, config(Shape::PLAIN)), &prompts, 32, change);
-    let plain: Vec<Vec<Answer>> = modes.iter().map(|&(_, change)| plain(change)).collect();
+    let plain: Vec<Vec<Answer>> = modes.iter().map(|&change| plain(change)).collect();
 
     let mut grid = Vec::new();
     for algorithm in &names {
@@ -86,39 +83,37 @@ fn main() {
         }
         for shape in shapes {
             for page_size in [1, 4, 16] {
-                for batch in [1, 3, 8] {
-                    grid.extend(
-                        (0..modes.len()).map(|mode| (algorithm, shape, page_size, batch, mode)),
-                    );
-                }
+                grid.extend([1, 3, 8].map(|batch| (algorithm, shape, page_size, batch)));
             }
         }
     }
-    let all = grid.len();
-    let grid: Vec<_> = grid.into_iter().skip(from).step_by(every.max(1)).collect();
+    let all = grid.len() * modes.len();
+    let grid: Vec<_> = grid.into_iter().enumerate().skip(from).step_by(every.max(1)).collect();
     let began = Instant::now();
     let (mut answered, mut mismatches) = (0, 0);
-    for (done, &(algorithm, shape, page_size, batch, mode)) in grid.iter().enumerate() {
+    for (done, &(index, (algorithm, shape, page_size, batch))) in grid.iter().enumerate() {
         let config = EngineConfig { page_size, max_running_requests: batch, ..config(shape) };
-        let (name, change) = modes[mode];
-        let got = answers(&mut named(algorithm, config), &prompts, 32, change);
-        answered += got.len();
-        let wrong = texts(&got).iter().zip(texts(&plain[mode])).filter(|(a, b)| *a != b).count();
-        let idle = got.iter().filter(|a| a.ids.len() > 1 && a.spec.verify_ct == 0).count();
+        let mut engine = named(algorithm, config);
+        let (mut wrong, mut idle) = (0, 0);
+        for turn in 0..modes.len() {
+            let mode = (index + turn) % modes.len();
+            let got = answers(&mut engine, &prompts, 32, modes[mode]);
+            answered += got.len();
+            wrong += texts(&got).iter().zip(texts(&plain[mode])).filter(|(a, b)| *a != b).count();
+            idle += got.iter().filter(|a| a.ids.len() > 1 && a.spec.verify_ct == 0).count();
+        }
         mismatches += wrong + idle;
         let each = began.elapsed().div_f64(done as f64 + 1.0);
         let left = each.mul_f64((grid.len() - done - 1) as f64);
         println!(
-            "{} of {}: {algorithm}, {shape}, pages of {page_size}, batch {batch}, {name}: \
-             {wrong} answers differ, {idle} were not drafted for; {} s left",
-            done + 1,
-            grid.len(),
+            "{index}: {algorithm}, {shape}, pages of {page_size}, batch {batch}: {wrong} answers \
+             differ, {idle} were not drafted for; {} s left",
             left.as_secs()
         );
     }
     println!(
         "{} of {all} combinations, {} prompts each, {answered} answers, {mismatches} mismatches, {} s",
-        grid.len(),
+        grid.len() * modes.len(),
         prompts.len(),
         began.elapsed().as_secs()
     );

@@ -127,6 +127,21 @@ pub trait Backend: Send + Sync + 'static {
     /// Of rows that hold gates, then ups: `out = silu(gate) * up`.
     fn swiglu(&self, gate_up: &Self::Rows, rows: usize, out: &mut Self::Rows) -> Result<()>;
 
+    /// [`project`](Self::project) with a weight of gates, then ups, and [`swiglu`](Self::swiglu)
+    /// of what comes out. `both` has room for gates and ups, and holds nothing of use afterwards.
+    fn project_gated(
+        &self,
+        weight: &Self::Weight,
+        bias: Option<&Self::Vector>,
+        input: &Self::Rows,
+        rows: usize,
+        both: &mut Self::Rows,
+        out: &mut Self::Rows,
+    ) -> Result<()> {
+        self.project(weight, bias, input, rows, Sink::Set, both)?;
+        self.swiglu(both, rows, out)
+    }
+
     /// Copies the first `rows` rows of `input` into columns of `out`, from `column` on.
     fn copy_columns(
         &self,

@@ -129,6 +129,55 @@ fn a_product_large_enough_for_all_threads_gives_the_bits_of_the_reference() {
     }
 }
 
+#[test]
+fn a_gated_projection_gives_the_bits_of_its_two_steps() {
+    let backends = backends();
+    // Gates that fill panels and gates that do not, few and enough for all threads.
+    for (inputs, gates) in [(70, 48), (70, 41), (512, 496)] {
+        for rows in [1, 2, 3, 4, 7, 13, 29] {
+            for (format, biased) in FORMATS.into_iter().zip([false, true, true]) {
+                gated(&backends, inputs, gates, rows, format, biased);
+            }
+        }
+    }
+}
+
+fn gated(
+    backends: &[CpuBackend],
+    inputs: usize,
+    gates: usize,
+    rows: usize,
+    format: WeightFormat,
+    biased: bool,
+) {
+    let (outputs, seed) = (2 * gates, rows as u64);
+    let (weights, x) = (made(seed, outputs * inputs), made(seed + 2, rows * inputs));
+    let bias = biased.then(|| made(seed + 1, outputs));
+    for backend in backends {
+        let tensor = HostTensor::from_f32("both", vec![outputs, inputs], &weights).unwrap();
+        let weight = backend.pack(&[tensor], format).unwrap();
+        let mut input = backend.rows(rows, inputs).unwrap();
+        for row in 0..rows {
+            input.row_mut(row).copy_from_slice(&x[row * inputs..][..inputs]);
+        }
+        let mut both = backend.rows(rows, outputs).unwrap();
+        let mut out = backend.rows(rows, gates).unwrap();
+        backend.project_gated(&weight, bias.as_ref(), &input, rows, &mut both, &mut out).unwrap();
+        for (row, x) in x.chunks(inputs).enumerate() {
+            let zeros = vec![0.0; outputs];
+            let both = expected(&weights, inputs, format, x, bias.as_deref(), Sink::Set, &zeros);
+            let mut want = vec![0.0; gates];
+            reference::swiglu(&both, &mut want);
+            let on = backend.describe();
+            assert_eq!(
+                bits(out.row(row)),
+                bits(&want),
+                "{inputs}x{gates} {format:?}, row {row} of {rows}, {on}"
+            );
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 

@@ -86,8 +86,9 @@ impl<B: Backend> Block<B> {
     ) -> Result<()> {
         let &Pass { backend, epsilon, rows, .. } = pass;
         backend.rms_norm(&w.residual, &self.post_norm, epsilon, rows, normed)?;
-        self.gate_up.project(backend, normed, rows, Sink::Set, &mut w.gate_up)?;
-        backend.swiglu(&w.gate_up, rows, &mut w.activated)?;
+        let Linear { weight, bias } = &self.gate_up;
+        let (both, out) = (&mut w.gate_up, &mut w.activated);
+        backend.project_gated(weight, bias.as_ref(), normed, rows, both, out)?;
         self.down.project(backend, &w.activated, rows, Sink::Add, &mut w.residual)
     }
 }

@@ -5,9 +5,9 @@ use std::sync::{Mutex, OnceLock};
 use super::attend::{self, Attention};
 use super::int8::QuantizedRows;
 use super::kv::CpuKv;
+use super::lanes::LANES;
 use super::plan::CpuPlan;
 use super::pool::Pool;
-use super::project::{self, Product};
 use super::rows::CpuRows;
 use super::rowwise;
 use super::share::{SMALL_ATTENTION, check};
@@ -181,50 +181,24 @@ impl Backend for CpuBackend {
         sink: Sink,
         out: &mut CpuRows,
     ) -> Result<()> {
-        if rows == 0 {
-            return Ok(());
+        self.run_product(weight, bias, input, rows, (sink, false), out)
+    }
+
+    fn project_gated(
+        &self,
+        weight: &CpuWeight,
+        bias: Option<&Vec<f32>>,
+        input: &CpuRows,
+        rows: usize,
+        both: &mut CpuRows,
+        out: &mut CpuRows,
+    ) -> Result<()> {
+        if weight.outputs().is_multiple_of(2 * LANES) && out.width() == weight.outputs() / 2 {
+            // A thread gates what it has just summed up: other threads' sums are far away.
+            return self.run_product(weight, bias, input, rows, (Sink::Set, true), out);
         }
-        check(input.width() >= weight.inputs() && out.width() >= weight.outputs(), || {
-            format!(
-                "a projection of {} inputs and {} outputs does not fit rows of {} and {}",
-                weight.inputs(),
-                weight.outputs(),
-                input.width(),
-                out.width()
-            )
-        })?;
-        check(bias.is_none_or(|b| b.len() == weight.outputs()), || {
-            format!("a bias must have the {} outputs of its projection", weight.outputs())
-        })?;
-        assert!(rows <= input.capacity() && rows <= out.capacity(), "rows beyond the buffers");
-        let product = Product {
-            weights: weight.as_ptr(),
-            panel_bytes: weight.panel_bytes(),
-            inputs: weight.inputs(),
-            outputs: weight.outputs(),
-            input: input.as_ptr(),
-            input_stride: input.stride(),
-            rows,
-            out: out.shared().as_mut_ptr(),
-            out_stride: out.stride(),
-            bias: bias.map_or(std::ptr::null(), |b| b.as_ptr()),
-            sink,
-        };
-        if weight.format() == WeightFormat::Int8 {
-            self.project_int8(weight, &product);
-            return Ok(());
-        }
-        let together = project::panels_together(self.isa, rows, weight.panel_bytes());
-        self.over_panels(weight, rows, together, &|first, last| {
-            // SAFETY: sizes were checked above, and chunks of panels are disjoint.
-            unsafe {
-                match weight.format() {
-                    WeightFormat::F32 => project::project_f32(self.isa, &product, first, last),
-                    _ => project::project_bf16(self.isa, &product, first, last),
-                }
-            }
-        });
-        Ok(())
+        self.project(weight, bias, input, rows, Sink::Set, both)?;
+        self.swiglu(both, rows, out)
     }
 
     fn write_kv(

@@ -5,7 +5,7 @@
 
 use super::Isa;
 use super::lanes::{Int8Lanes, LANES, kernel, unroll};
-use super::project::{CARRY, Product, Tiling, finish_sums, opaque};
+use super::project::{Product, Tiling, opaque, over_groups};
 use super::weight::{GROUP_LINES, LINE, PAIR_BYTES};
 use crate::shape::INT8_GROUP;
 
@@ -129,6 +129,8 @@ struct Tile<'a> {
     rows: &'a Quantized,
     panel: usize,
     row: usize,
+    /// How many bytes behind this tile's weights those lie that are wanted next.
+    next: usize,
     /// 16 for each panel, a row after the other; zero at first. In memory, since registers are
     /// better spent on the integer sums of a group.
     sums: *mut f32,
@@ -154,11 +156,11 @@ unsafe fn tile<L: Int8Lanes, const R: usize, const P: usize>(t: &Tile<'_>) {
                 // Within the panel, or at the beginning of the one that comes next.
                 ahead = far * PAIR_BYTES;
                 if group + 2 * far >= q.groups {
-                    ahead += (P - 1) * p.panel_bytes;
+                    ahead = ahead.wrapping_add(t.next.wrapping_sub(p.panel_bytes));
                 }
                 scales = w;
                 unroll!(n < P {
-                    L::prefetch_later(w.wrapping_add(n * p.panel_bytes + ahead));
+                    L::prefetch_later(w.wrapping_add(ahead).wrapping_add(n * p.panel_bytes));
                 });
                 w = w.wrapping_add(LINE);
             } else {
@@ -179,7 +181,7 @@ unsafe fn tile<L: Int8Lanes, const R: usize, const P: usize>(t: &Tile<'_>) {
                     }
                 }
                 unroll!(n < P {
-                    L::prefetch_later(w.wrapping_add(n * p.panel_bytes + ahead));
+                    L::prefetch_later(w.wrapping_add(ahead).wrapping_add(n * p.panel_bytes));
                 });
                 four_inputs::<L, R, P>(&mut dots, w, p.panel_bytes, &x, q.stride, 0);
                 if L::STEPS == 2 {
@@ -319,27 +321,20 @@ pub(super) fn panels_together(isa: Isa, rows: usize) -> usize {
 pub(super) unsafe fn project_int8(isa: Isa, p: &Product, q: &Quantized, first: usize, last: usize) {
     let (panels_of, tile_of) = tiles_of(isa);
     let tiling = Tiling::of(panels_of, p.rows);
-    let mut carry = CARRY.take();
-    let size = p.rows * tiling.panels * LANES;
-    carry.resize(carry.len().max(size), 0.0);
-    let mut panel = first;
-    while panel < last {
-        let panels = if panel + tiling.panels <= last { tiling.panels } else { 1 };
-        carry[..size].fill(0.0);
+    let sum = |(panel, panels): (usize, usize), next: usize, sums: &mut [f32]| {
+        sums.fill(0.0);
         let mut row = 0;
         for index in 0..tiling.tiles {
             let rows = tiling.rows(index, p.rows);
-            let sums = carry.as_mut_ptr().wrapping_add(row * panels * LANES);
-            let tile = Tile { product: p, rows: q, panel, row, sums };
-            // SAFETY: the caller vouches for the product; the carry has room for the sums.
+            let sums = sums.as_mut_ptr().wrapping_add(row * panels * LANES);
+            let tile = Tile { product: p, rows: q, panel, row, next, sums };
+            // SAFETY: the caller vouches for the product; there is room for the sums.
             unsafe { tile_of(rows, panels)(&tile) };
             row += rows;
         }
-        // SAFETY: the caller vouches for the product; the carry holds these sums.
-        unsafe { finish_sums(isa, p, panel, panels, carry.as_ptr()) };
-        panel += panels;
-    }
-    CARRY.set(carry);
+    };
+    // SAFETY: the caller vouches for the product.
+    unsafe { over_groups(isa, p, tiling.panels, first, last, sum) }
 }
 
 /// Quantizes rows `first..last` of the product's input.

@@ -9,6 +9,7 @@ use std::cell::RefCell;
 
 use super::Isa;
 use super::lanes::{LANES, Lanes, kernel, unroll};
+use super::rowwise::gated;
 use super::weight::LINE;
 use crate::Sink;
 
@@ -26,6 +27,8 @@ pub(super) struct Product {
     pub out_stride: usize,
     pub bias: *const f32,
     pub sink: Sink,
+    /// Of a gated product, how many panels of gates come before those of ups.
+    pub gates: Option<usize>,
 }
 
 // SAFETY: tasks read the inputs and write outputs of different panels.
@@ -241,12 +244,59 @@ kernel! {
     ///
     /// # Safety
     /// As [`project_bf16`], with sums for all rows and these panels.
-    pub(super) fn finish_sums(p: &Product, panel: usize, panels: usize, sums: *const f32) = finish_all
+    fn finish_sums(p: &Product, panel: usize, panels: usize, sums: *const f32) = finish_all
+}
+
+/// The value of a sum of one output, of a panel that is full.
+#[inline(always)]
+unsafe fn biased<L: Lanes>(p: &Product, panel: usize, sum: *const f32) -> L::F {
+    // SAFETY: the caller says that the panel is within the product and the sums are there.
+    unsafe {
+        let sum = L::load(sum);
+        if p.bias.is_null() { sum } else { L::add(sum, L::load(p.bias.add(panel * LANES))) }
+    }
+}
+
+#[inline(always)]
+unsafe fn gate_all<L: Lanes>(
+    p: &Product,
+    panel: usize,
+    panels: usize,
+    gates: *const f32,
+    ups: *const f32,
+) {
+    let apart = p.gates.unwrap_or(0);
+    for row in 0..p.rows {
+        for n in 0..panels {
+            let (at, column) = ((row * panels + n) * LANES, (panel + n) * LANES);
+            // SAFETY: the caller vouches for the product and the sums.
+            unsafe {
+                let gate = biased::<L>(p, panel + n, gates.add(at));
+                let up = biased::<L>(p, panel + n + apart, ups.add(at));
+                L::store(p.out.add(row * p.out_stride + column), gated::<L>(gate, up));
+            }
+        }
+    }
+}
+
+kernel! {
+    /// Puts what gates let through of the ups where it belongs, `panels` panels, all rows.
+    ///
+    /// # Safety
+    /// As [`project_bf16`], with sums for all rows and these panels of gates and of ups, which
+    /// are full.
+    fn finish_gated(
+        p: &Product,
+        panel: usize,
+        panels: usize,
+        gates: *const f32,
+        ups: *const f32,
+    ) = gate_all
 }
 
 thread_local! {
     /// Sums carried from one block of inputs to the next.
-    pub(super) static CARRY: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    static CARRY: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A tile as a function of its own: inlined side by side, some would lose their registers.
@@ -357,72 +407,119 @@ fn tile_fn<S: Stored>(isa: Isa, rows: usize, panels: usize) -> TileFn {
     }
 }
 
+/// Sums of `panels` panels from `panel` on, a row after the other, into `sums`, which has room for
+/// them. `next` is how many bytes behind this group's weights those lie that are wanted next.
+unsafe fn sum_up<S: Stored>(
+    isa: Isa,
+    p: &Product,
+    tiling: &Tiling,
+    (panel, panels): (usize, usize),
+    next: usize,
+    sums: &mut [f32],
+) {
+    let tiles = tiling.tiles;
+    let lines = p.inputs.div_ceil(S::INPUTS);
+    let streams = p.rows <= 2 && tiling.panels >= 4 && lines >= STREAM;
+    sums.fill(0.0);
+    // A single tile runs some lines ahead of itself, and in its last block ahead into the panels
+    // that come next. Several tiles share the asking for the block that comes next.
+    let ahead = if streams { AHEAD_IN_STREAMS } else { AHEAD } / panels;
+    let mut line = 0;
+    loop {
+        let left = lines - line;
+        let block = match tiles {
+            1 if left > ahead => left - ahead,
+            1 => left,
+            _ => left.min(BLOCK_LINES),
+        };
+        let distance = match tiles {
+            1 if block < left => ahead * LINE,
+            _ if block < left => block * LINE,
+            _ => next.wrapping_sub(line * LINE),
+        };
+        let from = line * S::INPUTS;
+        let inputs = (p.inputs - from).min(block * S::INPUTS);
+        let mut row = 0;
+        for index in 0..tiles {
+            let rows = tiling.rows(index, p.rows);
+            let mut t = Tile {
+                product: p,
+                panel,
+                row,
+                from,
+                inputs,
+                sums: sums.as_mut_ptr().wrapping_add(row * panels * LANES),
+                ahead: [0; MAX_PANELS],
+            };
+            for n in 0..panels {
+                let turn = if tiles > panels { n } else { n * tiles / panels };
+                if turn == index {
+                    t.ahead[n] = distance;
+                }
+            }
+            // SAFETY: the caller vouches for the product, and the sums have room.
+            unsafe { tile_fn::<S>(isa, rows, panels)(&t) };
+            row += rows;
+        }
+        line += block;
+        if line >= lines {
+            break;
+        }
+    }
+}
+
 unsafe fn product<S: Stored>(isa: Isa, p: &Product, first: usize, last: usize) {
     let tiling = tiling(isa, p.rows, p.panel_bytes);
-    let (tiles, together) = (tiling.tiles, tiling.panels);
-    let lines = p.inputs.div_ceil(S::INPUTS);
-    let streams = p.rows <= 2 && together >= 4 && lines >= STREAM;
-    let ahead = if streams { AHEAD_IN_STREAMS } else { AHEAD };
+    let sums = |group: (usize, usize), next: usize, sums: &mut [f32]| {
+        // SAFETY: the caller vouches for the product.
+        unsafe { sum_up::<S>(isa, p, &tiling, group, next, sums) }
+    };
+    // SAFETY: as above.
+    unsafe { over_groups(isa, p, tiling.panels, first, last, sums) }
+}
+
+/// Goes over panels `first..last`, `together` at a time and the last ones one by one, and puts the
+/// sums that `sum` makes of each group where they belong. A gated product's panels are those of
+/// its gates, each with its ups.
+///
+/// # Safety
+/// The product's pointers must be valid for its sizes.
+pub(super) unsafe fn over_groups(
+    isa: Isa,
+    p: &Product,
+    together: usize,
+    first: usize,
+    last: usize,
+    sum: impl Fn((usize, usize), usize, &mut [f32]),
+) {
     let mut carry = CARRY.take();
-    let size = p.rows * together * LANES;
-    carry.resize(carry.len().max(size), 0.0);
+    let most = p.rows * together * LANES;
+    carry.resize(carry.len().max(2 * most), 0.0);
+    let (sums, of_ups) = carry.split_at_mut(most);
     let mut panel = first;
     while panel < last {
         let panels = if panel + together <= last { together } else { 1 };
-        carry[..size].fill(0.0);
-        // A single tile runs some lines ahead of itself, and in its last block ahead into the
-        // panels that come next. Several tiles share the asking for the block that comes next.
-        let ahead = ahead / panels;
-        let mut line = 0;
-        loop {
-            let left = lines - line;
-            let block = match tiles {
-                1 if left > ahead => left - ahead,
-                1 => left,
-                _ => left.min(BLOCK_LINES),
-            };
-            let distance = match tiles {
-                1 if block < left => ahead * LINE,
-                _ if block < left => block * LINE,
-                _ => panels * p.panel_bytes - line * LINE,
-            };
-            let from = line * S::INPUTS;
-            let inputs = (p.inputs - from).min(block * S::INPUTS);
-            let mut row = 0;
-            for index in 0..tiles {
-                let rows = tiling.rows(index, p.rows);
-                let mut t = Tile {
-                    product: p,
-                    panel,
-                    row,
-                    from,
-                    inputs,
-                    sums: carry.as_mut_ptr().wrapping_add(row * panels * LANES),
-                    ahead: [0; MAX_PANELS],
-                };
-                for n in 0..panels {
-                    let turn = if tiles > panels { n } else { n * tiles / panels };
-                    if turn == index {
-                        t.ahead[n] = distance;
-                    }
-                }
-                // SAFETY: the caller vouches for the product.
-                unsafe { tile_fn::<S>(isa, rows, panels)(&t) };
-                row += rows;
-            }
-            line += block;
-            if line >= lines {
-                break;
+        let size = p.rows * panels * LANES;
+        let (sums, of_ups) = (&mut sums[..size], &mut of_ups[..size]);
+        let width = panels * p.panel_bytes;
+        // SAFETY: the caller vouches for the product; the carry holds the sums of these panels.
+        unsafe {
+            if let Some(gates) = p.gates {
+                let apart = gates * p.panel_bytes;
+                sum((panel, panels), apart, sums);
+                sum((panel + gates, panels), width.wrapping_sub(apart), of_ups);
+                finish_gated(isa, p, panel, panels, sums.as_ptr(), of_ups.as_ptr());
+            } else {
+                sum((panel, panels), width, sums);
+                finish_sums(isa, p, panel, panels, sums.as_ptr());
             }
         }
-        // SAFETY: the caller vouches for the product; the carry holds these sums.
-        unsafe { finish_sums(isa, p, panel, panels, carry.as_ptr()) };
         panel += panels;
     }
     CARRY.set(carry);
 }
 
-/// Panels `first..last` of a product with bf16 weights.
+/// Panels `first..last` of a product with bf16 weights; of a gated one, panels of its gates.
 ///
 /// # Safety
 /// The product's pointers must be valid for its sizes, and no other task may write these panels'

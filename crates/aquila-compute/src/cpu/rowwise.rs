@@ -63,15 +63,20 @@ kernel! {
     ) = norm
 }
 
+/// `silu(gate) * up` of some lanes.
 #[inline(always)]
-unsafe fn gated<L: Lanes>(gate: *const f32, up: *const f32, width: usize, out: *mut f32) {
+pub(super) fn gated<L: Lanes>(gate: L::F, up: L::F) -> L::F {
+    let one_and_more = L::add(L::splat(1.0), L::exp(L::mul(gate, L::splat(-1.0))));
+    L::mul(L::div(gate, one_and_more), up)
+}
+
+#[inline(always)]
+unsafe fn gate_row<L: Lanes>(gate: *const f32, up: *const f32, width: usize, out: *mut f32) {
     // SAFETY: the caller vouches for `width` values of each.
     unsafe {
-        let (one, minus) = (L::splat(1.0), L::splat(-1.0));
         chunks!(i, left of width => {
-            let g = load::<L>(gate.add(i), left);
-            let silu = L::div(g, L::add(one, L::exp(L::mul(g, minus))));
-            store::<L>(out.add(i), left, L::mul(silu, load::<L>(up.add(i), left)));
+            let (gate, up) = (load::<L>(gate.add(i), left), load::<L>(up.add(i), left));
+            store::<L>(out.add(i), left, gated::<L>(gate, up));
         });
     }
 }
@@ -81,7 +86,7 @@ kernel! {
     ///
     /// # Safety
     /// `width` values of each pointer must be valid.
-    pub(super) fn swiglu(gate: *const f32, up: *const f32, width: usize, out: *mut f32) = gated
+    pub(super) fn swiglu(gate: *const f32, up: *const f32, width: usize, out: *mut f32) = gate_row
 }
 
 #[inline(always)]

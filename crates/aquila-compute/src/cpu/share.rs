@@ -6,10 +6,10 @@ use super::CpuBackend;
 use super::int8;
 use super::kv::CpuKv;
 use super::plan::CpuPlan;
-use super::project::Product;
+use super::project::{self, Product};
 use super::rows::CpuRows;
 use super::weight::CpuWeight;
-use crate::{Error, HeadShape, Result};
+use crate::{Error, HeadShape, Result, Sink, WeightFormat};
 
 /// Packed bytes below which a product is not worth waking anyone for.
 const SMALL_PRODUCT: usize = 128 << 10;
@@ -29,7 +29,65 @@ pub(super) fn check(fits: bool, otherwise: impl FnOnce() -> String) -> Result<()
 }
 
 impl CpuBackend {
-    pub(super) fn project_int8(&self, weight: &CpuWeight, product: &Product) {
+    /// Checks what a projection is given and runs it. With `gated`, the weight's outputs are gates
+    /// and as many ups, and the projection's own are half as many.
+    pub(super) fn run_product(
+        &self,
+        weight: &CpuWeight,
+        bias: Option<&Vec<f32>>,
+        input: &CpuRows,
+        rows: usize,
+        (sink, gated): (Sink, bool),
+        out: &mut CpuRows,
+    ) -> Result<()> {
+        if rows == 0 {
+            return Ok(());
+        }
+        let outputs = weight.outputs() / if gated { 2 } else { 1 };
+        check(input.width() >= weight.inputs() && out.width() >= outputs, || {
+            format!(
+                "a projection of {} inputs and {outputs} outputs does not fit rows of {} and {}",
+                weight.inputs(),
+                input.width(),
+                out.width()
+            )
+        })?;
+        check(bias.is_none_or(|b| b.len() == weight.outputs()), || {
+            format!("a bias must have the {} outputs of its projection", weight.outputs())
+        })?;
+        assert!(rows <= input.capacity() && rows <= out.capacity(), "rows beyond the buffers");
+        let product = Product {
+            weights: weight.as_ptr(),
+            panel_bytes: weight.panel_bytes(),
+            inputs: weight.inputs(),
+            outputs: weight.outputs(),
+            input: input.as_ptr(),
+            input_stride: input.stride(),
+            rows,
+            out: out.shared().as_mut_ptr(),
+            out_stride: out.stride(),
+            bias: bias.map_or(std::ptr::null(), |b| b.as_ptr()),
+            sink,
+            gates: gated.then(|| weight.panels() / 2),
+        };
+        if weight.format() == WeightFormat::Int8 {
+            self.run_int8(weight, &product);
+            return Ok(());
+        }
+        let together = project::panels_together(self.isa, rows, weight.panel_bytes());
+        self.over_panels(weight, &product, together, &|first, last| {
+            // SAFETY: sizes were checked above, and chunks of panels are disjoint.
+            unsafe {
+                match weight.format() {
+                    WeightFormat::F32 => project::project_f32(self.isa, &product, first, last),
+                    _ => project::project_bf16(self.isa, &product, first, last),
+                }
+            }
+        });
+        Ok(())
+    }
+
+    fn run_int8(&self, weight: &CpuWeight, product: &Product) {
         let rows = product.rows;
         let mut scratch = self.quantized.lock().unwrap_or_else(PoisonError::into_inner);
         let quantized = scratch.prepare(rows, weight.inputs());
@@ -40,28 +98,28 @@ impl CpuBackend {
             unsafe { int8::quantize_rows(self.isa, product, &quantized, first, last) }
         });
         let together = int8::panels_together(self.isa, rows);
-        self.over_panels(weight, rows, together, &|first, last| {
+        self.over_panels(weight, product, together, &|first, last| {
             // SAFETY: as above; chunks of panels are disjoint.
             unsafe { int8::project_int8(self.isa, product, &quantized, first, last) }
         });
     }
 
-    /// Shares out the panels of a projection.
-    pub(super) fn over_panels(
+    /// Shares out the panels of a projection, or of its gates.
+    fn over_panels(
         &self,
         weight: &CpuWeight,
-        rows: usize,
+        product: &Product,
         together: usize,
         task: &(dyn Fn(usize, usize) + Sync),
     ) {
-        let panels = weight.panels();
-        let small = weight.bytes() * rows.div_ceil(4) < SMALL_PRODUCT;
+        let panels = product.gates.unwrap_or(weight.panels());
+        let small = weight.bytes() * product.rows.div_ceil(4) < SMALL_PRODUCT;
         if small || self.threads() == 1 {
             return task(0, panels);
         }
         // Some chunks per thread even out what the threads meet, small ones what is left in the
         // end; whole tiles waste none.
-        let most = (CHUNK / weight.panel_bytes()).max(1);
+        let most = (CHUNK * panels / weight.bytes()).max(1);
         let chunk = panels.div_ceil(self.threads() * 12).min(most).next_multiple_of(together);
         self.pool.run(panels.div_ceil(chunk), &|index| {
             task(index * chunk, ((index + 1) * chunk).min(panels));

@@ -129,6 +129,20 @@ impl Backend for Timed {
         })
     }
 
+    fn project_gated(
+        &self,
+        weight: &Self::Weight,
+        bias: Option<&Self::Vector>,
+        input: &Self::Rows,
+        rows: usize,
+        both: &mut Self::Rows,
+        out: &mut Self::Rows,
+    ) -> Result<()> {
+        self.note(Operation::Project(weight.outputs(), weight.inputs()), || {
+            self.inner.project_gated(weight, bias, input, rows, both, out)
+        })
+    }
+
     fn write_kv(
         &self,
         qkv: &mut Self::Rows,

@@ -29,9 +29,6 @@ const TIMES: usize = 5;
 const CONTEXT: usize = 160;
 /// Tokens of a prompt before drafting is measured.
 const PROMPT: usize = 8;
-/// Rounds that a draft sits out to see what its return costs.
-const MISSED: usize = 8;
-
 impl<C: Compute> Scheduler<C> {
     /// Measures what rounds cost, for about as long as `limit`, but those of one request at least
     /// once: what there was no time for is taken to cost in proportion to what was measured. `key`
@@ -57,6 +54,7 @@ impl<C: Compute> Scheduler<C> {
             stage: None,
             passes: BTreeMap::new(),
             drafts: Vec::new(),
+            returns: BTreeMap::new(),
         };
         if gauge.room_for(1) < gauge.least_text() {
             return Ok(None);
@@ -108,6 +106,8 @@ struct Gauge<'a, C> {
     passes: BTreeMap<usize, f64>,
     /// Drafts that were measured: batch, steps, topk, seconds.
     drafts: Vec<(usize, usize, usize, f64)>,
+    /// Returns of drafts that were measured: seconds by rows that they missed.
+    returns: BTreeMap<usize, f64>,
 }
 
 /// Requests that are there.
@@ -153,13 +153,21 @@ impl<C: Compute> Gauge<'_, C> {
                 self.drafts.push((batch, steps, topk, seconds));
                 Ok(seconds)
             }
-            Measured::CatchUp => self.catch_up(),
+            Measured::Return { missed } => {
+                if let Some(&seconds) = self.returns.get(&missed).filter(|_| late) {
+                    return Ok(seconds);
+                }
+                let seconds = self.back_after(missed)?;
+                self.returns.insert(missed, seconds);
+                Ok(seconds)
+            }
         }
     }
 
-    /// What a row costs that a draft takes in after it sat out.
-    fn catch_up(&mut self) -> Result<f64> {
-        if self.room_for(1) < self.least_text() + MISSED {
+    /// What the return of a draft takes that sat out for so many rounds; nothing where there is no
+    /// room for them.
+    fn back_after(&mut self, missed: usize) -> Result<f64> {
+        if self.room_for(1) < self.least_text() + missed + 1 {
             return Ok(0.0);
         }
         // Anew, so that there is room for all of it.
@@ -168,13 +176,13 @@ impl<C: Compute> Gauge<'_, C> {
             request: RequestId(0),
             task: Task::Decode { shape: Shape::PLAIN, watch },
         };
-        for _ in 0..MISSED {
+        for _ in 0..missed {
             self.run(Job { parts: vec![decode(false)], ..Job::default() })?;
         }
         let (times, _) = self.run(Job { parts: vec![decode(true)], ..Job::default() })?;
         let stage = self.stage.as_mut().expect("requests are there");
-        stage.rows[0] += MISSED + 1;
-        Ok(times.extend.as_secs_f64() / MISSED as f64)
+        stage.rows[0] += missed + 1;
+        Ok(times.extend.as_secs_f64())
     }
 
     /// What a pass over so many rows should take by what others took: a pass of more rows bounds

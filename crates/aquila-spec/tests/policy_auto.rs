@@ -22,10 +22,12 @@ fn levels(decision: &Decision) -> Vec<usize> {
     (1..=most).map(|l| decision.shapes.iter().filter(|s| s.steps() >= l).count()).collect()
 }
 
-fn seconds(costs: &RoundCosts, decision: &Decision) -> f64 {
+/// What a round costs in which drafts missed so many rows each.
+fn seconds(costs: &RoundCosts, decision: &Decision, views: &[RequestView]) -> f64 {
     let batch = decision.setting.batch;
-    costs.round(batch, decision.rows(), &levels(decision), 1)
-        + costs.watching(batch, decision.watch.len())
+    let drafts = |&at: &usize| decision.shapes[at].steps() > 0 || decision.watch.contains(&at);
+    let missed = (0..batch).filter(drafts).map(|at| views[at].behind);
+    costs.round(batch, decision.rows(), &levels(decision), 1) + costs.returning(batch, missed)
 }
 
 /// Runs a round in which `right` says how many drafts of each request are right.
@@ -52,6 +54,19 @@ fn round(
 
 fn views(batch: usize) -> Vec<RequestView> {
     (0..batch as u64).map(RequestView::new).collect()
+}
+
+/// What drafts have missed after a round; now and then somebody leaves, and another is there.
+fn live_on(decision: &Decision, views: &mut [RequestView], round: usize) {
+    for (at, view) in views.iter_mut().enumerate() {
+        let anew = uniform(9, round as u64, at as u64) < 0.01;
+        view.behind = match (decision.shapes[at].steps(), decision.watch.contains(&at)) {
+            _ if anew => 0,
+            (0, false) => view.behind + 1,
+            (0, true) => 1,
+            _ => 0,
+        };
+    }
 }
 
 /// How an adversary decides what is right.
@@ -94,7 +109,7 @@ proptest! {
         let costs = RoundCosts::new(table.clone());
         let settings = AutoSettings::default();
         let mut auto = Auto::new(settings.clone(), table);
-        let views = views(batch);
+        let mut views = views(batch);
         let mut waiting = std::collections::VecDeque::new();
         // The loss of the worst stretch that ends now, over what its rounds earn.
         let (mut worst, mut total) = (0.0_f64, 0.0_f64);
@@ -118,7 +133,8 @@ proptest! {
                 .collect();
             let correct: usize = requests.iter().map(|r| r.correct).sum();
             let plain = costs.plain(batch);
-            let seconds = seconds(&costs, &decision);
+            let seconds = seconds(&costs, &decision, &views);
+            live_on(&decision, &mut views, n);
             prop_assert!(steps > 0 || !decision.watch.is_empty() || (seconds - plain).abs() < 1e-12);
             let loss = seconds / plain - 1.0 - correct as f64 / batch as f64;
             total += loss;
@@ -346,11 +362,12 @@ fn while_nothing_pays_probes_take_no_more_than_their_share() {
             let costs = RoundCosts::new(table.clone());
             let settings = AutoSettings::default();
             let mut auto = Auto::new(settings.clone(), table.clone());
-            let views = views(batch);
+            let mut views = views(batch);
             let mut extra = 0.0;
             for n in 0..2200 {
                 let decision = round(&mut auto, &views, |_, _| 0);
-                let seconds = seconds(&costs, &decision);
+                let seconds = seconds(&costs, &decision, &views);
+                live_on(&decision, &mut views, n);
                 extra += if n < 200 { 0.0 } else { seconds / costs.plain(batch) - 1.0 };
             }
             assert!(extra / 2000.0 <= settings.probe_share + 1e-3, "{name}, {batch}: {extra}");
@@ -384,10 +401,11 @@ fn trees_that_are_looked_up_stay_so_when_they_are_cut() {
 #[test]
 fn looks_whose_results_are_lost_do_not_end_looking() {
     let mut auto = Auto::new(AutoSettings::default(), h200());
-    let views = views(8);
+    let mut views = views(8);
     for _ in 0..100 {
         round(&mut auto, &views, |_, _| 0);
     }
+    views.iter_mut().for_each(|view| view.behind = 1);
     let before = auto.state().probes;
     for _ in 0..600 {
         let decision = auto.choose(&RoundView { requests: &views });

@@ -61,8 +61,11 @@ impl Default for AutoSettings {
 const WATCHED: usize = 8;
 /// Nats that make a look at drafts promising, so that the next look is at once.
 const PROMISING: f64 = 0.5;
-/// What may be saved up for looks, in plain rounds.
+/// What may be saved up for looks, in plain rounds, and in looks where these are dear.
 const MOST_PROBING: f64 = 0.15;
+const SAVED_LOOKS: f64 = 4.0;
+/// How many times what a look costs at best makes it too dear to be had at once.
+const DEAR: f64 = 1.5;
 /// Drafts that are looked at once after the text has changed or drafting has ended, where that rests
 /// on few results.
 const SECOND_LOOKS: usize = 8;
@@ -76,6 +79,15 @@ const RECONSIDERED: u64 = 4;
 const LOST_ROUNDS: u32 = 64;
 /// Results after which trees are put in order anew.
 const TREE_RESULTS: u32 = 8;
+
+/// What a round was charged.
+#[derive(Debug, Clone, Copy, Default)]
+struct Charge {
+    /// For its trees, in plain rounds.
+    trees: f64,
+    /// Whether drafts returned in it, which no table tells round by round.
+    returns: bool,
+}
 
 /// The policy.
 #[derive(Debug, Clone)]
@@ -97,7 +109,7 @@ pub struct Auto {
     second_looks: usize,
     in_flight: u32,
     /// What the rounds in flight that draft or look were charged, oldest first.
-    charged: VecDeque<f64>,
+    charged: VecDeque<Charge>,
     results_since_trees: u32,
     rounds: u64,
     switches: u64,
@@ -191,8 +203,9 @@ impl Auto {
         plan
     }
 
-    /// Whom to watch in a plain round: a few requests in turn, as rarely as their share of time
-    /// asks, or at once while what is seen is promising.
+    /// Whom to watch in a plain round: those whose drafts have said already what they would draft,
+    /// else a few in turn, as rarely as their share of time asks, or at once while what is seen is
+    /// promising.
     fn probe(&mut self, round: &RoundView<'_>, plain_seconds: f64) -> Vec<usize> {
         let batch = round.requests.len();
         self.since_probe = self.since_probe.saturating_add(1);
@@ -200,21 +213,30 @@ impl Auto {
             self.in_flight = 0;
             self.charged.clear();
         }
-        if self.ladders.is_empty() || self.in_flight > 0 {
+        if self.ladders.is_empty() {
             return Vec::new();
         }
         // Spread over the batch, as neighbours may be alike.
         let stride = batch.div_ceil(WATCHED);
         let turn = (0..stride).flat_map(|first| (first..batch).step_by(stride));
         let turn = turn.map(|at| (at + self.probes as usize) % batch);
-        let watch: Vec<usize> =
-            turn.filter(|&at| round.requests[at].most_steps() > 0).take(WATCHED).collect();
+        let mut watch: Vec<usize> =
+            turn.filter(|&at| round.requests[at].most_steps() > 0).collect();
+        // Those that missed least cost least, and those that missed nothing nothing.
+        watch.sort_by_key(|&at| round.requests[at].behind);
+        watch.truncate(WATCHED);
+        let free = watch.iter().filter(|&&at| round.requests[at].behind == 0).count();
+        if free > 0 {
+            watch.truncate(free);
+        } else if watch.is_empty() || self.in_flight > 0 {
+            return Vec::new();
+        }
         let extra = self.looking(round, &watch, plain_seconds);
         // Looks at once leave enough to draft with what they find.
+        let dear = extra > DEAR * self.look(batch, plain_seconds);
         let affluent = self.account.balance() > self.settings.loss_limit / 4.0;
         let at_once = self.second_looks > 0 || self.survival.promise() > PROMISING;
-        let at_once = at_once && affluent;
-        if watch.is_empty() || !(at_once || self.probing >= extra) {
+        if !(at_once && affluent && !dear) && self.probing < extra {
             return Vec::new();
         }
         self.second_looks = self.second_looks.saturating_sub(watch.len());
@@ -222,6 +244,12 @@ impl Auto {
         self.since_probe = 0;
         self.probes += 1;
         watch
+    }
+
+    /// What a look costs at drafts that have just been looked at, in plain rounds.
+    fn look(&self, batch: usize, plain_seconds: f64) -> f64 {
+        let missed = std::iter::repeat_n(1, batch.min(WATCHED));
+        self.costs.returning(batch, missed) / plain_seconds
     }
 
     fn shared_out(&self, plan: &Plan, round: &RoundView<'_>) -> Vec<Shape> {
@@ -258,10 +286,8 @@ impl Auto {
 
     /// What looking at the drafts of these requests costs, in plain rounds.
     fn looking(&self, round: &RoundView<'_>, watch: &[usize], plain_seconds: f64) -> f64 {
-        let behind = watch.iter().map(|&at| round.requests[at].behind).sum();
-        let batch = round.requests.len();
-        let seconds = self.costs.watching(batch, watch.len()) + self.costs.catching_up(behind);
-        seconds / plain_seconds
+        let missed = watch.iter().map(|&at| round.requests[at].behind);
+        self.costs.returning(round.requests.len(), missed) / plain_seconds
     }
 
     /// What a round of these shapes costs.
@@ -297,37 +323,36 @@ impl Policy for Auto {
         self.account.earn();
         let plain_seconds = self.costs.plain(batch);
         let plan = self.plan(round, plain_seconds);
-        self.probing = (self.probing + self.settings.probe_share)
-            .min(MOST_PROBING.max(self.settings.probe_share));
+        let most_probing = MOST_PROBING.max(SAVED_LOOKS * self.look(batch, plain_seconds));
+        self.probing = (self.probing + self.settings.probe_share).min(most_probing);
         let mut shapes = self.shared_out(&plan, round);
         let mut watch = match plan.ladder {
             None => self.probe(round, plain_seconds),
             Some(_) => self.left_out(&shapes, round, plain_seconds),
         };
+        // In plain rounds, what trees cost and what it costs that drafts return.
         let extra = |this: &mut Self, shapes: &[Shape], watch: &[usize]| {
             let drafts = |&at: &usize| shapes[at].steps() > 0 || watch.contains(&at);
-            let behind = (0..batch).filter(drafts).map(|at| round.requests[at].behind).sum();
-            let seconds = this.seconds(shapes.iter().copied())
-                + this.costs.watching(batch, watch.len())
-                + this.costs.catching_up(behind);
-            seconds / plain_seconds - 1.0
+            let missed = (0..batch).filter(drafts).map(|at| round.requests[at].behind);
+            let returning = this.costs.returning(batch, missed) / plain_seconds;
+            (this.seconds(shapes.iter().copied()) / plain_seconds - 1.0, returning)
         };
-        let (mut extra_rounds, mut expected) = (extra(self, &shapes, &watch), plan.tokens);
-        if !self.account.affords(extra_rounds) && !watch.is_empty() {
+        let ((mut trees, mut returning), mut expected) =
+            (extra(self, &shapes, &watch), plan.tokens);
+        if !self.account.affords(trees + returning) && !watch.is_empty() {
             watch.clear();
-            extra_rounds = extra(self, &shapes, &watch);
+            (trees, returning) = extra(self, &shapes, &watch);
         }
-        if !self.account.affords(extra_rounds) {
+        if !self.account.affords(trees + returning) {
             shapes.fill(Shape::PLAIN);
-            (extra_rounds, expected) = (0.0, batch as f64);
+            (trees, returning, expected) = (0.0, 0.0, batch as f64);
         }
-        let extra = extra_rounds;
-        self.account.charge(extra);
+        self.account.charge(trees + returning);
         let largest = shapes.iter().copied().max_by_key(|s| (s.steps(), s.nodes()));
         let shape = largest.unwrap_or(Shape::PLAIN);
         if shape.steps() > 0 || !watch.is_empty() {
             self.in_flight += 1;
-            self.charged.push_back(extra.max(0.0));
+            self.charged.push_back(Charge { trees: trees.max(0.0), returns: returning > 0.0 });
         }
         let setting = Setting { batch, slot: 1, shape, watches: !watch.is_empty() };
         Decision { setting, shapes, expected: Some(expected), watch }
@@ -337,19 +362,19 @@ impl Policy for Auto {
         let batch = outcome.setting.batch.max(1);
         let watched = outcome.setting.watches;
         let drafted = outcome.setting.shape.steps() > 0;
+        let whole = outcome.requests.len() == batch;
+        let mut like_the_table = whole;
         if drafted || watched {
-            let charged = self.charged.pop_front().unwrap_or(0.0);
-            if outcome.requests.len() == batch && !watched {
+            let charge = self.charged.pop_front().unwrap_or_default();
+            like_the_table &= !charge.returns;
+            if whole {
                 // Trees that were looked up may have come out smaller, or not at all.
                 let seconds = self.seconds(outcome.requests.iter().map(|r| r.shape));
                 let spent = (seconds / self.costs.plain(batch) - 1.0).max(0.0);
-                self.account.pay_back((charged - spent).max(0.0));
+                self.account.pay_back((charge.trees - spent).max(0.0));
             }
         }
-        if let Some(seconds) = outcome.seconds
-            && outcome.requests.len() == batch
-            && !watched
-        {
+        if let Some(seconds) = outcome.seconds.filter(|_| like_the_table) {
             let (batch, rows, topk) = self.count(outcome.requests.iter().map(|r| r.shape));
             self.costs.refine((batch, rows), &self.at_level, topk, seconds);
         }

@@ -27,10 +27,14 @@ pub struct CostTable {
     pub topk: Vec<usize>,
     /// Seconds of extending and drafting: `draft[batch][steps][topk]`.
     pub draft: Vec<Vec<Vec<f64>>>,
-    /// Seconds for each row that a draft takes in when it returns after it sat out.
+    /// Seconds for each row beyond the first that a draft takes in when it returns after it sat
+    /// out.
     #[serde(default)]
     pub catch_up: f64,
 }
+
+/// Rows that a draft misses to see what its return costs.
+const MISSED: usize = 17;
 
 /// One thing to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,8 +55,11 @@ pub enum Measured {
         /// Width.
         topk: usize,
     },
-    /// A row that a draft takes in after it sat out.
-    CatchUp,
+    /// The return of a draft that sat out.
+    Return {
+        /// Rows that it takes in.
+        missed: usize,
+    },
 }
 
 impl CostTable {
@@ -86,7 +93,9 @@ impl CostTable {
         }
         let own = |list: &[usize]| list.to_vec();
         let (batches, nodes, steps, topk) = (own(batches), own(nodes), own(steps), own(topk));
-        let catch_up = seconds(Measured::CatchUp)?;
+        let few = least(Measured::Return { missed: 1 })?;
+        let many = least(Measured::Return { missed: MISSED })?;
+        let catch_up = (many - few).max(0.0) / (MISSED - 1) as f64;
         let mut table = Self { key, batches, nodes, verify, steps, topk, draft, catch_up };
         table.make_monotone();
         Ok(table)
@@ -247,14 +256,14 @@ impl RoundCosts {
         self.table.verify(batch as f64, 1.0) * self.correction(batch, batch, 0, 1)
     }
 
-    /// What it costs beside a round to draft one step for some of its requests without verifying.
-    pub fn watching(&self, batch: usize, requests: usize) -> f64 {
-        self.of_batch(batch).level(requests, 1, 1)
-    }
-
-    /// What it costs that drafts take in so many rows that they missed.
-    pub fn catching_up(&self, rows: usize) -> f64 {
-        self.table.catch_up * rows as f64
+    /// What it costs beside a round that the drafts of some of its requests return, who missed so
+    /// many rows each, and say what they would draft first. Who missed nothing has said it
+    /// already.
+    pub fn returning(&self, batch: usize, missed: impl Iterator<Item = usize>) -> f64 {
+        let missed = missed.filter(|&rows| rows > 0);
+        let (requests, rows) = missed.fold((0, 0), |(n, sum), rows| (n + 1, sum + rows));
+        let more = (rows - requests) as f64;
+        self.of_batch(batch).level(requests, 1, 1) + self.table.catch_up * more
     }
 
     /// The costs of rounds of this batch, ready to be asked level by level.

@@ -1,8 +1,10 @@
 //! Policies in virtual time: a workload that changes, played over a table of costs.
 //!
 //! Whether a draft of a token is right depends on the token, its depth and its request alone, so
-//! every policy meets the same text. Results come one round late, and what a round took is known
-//! with noise only.
+//! every policy meets the same text. Requests end after so many tokens and others take their
+//! places; with a phase come new ones. A draft that sat out takes in what it missed, and after too
+//! much cannot return. Results come one round late, and what a round took is known with noise
+//! only.
 
 use aquila_spec::Shape;
 use aquila_spec::policy::{
@@ -130,6 +132,18 @@ pub fn uniform(seed: u64, a: u64, b: u64) -> f64 {
     (x >> 11) as f64 / (1_u64 << 53) as f64
 }
 
+/// Tokens of an answer.
+const ANSWER: usize = 200;
+/// Rows that a draft may miss and still return.
+const PARKED: usize = 64;
+
+/// A place in the batch, and who has it.
+struct Seat {
+    view: RequestView,
+    left: usize,
+    position: u64,
+}
+
 /// Plays all phases, each until its tokens are there.
 pub fn play(
     policy: &mut dyn Policy,
@@ -138,14 +152,23 @@ pub fn play(
     seed: u64,
 ) -> Vec<Played> {
     let mut late: Option<(Setting, Vec<RequestOutcome<'static>>, f64)> = None;
-    let mut positions = vec![0_u64; 64];
+    let mut ids = 0..;
+    let mut enter = |left: usize, position: u64| {
+        let view = RequestView::new(ids.next().expect("there are always more"));
+        Seat { view, left, position }
+    };
+    let mut seats: Vec<Seat> = Vec::new();
     let mut count = 0;
     let mut played = Vec::new();
     for phase in phases {
-        let views: Vec<_> = (0..phase.batch as u64).map(RequestView::new).collect();
+        seats.drain(..).for_each(|seat| policy.leave(seat.view.id));
+        // They end one after the other.
+        let left = |at: usize| ANSWER * (at + 1) / phase.batch;
+        seats.extend((0..phase.batch).map(|at| enter(left(at), 1_000_000 * played.len() as u64)));
         let mut rounds = Vec::new();
         let mut left = phase.batch * phase.rounds;
         while left > 0 {
+            let views: Vec<_> = seats.iter().map(|seat| seat.view).collect();
             let decision = policy.choose(&RoundView { requests: &views });
             if let Some((setting, requests, seconds)) = late.take() {
                 let seconds = Some(seconds * (0.95 + 0.1 * uniform(seed, 77, count)));
@@ -154,24 +177,38 @@ pub fn play(
             count += 1;
             let mut outcomes = Vec::with_capacity(phase.batch);
             let (mut tokens, mut expected, mut levels) = (0, 0.0, Vec::new());
-            for (request, &shape) in decision.shapes.iter().enumerate() {
-                let position = positions[request];
+            let mut missed = Vec::new();
+            for (at, (seat, &shape)) in seats.iter_mut().zip(&decision.shapes).enumerate() {
+                let position = seat.position;
                 let right = |&depth: &usize| {
-                    let at = position + depth as u64;
-                    uniform(seed, request as u64, at) < phase.rate(request, depth)
+                    uniform(seed, at as u64, position + depth as u64) < phase.rate(at, depth)
                 };
                 let correct = (1..=shape.steps()).take_while(right).count();
-                positions[request] += correct as u64 + 1;
+                seat.position += correct as u64 + 1;
+                seat.left = seat.left.saturating_sub(correct + 1);
                 tokens += correct + 1;
-                expected += phase.expected(request, shape.steps());
+                expected += phase.expected(at, shape.steps());
                 levels.resize(shape.steps().max(levels.len()), 0);
                 levels[..shape.steps()].iter_mut().for_each(|n| *n += 1);
-                let watched = decision.watch.contains(&request).then(|| right(&1));
-                let outcome = RequestOutcome::chain(request as u64, shape, correct);
+                let watched = decision.watch.contains(&at).then(|| right(&1));
+                let outcome = RequestOutcome::chain(seat.view.id, shape, correct);
                 outcomes.push(RequestOutcome { watched, ..outcome });
+                if shape.steps() > 0 || watched.is_some() {
+                    missed.push(seat.view.behind);
+                }
+                seat.view.behind = match (shape.steps(), watched) {
+                    (0, None) => seat.view.behind + 1,
+                    (0, Some(_)) => 1,
+                    _ => 0,
+                };
+                seat.view.cap = (seat.view.behind > PARKED).then_some(0);
+                if seat.left == 0 {
+                    policy.leave(seat.view.id);
+                    *seat = enter(ANSWER, seat.position);
+                }
             }
             let seconds = costs.round(phase.batch, decision.rows(), &levels, 1)
-                + costs.watching(phase.batch, decision.watch.len());
+                + costs.returning(phase.batch, missed.into_iter());
             rounds.push(Round { tokens, expected, seconds, steps: levels.len() });
             late = Some((decision.setting, outcomes, seconds));
             left = left.saturating_sub(tokens);
@@ -182,11 +219,12 @@ pub fn play(
 }
 
 /// The tables that there are to race over.
-pub fn tables() -> [(&'static str, CostTable); 2] {
+pub fn tables() -> [(&'static str, CostTable); 3] {
     let read = |text| CostTable::from_json(text).expect("the fixture is a table");
     [
         ("a CPU", read(include_str!("../fixtures/costs-cpu-bench.json"))),
         ("like an H200", read(include_str!("../fixtures/costs-like-h200.json"))),
+        ("a small model", read(include_str!("../fixtures/costs-cpu-tiny.json"))),
     ]
 }
 

@@ -169,7 +169,13 @@ impl<C: Compute> Scheduler<C> {
         }
         let rank = self.priorities.rank(request.priority);
         let longest = self.config.longest_sequence();
-        let seat = Box::new(Seat::new(id, request, rank, longest, self.draft_room()));
+        let there = self.running.len() + self.waiting.len() + 1;
+        let batch = there.min(self.config.max_running_requests);
+        let room = match self.drafting.admits(batch) {
+            true => self.draft_room(),
+            false => DraftRoom::NONE,
+        };
+        let seat = Box::new(Seat::new(id, request, rank, longest, room));
         self.waiting.put(Waiting { seat });
         self.count();
     }

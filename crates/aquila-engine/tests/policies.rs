@@ -164,6 +164,25 @@ fn a_head_that_missed_more_than_is_kept_stays_out_and_a_model_returns() {
 }
 
 #[test]
+fn a_request_that_a_policy_does_not_admit_is_decoded_plainly() {
+    let prompts: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).step_by(3).collect();
+    let plain = answers(&mut engine(Algorithm::None, config(Shape::PLAIN)), &prompts, 48, hot);
+    for algorithm in ["EAGLE3", "STANDALONE", "EAGLE", "MTP", "NGRAM"] {
+        let mut engine = named(algorithm, switching(64));
+        let mut policy = Scripted::new(&[Shape::chain(3)], always);
+        policy.most = 3;
+        engine.draft_by(Box::new(policy)).unwrap();
+        let got = answers(&mut engine, &prompts, 48, hot);
+        assert_eq!(texts(&got), texts(&plain), "{algorithm}");
+        // All came at once, so the first three did to a batch of that size at most.
+        let drafted = |answer: &Answer| answer.spec.proposed_drafts > 0;
+        let drafted: Vec<bool> = got.iter().map(drafted).collect();
+        let first = |at: usize| at < 3;
+        assert_eq!(drafted, (0..got.len()).map(first).collect::<Vec<_>>(), "{algorithm}");
+    }
+}
+
+#[test]
 fn a_policy_for_which_there_is_no_room_is_refused() {
     let mut engine = engine(Algorithm::Standalone, switching(0));
     let policy = Scripted::new(&[Shape::chain(4)], always);

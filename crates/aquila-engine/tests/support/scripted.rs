@@ -26,6 +26,8 @@ pub struct Round {
 pub struct Scripted {
     pub script: Script,
     pub shapes: Vec<Shape>,
+    /// The largest batch in which requests are drafted for that come to it.
+    pub most: usize,
     /// All that was heard, in order.
     pub heard: Arc<Mutex<Vec<Round>>>,
     rounds: HashMap<u64, usize>,
@@ -33,7 +35,8 @@ pub struct Scripted {
 
 impl Scripted {
     pub fn new(shapes: &[Shape], script: Script) -> Self {
-        Self { script, shapes: shapes.to_vec(), heard: Arc::default(), rounds: HashMap::new() }
+        let (heard, rounds) = (Arc::default(), HashMap::new());
+        Self { script, shapes: shapes.to_vec(), most: usize::MAX, heard, rounds }
     }
 }
 
@@ -94,6 +97,10 @@ impl Policy for Scripted {
 
     fn shapes(&self) -> Vec<Shape> {
         self.shapes.clone()
+    }
+
+    fn admits(&self, batch: usize) -> bool {
+        batch <= self.most
     }
 
     fn state(&self) -> PolicyState {

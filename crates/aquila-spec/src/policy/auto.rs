@@ -63,7 +63,7 @@ const WATCHED: usize = 8;
 const PROMISING: f64 = 0.5;
 /// What may be saved up for looks, in plain rounds, and in looks where these are dear.
 const MOST_PROBING: f64 = 0.15;
-const SAVED_LOOKS: f64 = 4.0;
+const SAVED_LOOKS: f64 = 8.0;
 /// How many times what a look costs at best makes it too dear to be had at once.
 const DEAR: f64 = 1.5;
 /// Drafts that are looked at once after the text has changed or drafting has ended, where that rests
@@ -77,6 +77,8 @@ const LEFT_OUT_ROUNDS: u64 = 8;
 const RECONSIDERED: u64 = 4;
 /// Rounds after which the result of a look is taken to be lost.
 const LOST_ROUNDS: u32 = 64;
+/// Rounds after which it asks anew whether drafts could pay.
+const REPRICED: u64 = 64;
 /// Results after which trees are put in order anew.
 const TREE_RESULTS: u32 = 8;
 
@@ -101,6 +103,8 @@ pub struct Auto {
     held_batch: usize,
     held_rounds: u32,
     unsettled: bool,
+    /// Whether drafts could pay at the batch size of the last round.
+    payable: Option<(usize, bool)>,
     /// Whether a result about drafts came since the last decision.
     heard: bool,
     /// What may be spent on looks, in plain rounds.
@@ -138,6 +142,7 @@ impl Auto {
             held_batch: 0,
             held_rounds: 0,
             unsettled: true,
+            payable: None,
             heard: false,
             probing: 0.0,
             since_probe: 0,
@@ -213,7 +218,7 @@ impl Auto {
             self.in_flight = 0;
             self.charged.clear();
         }
-        if self.ladders.is_empty() {
+        if !self.payable.is_some_and(|(of, pays)| of == batch && pays) {
             return Vec::new();
         }
         // Spread over the batch, as neighbours may be alike.
@@ -244,6 +249,21 @@ impl Auto {
         self.since_probe = 0;
         self.probes += 1;
         watch
+    }
+
+    /// Whether drafts could pay in a batch of so many, were they all right: those of all requests
+    /// or of one.
+    fn could_pay(&self, batch: usize) -> bool {
+        let plain = batch as f64 / self.costs.plain(batch);
+        let least = plain * (1.0 + self.settings.margin_to_draft);
+        let pays = |shape: &Shape, requests: usize| {
+            let (steps, others) = (shape.steps(), batch - requests);
+            let tokens = (batch + requests * steps) as f64;
+            let rows = others + requests * shape.nodes();
+            tokens / self.costs.round(batch, rows, &vec![requests; steps], shape.topk()) > least
+        };
+        let drafts = self.settings.candidates.iter().filter(|shape| shape.steps() > 0);
+        drafts.into_iter().any(|shape| pays(shape, batch) || pays(shape, 1))
     }
 
     /// What a look costs at drafts that have just been looked at, in plain rounds.
@@ -321,6 +341,10 @@ impl Policy for Auto {
         }
         self.rounds += 1;
         self.account.earn();
+        let known = self.payable.is_some_and(|(of, _)| of == batch);
+        if !known || self.rounds.is_multiple_of(REPRICED) {
+            self.payable = Some((batch, self.could_pay(batch)));
+        }
         let plain_seconds = self.costs.plain(batch);
         let plan = self.plan(round, plain_seconds);
         let most_probing = MOST_PROBING.max(SAVED_LOOKS * self.look(batch, plain_seconds));
@@ -410,6 +434,10 @@ impl Policy for Auto {
         let mut shapes = vec![Shape::PLAIN];
         shapes.extend(self.settings.candidates.iter().filter(|shape| shape.steps() > 0));
         shapes
+    }
+
+    fn admits(&self, batch: usize) -> bool {
+        self.could_pay(batch.max(1))
     }
 
     fn weighs_confidence(&self) -> bool {

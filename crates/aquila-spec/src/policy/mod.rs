@@ -47,6 +47,12 @@ pub trait Policy: Send {
     /// request may get less than one of them, never more.
     fn shapes(&self) -> Vec<Shape>;
 
+    /// Whether the draft of a request that comes to a batch of so many, itself included, is to read
+    /// its prompt. If not, the request is decoded plainly to its end.
+    fn admits(&self, _batch: usize) -> bool {
+        true
+    }
+
     /// Whether it asks how sure a draft is of its first token, which takes a draft longer to say.
     fn weighs_confidence(&self) -> bool {
         false

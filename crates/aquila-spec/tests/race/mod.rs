@@ -3,8 +3,8 @@
 //! Whether a draft of a token is right depends on the token, its depth and its request alone, so
 //! every policy meets the same text. Requests end after so many tokens and others take their
 //! places; with a phase come new ones. A draft that sat out takes in what it missed, and after too
-//! much cannot return. Results come one round late, and what a round took is known with noise
-//! only.
+//! much cannot return, nor can one that a policy did not admit. Results come one round late, and
+//! what a round took is known with noise only.
 
 use aquila_spec::Shape;
 use aquila_spec::policy::{
@@ -142,6 +142,7 @@ struct Seat {
     view: RequestView,
     left: usize,
     position: u64,
+    admitted: bool,
 }
 
 /// Plays all phases, each until its tokens are there.
@@ -153,9 +154,10 @@ pub fn play(
 ) -> Vec<Played> {
     let mut late: Option<(Setting, Vec<RequestOutcome<'static>>, f64)> = None;
     let mut ids = 0..;
-    let mut enter = |left: usize, position: u64| {
+    let mut enter = |left: usize, position: u64, admitted: bool| {
         let view = RequestView::new(ids.next().expect("there are always more"));
-        Seat { view, left, position }
+        let cap = (!admitted).then_some(0);
+        Seat { view: RequestView { cap, ..view }, left, position, admitted }
     };
     let mut seats: Vec<Seat> = Vec::new();
     let mut count = 0;
@@ -164,7 +166,9 @@ pub fn play(
         seats.drain(..).for_each(|seat| policy.leave(seat.view.id));
         // They end one after the other.
         let left = |at: usize| ANSWER * (at + 1) / phase.batch;
-        seats.extend((0..phase.batch).map(|at| enter(left(at), 1_000_000 * played.len() as u64)));
+        let position = 1_000_000 * played.len() as u64;
+        let admitted = policy.admits(phase.batch);
+        seats.extend((0..phase.batch).map(|at| enter(left(at), position, admitted)));
         let mut rounds = Vec::new();
         let mut left = phase.batch * phase.rounds;
         while left > 0 {
@@ -201,10 +205,10 @@ pub fn play(
                     (0, Some(_)) => 1,
                     _ => 0,
                 };
-                seat.view.cap = (seat.view.behind > PARKED).then_some(0);
+                seat.view.cap = (seat.view.behind > PARKED || !seat.admitted).then_some(0);
                 if seat.left == 0 {
                     policy.leave(seat.view.id);
-                    *seat = enter(ANSWER, seat.position);
+                    *seat = enter(ANSWER, seat.position, policy.admits(phase.batch));
                 }
             }
             let seconds = costs.round(phase.batch, decision.rows(), &levels, 1)

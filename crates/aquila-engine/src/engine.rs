@@ -171,7 +171,7 @@ impl<C: Compute> Scheduler<C> {
         let longest = self.config.longest_sequence();
         let there = self.running.len() + self.waiting.len() + 1;
         let batch = there.min(self.config.max_running_requests);
-        let room = match self.drafting.admits(batch) {
+        let room = match self.drafting.admits(batch, request.prompt.len()) {
             true => self.draft_room(),
             false => DraftRoom::NONE,
         };

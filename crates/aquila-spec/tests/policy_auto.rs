@@ -57,9 +57,22 @@ fn views(batch: usize) -> Vec<RequestView> {
 }
 
 /// What drafts have missed after a round; now and then somebody leaves, and another is there.
-fn live_on(decision: &Decision, views: &mut [RequestView], round: usize) {
+/// Answers what it takes that drafts read their prompts.
+fn live_on(
+    auto: &mut Auto,
+    costs: &RoundCosts,
+    decision: &Decision,
+    views: &mut [RequestView],
+    round: usize,
+) -> f64 {
+    let (batch, mut read) = (views.len(), 0);
     for (at, view) in views.iter_mut().enumerate() {
         let anew = uniform(9, round as u64, at as u64) < 0.01;
+        if anew {
+            let admitted = auto.admits(batch, 50);
+            read += if admitted { 50 } else { 0 };
+            view.cap = (!admitted).then_some(0);
+        }
         view.behind = match (decision.shapes[at].steps(), decision.watch.contains(&at)) {
             _ if anew => 0,
             (0, false) => view.behind + 1,
@@ -67,6 +80,7 @@ fn live_on(decision: &Decision, views: &mut [RequestView], round: usize) {
             _ => 0,
         };
     }
+    costs.reading(read)
 }
 
 /// How an adversary decides what is right.
@@ -134,9 +148,9 @@ proptest! {
             let correct: usize = requests.iter().map(|r| r.correct).sum();
             let plain = costs.plain(batch);
             let seconds = seconds(&costs, &decision, &views);
-            live_on(&decision, &mut views, n);
+            let read = live_on(&mut auto, &costs, &decision, &mut views, n);
             prop_assert!(steps > 0 || !decision.watch.is_empty() || (seconds - plain).abs() < 1e-12);
-            let loss = seconds / plain - 1.0 - correct as f64 / batch as f64;
+            let loss = (seconds + read) / plain - 1.0 - correct as f64 / batch as f64;
             total += loss;
             prop_assert!(total <= settings.loss_limit + settings.loss_allowance * (n + 1) as f64 + 1e-9);
             worst = worst.max(0.0) + loss - settings.loss_allowance;
@@ -367,13 +381,14 @@ fn while_nothing_pays_probes_take_no_more_than_their_share() {
             for n in 0..2200 {
                 let decision = round(&mut auto, &views, |_, _| 0);
                 let seconds = seconds(&costs, &decision, &views);
-                live_on(&decision, &mut views, n);
+                let seconds = seconds + live_on(&mut auto, &costs, &decision, &mut views, n);
                 extra += if n < 200 { 0.0 } else { seconds / costs.plain(batch) - 1.0 };
             }
             assert!(extra / 2000.0 <= settings.probe_share + 1e-3, "{name}, {batch}: {extra}");
             // Where drafts could not pay, were they all right, nobody looks at them.
             let looks = auto.state().probes;
-            assert_eq!(looks >= 5, auto.admits(batch), "{name}, {batch}: {looks}");
+            let could_pay = Auto::new(settings, table.clone()).admits(batch, 50);
+            assert_eq!(looks >= 5, could_pay, "{name}, {batch}: {looks}");
         }
     }
 }
@@ -398,6 +413,29 @@ fn trees_that_are_looked_up_stay_so_when_they_are_cut() {
         assert!(decision.shapes[0].steps() > 1, "{decision:?}");
         assert_eq!(decision.shapes[0].draft_rows(), 0);
     }
+}
+
+#[test]
+fn a_long_prompt_is_read_where_answers_are_long_and_drafts_right() {
+    // A row takes this draft a fortieth of a plain round, so the account holds some 360 of them.
+    let table = tables()[2].1.clone();
+    let admits = |answer: usize, right: usize, prompt: usize| {
+        let mut auto = Auto::new(AutoSettings::default(), table.clone());
+        let mut tokens = 0;
+        for n in 0..2000_u64 {
+            let views = [RequestView::new(n / answer as u64)];
+            tokens += round(&mut auto, &views, |_, steps| steps.min(right)).shapes[0].steps() + 1;
+            if (n + 1) % answer as u64 == 0 {
+                auto.leave(n / answer as u64);
+            }
+        }
+        (auto.admits(1, prompt), tokens > 2000)
+    };
+    assert_eq!(admits(400, 9, 300), (true, true));
+    assert_eq!(admits(400, 9, 2000), (true, true));
+    assert_eq!(admits(10, 9, 2000), (false, true));
+    assert!(!admits(400, 0, 300).0);
+    assert!(admits(400, 0, 4).0);
 }
 
 #[test]

@@ -99,7 +99,7 @@ impl Policy for Scripted {
         self.shapes.clone()
     }
 
-    fn admits(&self, batch: usize) -> bool {
+    fn admits(&mut self, batch: usize, _prompt: usize) -> bool {
         batch <= self.most
     }
 

@@ -8,7 +8,9 @@
 //! The one invariant: the account is never overdrawn. So over any n rounds in a row, whatever is
 //! accepted, the time beyond what plain decoding would have taken for the same tokens is at most
 //! `limit + allowance * n` plain rounds, and what rounds already in flight pay back. Costs are those
-//! that are expected: a hiccup of the machine is nobody's loss.
+//! that are expected: a hiccup of the machine is nobody's loss. A prompt that takes a draft longer
+//! to read than the account holds is read only where drafts have been worth it for answers as long
+//! as those of late, and then the account is empty.
 
 /// The account.
 #[derive(Debug, Clone, PartialEq)]

@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 
+use super::answers::Answers;
 use super::costs::RoundCosts;
 use super::worth::{Group, Ladder, Plan, group, share, weigh};
 use super::{
@@ -12,6 +13,8 @@ use super::{
     SlotState, Survival,
 };
 use crate::Shape;
+
+mod looks;
 
 /// What `auto` is given. The defaults hold its bars.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,7 +31,8 @@ pub struct AutoSettings {
     pub loss_limit: f64,
     /// The share of plain decoding's time that may be lost for good.
     pub loss_allowance: f64,
-    /// The share of plain decoding's time that watching drafts may take while none are verified.
+    /// The share of plain decoding's time that drafts may take to be looked at and to read prompts
+    /// while none are verified.
     pub probe_share: f64,
     /// How likely a first draft is to be right before anything is known.
     pub first_rate: f64,
@@ -57,26 +61,13 @@ impl Default for AutoSettings {
     }
 }
 
-/// The most requests that are watched at once: more would not tell more.
-const WATCHED: usize = 8;
-/// Nats that make a look at drafts promising, so that the next look is at once.
-const PROMISING: f64 = 0.5;
-/// What may be saved up for looks, in plain rounds, and in looks where these are dear.
-const MOST_PROBING: f64 = 0.15;
-const SAVED_LOOKS: f64 = 8.0;
-/// How many times what a look costs at best makes it too dear to be had at once.
-const DEAR: f64 = 1.5;
 /// Drafts that are looked at once after the text has changed or drafting has ended, where that rests
 /// on few results.
 const SECOND_LOOKS: usize = 8;
 /// First drafts that are not few.
 const WELL_KNOWN: f64 = 60.0;
-/// Rounds between two looks at requests that are left out of drafting.
-const LEFT_OUT_ROUNDS: u64 = 8;
 /// Plain rounds between two thoughts about drafting while nothing is heard.
 const RECONSIDERED: u64 = 4;
-/// Rounds after which the result of a look is taken to be lost.
-const LOST_ROUNDS: u32 = 64;
 /// Rounds after which it asks anew whether drafts could pay.
 const REPRICED: u64 = 64;
 /// Results after which trees are put in order anew.
@@ -105,10 +96,13 @@ pub struct Auto {
     unsettled: bool,
     /// Whether drafts could pay at the batch size of the last round.
     payable: Option<(usize, bool)>,
-    /// Whether a result about drafts came since the last decision.
+    /// Whether a result about drafts came since the last decision, and the round it came in last.
     heard: bool,
-    /// What may be spent on looks, in plain rounds.
+    last_heard: u64,
+    /// What may be spent on looks and on prompts, in plain rounds.
     probing: f64,
+    /// What the last prompt would have taken to read, while it decoded plainly.
+    saving_for: f64,
     since_probe: u32,
     second_looks: usize,
     in_flight: u32,
@@ -118,6 +112,7 @@ pub struct Auto {
     rounds: u64,
     switches: u64,
     probes: u64,
+    answers: Answers,
     groups: Vec<Group>,
     group_of: Vec<usize>,
     at_level: Vec<usize>,
@@ -144,7 +139,9 @@ impl Auto {
             unsettled: true,
             payable: None,
             heard: false,
+            last_heard: 0,
             probing: 0.0,
+            saving_for: 0.0,
             since_probe: 0,
             second_looks: 0,
             in_flight: 0,
@@ -153,6 +150,7 @@ impl Auto {
             rounds: 0,
             switches: 0,
             probes: 0,
+            answers: Answers::default(),
             groups: Vec::new(),
             group_of: Vec::new(),
             at_level: Vec::new(),
@@ -208,70 +206,6 @@ impl Auto {
         plan
     }
 
-    /// Whom to watch in a plain round: those whose drafts have said already what they would draft,
-    /// else a few in turn, as rarely as their share of time asks, or at once while what is seen is
-    /// promising.
-    fn probe(&mut self, round: &RoundView<'_>, plain_seconds: f64) -> Vec<usize> {
-        let batch = round.requests.len();
-        self.since_probe = self.since_probe.saturating_add(1);
-        if self.since_probe >= LOST_ROUNDS {
-            self.in_flight = 0;
-            self.charged.clear();
-        }
-        if !self.payable.is_some_and(|(of, pays)| of == batch && pays) {
-            return Vec::new();
-        }
-        // Spread over the batch, as neighbours may be alike.
-        let stride = batch.div_ceil(WATCHED);
-        let turn = (0..stride).flat_map(|first| (first..batch).step_by(stride));
-        let turn = turn.map(|at| (at + self.probes as usize) % batch);
-        let mut watch: Vec<usize> =
-            turn.filter(|&at| round.requests[at].most_steps() > 0).collect();
-        // Those that missed least cost least, and those that missed nothing nothing.
-        watch.sort_by_key(|&at| round.requests[at].behind);
-        watch.truncate(WATCHED);
-        let free = watch.iter().filter(|&&at| round.requests[at].behind == 0).count();
-        if free > 0 {
-            watch.truncate(free);
-        } else if watch.is_empty() || self.in_flight > 0 {
-            return Vec::new();
-        }
-        let extra = self.looking(round, &watch, plain_seconds);
-        // Looks at once leave enough to draft with what they find.
-        let dear = extra > DEAR * self.look(batch, plain_seconds);
-        let affluent = self.account.balance() > self.settings.loss_limit / 4.0;
-        let at_once = self.second_looks > 0 || self.survival.promise() > PROMISING;
-        if !(at_once && affluent && !dear) && self.probing < extra {
-            return Vec::new();
-        }
-        self.second_looks = self.second_looks.saturating_sub(watch.len());
-        self.probing = (self.probing - extra).max(0.0);
-        self.since_probe = 0;
-        self.probes += 1;
-        watch
-    }
-
-    /// Whether drafts could pay in a batch of so many, were they all right: those of all requests
-    /// or of one.
-    fn could_pay(&self, batch: usize) -> bool {
-        let plain = batch as f64 / self.costs.plain(batch);
-        let least = plain * (1.0 + self.settings.margin_to_draft);
-        let pays = |shape: &Shape, requests: usize| {
-            let (steps, others) = (shape.steps(), batch - requests);
-            let tokens = (batch + requests * steps) as f64;
-            let rows = others + requests * shape.nodes();
-            tokens / self.costs.round(batch, rows, &vec![requests; steps], shape.topk()) > least
-        };
-        let drafts = self.settings.candidates.iter().filter(|shape| shape.steps() > 0);
-        drafts.into_iter().any(|shape| pays(shape, batch) || pays(shape, 1))
-    }
-
-    /// What a look costs at drafts that have just been looked at, in plain rounds.
-    fn look(&self, batch: usize, plain_seconds: f64) -> f64 {
-        let missed = std::iter::repeat_n(1, batch.min(WATCHED));
-        self.costs.returning(batch, missed) / plain_seconds
-    }
-
     fn shared_out(&self, plan: &Plan, round: &RoundView<'_>) -> Vec<Shape> {
         let Some(ladder) = plan.ladder.map(|at| &self.ladders[at]) else {
             return vec![Shape::PLAIN; round.requests.len()];
@@ -279,35 +213,6 @@ impl Auto {
         let by_group: Vec<Shape> =
             self.groups.iter().map(|group| share(ladder, group, plan)).collect();
         self.group_of.iter().map(|&at| by_group[at]).collect()
-    }
-
-    /// Requests that get nothing while others do are watched now and then, lest a bad start stick.
-    fn left_out(
-        &mut self,
-        shapes: &[Shape],
-        round: &RoundView<'_>,
-        plain_seconds: f64,
-    ) -> Vec<usize> {
-        if !self.rounds.is_multiple_of(LEFT_OUT_ROUNDS) {
-            return Vec::new();
-        }
-        let idle = |&at: &usize| shapes[at].steps() == 0 && round.requests[at].most_steps() > 0;
-        let mut watch: Vec<usize> = (0..shapes.len()).filter(idle).collect();
-        // Those that missed least cost least.
-        watch.sort_by_key(|&at| round.requests[at].behind);
-        watch.truncate(WATCHED);
-        let extra = self.looking(round, &watch, plain_seconds);
-        if extra > self.probing {
-            return Vec::new();
-        }
-        self.probing -= extra;
-        watch
-    }
-
-    /// What looking at the drafts of these requests costs, in plain rounds.
-    fn looking(&self, round: &RoundView<'_>, watch: &[usize], plain_seconds: f64) -> f64 {
-        let missed = watch.iter().map(|&at| round.requests[at].behind);
-        self.costs.returning(round.requests.len(), missed) / plain_seconds
     }
 
     /// What a round of these shapes costs.
@@ -347,8 +252,7 @@ impl Policy for Auto {
         }
         let plain_seconds = self.costs.plain(batch);
         let plan = self.plan(round, plain_seconds);
-        let most_probing = MOST_PROBING.max(SAVED_LOOKS * self.look(batch, plain_seconds));
-        self.probing = (self.probing + self.settings.probe_share).min(most_probing);
+        self.save_up(batch, plain_seconds);
         let mut shapes = self.shared_out(&plan, round);
         let mut watch = match plan.ladder {
             None => self.probe(round, plain_seconds),
@@ -387,6 +291,7 @@ impl Policy for Auto {
         let watched = outcome.setting.watches;
         let drafted = outcome.setting.shape.steps() > 0;
         let whole = outcome.requests.len() == batch;
+        self.answers.grow(outcome.requests.iter().map(|r| r.correct + 1).sum());
         let mut like_the_table = whole;
         if drafted || watched {
             let charge = self.charged.pop_front().unwrap_or_default();
@@ -406,6 +311,7 @@ impl Policy for Auto {
             return;
         }
         self.heard = true;
+        self.last_heard = self.rounds;
         self.in_flight = self.in_flight.saturating_sub(1);
         let correct: usize = outcome.requests.iter().map(|r| r.correct).sum();
         self.account.pay_back(correct as f64 / batch as f64);
@@ -428,6 +334,7 @@ impl Policy for Auto {
 
     fn leave(&mut self, request: u64) {
         self.survival.leave(request);
+        self.answers.end();
     }
 
     fn shapes(&self) -> Vec<Shape> {
@@ -436,8 +343,8 @@ impl Policy for Auto {
         shapes
     }
 
-    fn admits(&self, batch: usize) -> bool {
-        self.could_pay(batch.max(1))
+    fn admits(&mut self, batch: usize, prompt: usize) -> bool {
+        self.admit(batch.max(1), prompt)
     }
 
     fn weighs_confidence(&self) -> bool {

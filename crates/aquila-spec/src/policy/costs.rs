@@ -266,6 +266,11 @@ impl RoundCosts {
         self.of_batch(batch).level(requests, 1, 1) + self.table.catch_up * more
     }
 
+    /// What it costs that a draft reads a prompt.
+    pub fn reading(&self, prompt: usize) -> f64 {
+        self.table.catch_up * prompt as f64
+    }
+
     /// The costs of rounds of this batch, ready to be asked level by level.
     pub fn of_batch(&self, batch: usize) -> BatchCosts<'_> {
         BatchCosts { costs: self, batch, place: Place::of(&self.table.batches, batch as f64) }

@@ -13,6 +13,7 @@
 mod account;
 mod adaptive;
 mod adaptive_table;
+mod answers;
 mod auto;
 mod costs;
 mod error;
@@ -47,9 +48,10 @@ pub trait Policy: Send {
     /// request may get less than one of them, never more.
     fn shapes(&self) -> Vec<Shape>;
 
-    /// Whether the draft of a request that comes to a batch of so many, itself included, is to read
-    /// its prompt. If not, the request is decoded plainly to its end.
-    fn admits(&self, _batch: usize) -> bool {
+    /// Whether the draft of a request is to read its prompt of so many tokens. It comes to a batch
+    /// of `batch`, itself included. If not, it is decoded plainly to its end. Asked once for each
+    /// request.
+    fn admits(&mut self, _batch: usize, _prompt: usize) -> bool {
         true
     }
 

@@ -107,6 +107,13 @@ pub(super) struct Group {
     ratio: [f64; LEVELS + 1],
 }
 
+impl Group {
+    /// So many requests instead of those there are.
+    pub(super) fn repeat(&mut self, requests: usize) {
+        self.requests = requests;
+    }
+}
+
 /// Sorts the requests of a round into groups; `of` says the group of each.
 pub(super) fn group(
     requests: &[RequestView],

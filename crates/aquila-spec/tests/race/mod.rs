@@ -2,9 +2,9 @@
 //!
 //! Whether a draft of a token is right depends on the token, its depth and its request alone, so
 //! every policy meets the same text. Requests end after so many tokens and others take their
-//! places; with a phase come new ones. A draft that sat out takes in what it missed, and after too
-//! much cannot return, nor can one that a policy did not admit. Results come one round late, and
-//! what a round took is known with noise only.
+//! places; with a phase come new ones. Drafts read prompts, unless a policy does not admit that. A
+//! draft that sat out takes in what it missed, and after too much cannot return. Results come one
+//! round late, and what a round took is known with noise only.
 
 use aquila_spec::Shape;
 use aquila_spec::policy::{
@@ -49,11 +49,14 @@ impl Phase {
         sum
     }
 
-    /// Expected tokens per second where every request has a chain of so many steps.
+    /// Expected tokens per second where every request has a chain of so many steps, and a draft
+    /// that reads its prompt if it has any.
     pub fn speed(&self, costs: &RoundCosts, steps: usize) -> f64 {
         let tokens: f64 = (0..self.batch).map(|request| self.expected(request, steps)).sum();
         let levels = vec![self.batch; steps];
-        tokens / costs.round(self.batch, self.batch * (steps + 1), &levels, 1)
+        let round = costs.round(self.batch, self.batch * (steps + 1), &levels, 1);
+        let prompt = if steps == 0 { 0.0 } else { costs.reading(PROMPT) / ANSWER as f64 };
+        1.0 / (round / tokens + prompt)
     }
 }
 
@@ -132,7 +135,8 @@ pub fn uniform(seed: u64, a: u64, b: u64) -> f64 {
     (x >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// Tokens of an answer.
+/// Tokens of a prompt, and of an answer.
+const PROMPT: usize = 50;
 const ANSWER: usize = 200;
 /// Rows that a draft may miss and still return.
 const PARKED: usize = 64;
@@ -167,8 +171,12 @@ pub fn play(
         // They end one after the other.
         let left = |at: usize| ANSWER * (at + 1) / phase.batch;
         let position = 1_000_000 * played.len() as u64;
-        let admitted = policy.admits(phase.batch);
-        seats.extend((0..phase.batch).map(|at| enter(left(at), position, admitted)));
+        let mut read = 0;
+        for at in 0..phase.batch {
+            let admitted = policy.admits(phase.batch, PROMPT);
+            read += if admitted { PROMPT } else { 0 };
+            seats.push(enter(left(at), position, admitted));
+        }
         let mut rounds = Vec::new();
         let mut left = phase.batch * phase.rounds;
         while left > 0 {
@@ -206,15 +214,18 @@ pub fn play(
                     _ => 0,
                 };
                 seat.view.cap = (seat.view.behind > PARKED || !seat.admitted).then_some(0);
-                if seat.left == 0 {
+                if seat.left == 0 && tokens < left {
                     policy.leave(seat.view.id);
-                    *seat = enter(ANSWER, seat.position, policy.admits(phase.batch));
+                    let admitted = policy.admits(phase.batch, PROMPT);
+                    read += if admitted { PROMPT } else { 0 };
+                    *seat = enter(ANSWER, seat.position, admitted);
                 }
             }
             let seconds = costs.round(phase.batch, decision.rows(), &levels, 1)
                 + costs.returning(phase.batch, missed.into_iter());
-            rounds.push(Round { tokens, expected, seconds, steps: levels.len() });
             late = Some((decision.setting, outcomes, seconds));
+            let seconds = seconds + costs.reading(std::mem::take(&mut read));
+            rounds.push(Round { tokens, expected, seconds, steps: levels.len() });
             left = left.saturating_sub(tokens);
         }
         played.push(Played { rounds });

@@ -1,0 +1,165 @@
+//! What `auto` spends to know how drafts would do: looks at them, and prompts that they read.
+//!
+//! Looks are free where a draft has said already what it would draft. The others, and prompts where
+//! plain decoding is faster, are paid from a share of plain decoding's time that is saved up.
+
+use super::super::worth::{Plan, group, weigh};
+use super::super::{RequestView, RoundView};
+use super::Auto;
+use crate::Shape;
+
+/// The most requests that are watched at once: more would not tell more.
+const WATCHED: usize = 8;
+/// Nats that make a look at drafts promising, so that the next look is at once.
+const PROMISING: f64 = 0.5;
+/// What may be saved up for looks, in plain rounds, and in looks where these are dear.
+const MOST_PROBING: f64 = 0.15;
+const SAVED_LOOKS: f64 = 8.0;
+/// How many times what a look costs at best makes it too dear to be had at once.
+const DEAR: f64 = 1.5;
+/// Rounds between two looks at requests that are left out of drafting.
+const LEFT_OUT_ROUNDS: u64 = 8;
+/// Rounds after which the result of a look is taken to be lost.
+const LOST_ROUNDS: u32 = 64;
+/// Rounds after which what is known of drafts is old.
+const STALE: u64 = 500;
+
+impl Auto {
+    /// Saves up for looks and prompts: the share of a round.
+    pub(super) fn save_up(&mut self, batch: usize, plain_seconds: f64) {
+        let looks = SAVED_LOOKS * self.look(batch, plain_seconds);
+        let most = self.saving_for + MOST_PROBING.max(looks);
+        self.probing = (self.probing + self.settings.probe_share).min(most);
+    }
+
+    /// Whom to watch in a plain round: those whose drafts have said already what they would draft,
+    /// else a few in turn, as rarely as their share of time asks, or at once while what is seen is
+    /// promising.
+    pub(super) fn probe(&mut self, round: &RoundView<'_>, plain_seconds: f64) -> Vec<usize> {
+        let batch = round.requests.len();
+        self.since_probe = self.since_probe.saturating_add(1);
+        if self.since_probe >= LOST_ROUNDS {
+            self.in_flight = 0;
+            self.charged.clear();
+        }
+        if !self.payable.is_some_and(|(of, pays)| of == batch && pays) {
+            return Vec::new();
+        }
+        // Spread over the batch, as neighbours may be alike.
+        let stride = batch.div_ceil(WATCHED);
+        let turn = (0..stride).flat_map(|first| (first..batch).step_by(stride));
+        let turn = turn.map(|at| (at + self.probes as usize) % batch);
+        let mut watch: Vec<usize> =
+            turn.filter(|&at| round.requests[at].most_steps() > 0).collect();
+        // Those that missed least cost least, and those that missed nothing nothing.
+        watch.sort_by_key(|&at| round.requests[at].behind);
+        watch.truncate(WATCHED);
+        let free = watch.iter().filter(|&&at| round.requests[at].behind == 0).count();
+        if free > 0 {
+            watch.truncate(free);
+        } else if watch.is_empty() || self.in_flight > 0 {
+            return Vec::new();
+        }
+        let extra = self.looking(round, &watch, plain_seconds);
+        // Looks at once leave enough to draft with what they find.
+        let dear = extra > DEAR * self.look(batch, plain_seconds);
+        let at_once = self.second_looks > 0 || self.survival.promise() > PROMISING;
+        if !(at_once && self.is_affluent() && !dear)
+            && self.probing - self.saving_for < extra
+            && free == 0
+        {
+            return Vec::new();
+        }
+        self.second_looks = self.second_looks.saturating_sub(watch.len());
+        // What is saved for a prompt is not spent on looks, be they at once.
+        self.probing = (self.probing - extra).max(self.probing.min(self.saving_for));
+        self.since_probe = 0;
+        self.probes += 1;
+        watch
+    }
+
+    /// Whether drafts could pay in a batch of so many, were they all right: those of all requests
+    /// or of one.
+    pub(super) fn could_pay(&self, batch: usize) -> bool {
+        let plain = batch as f64 / self.costs.plain(batch);
+        let least = plain * (1.0 + self.settings.margin_to_draft);
+        let pays = |shape: &Shape, requests: usize| {
+            let (steps, others) = (shape.steps(), batch - requests);
+            let tokens = (batch + requests * steps) as f64;
+            let rows = others + requests * shape.nodes();
+            tokens / self.costs.round(batch, rows, &vec![requests; steps], shape.topk()) > least
+        };
+        let drafts = self.settings.candidates.iter().filter(|shape| shape.steps() > 0);
+        drafts.into_iter().any(|shape| pays(shape, batch) || pays(shape, 1))
+    }
+
+    /// Whether there is enough to draft with after something was spent.
+    fn is_affluent(&self) -> bool {
+        self.account.balance() > self.settings.loss_limit / 4.0
+    }
+
+    /// What a look costs at drafts that have just been looked at, in plain rounds.
+    fn look(&self, batch: usize, plain_seconds: f64) -> f64 {
+        let missed = std::iter::repeat_n(1, batch.min(WATCHED));
+        self.costs.returning(batch, missed) / plain_seconds
+    }
+
+    /// Requests that get nothing while others do are watched now and then, lest a bad start stick.
+    pub(super) fn left_out(
+        &mut self,
+        shapes: &[Shape],
+        round: &RoundView<'_>,
+        plain_seconds: f64,
+    ) -> Vec<usize> {
+        if !self.rounds.is_multiple_of(LEFT_OUT_ROUNDS) {
+            return Vec::new();
+        }
+        let idle = |&at: &usize| shapes[at].steps() == 0 && round.requests[at].most_steps() > 0;
+        let mut watch: Vec<usize> = (0..shapes.len()).filter(idle).collect();
+        // Those that missed least cost least.
+        watch.sort_by_key(|&at| round.requests[at].behind);
+        watch.truncate(WATCHED);
+        let extra = self.looking(round, &watch, plain_seconds);
+        if extra > self.probing {
+            return Vec::new();
+        }
+        self.probing -= extra;
+        watch
+    }
+
+    /// What looking at the drafts of these requests costs, in plain rounds.
+    fn looking(&self, round: &RoundView<'_>, watch: &[usize], plain_seconds: f64) -> f64 {
+        let missed = watch.iter().map(|&at| round.requests[at].behind);
+        self.costs.returning(round.requests.len(), missed) / plain_seconds
+    }
+
+    /// Whether the draft of one that comes to a batch of `batch` reads its prompt.
+    pub(super) fn admit(&mut self, batch: usize, prompt: usize) -> bool {
+        let any = [RequestView::new(u64::MAX)];
+        group(&any, &self.survival, &mut self.groups, &mut self.group_of);
+        self.groups[0].repeat(batch);
+        let ladders = (&self.ladders[..], &self.groups[..]);
+        let best = weigh(ladders, &self.costs, batch, self.held, f64::INFINITY).best;
+        let plain = Plan::plain(batch, self.costs.plain(batch));
+        let reading = self.costs.reading(prompt) / plain.seconds;
+        // Results that are old say little of what comes now.
+        let stale = self.rounds - self.last_heard > STALE;
+        let plainly = best.ladder.is_none() && !stale;
+        let can_be_had = if plainly || !self.is_affluent() {
+            // Where plain decoding is faster, drafts read as much as their share of time allows.
+            self.saving_for = reading;
+            self.account.affords(reading) && self.probing >= reading
+        } else {
+            let saved = 1.0 - plain.speed() / best.speed();
+            self.account.affords(reading) || self.answers.tokens() / batch as f64 * saved > reading
+        };
+        if !can_be_had || !self.could_pay(batch) {
+            return false;
+        }
+        if plainly {
+            self.probing -= reading;
+        }
+        self.account.charge(reading.min(self.account.balance()));
+        true
+    }
+}

@@ -1,8 +1,9 @@
 //! What is logged while something runs.
 
 use std::io::Write;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
+use tracing::Dispatch;
 use tracing_subscriber::filter::LevelFilter;
 
 #[derive(Clone, Default)]
@@ -21,6 +22,11 @@ impl Write for Page {
 
 /// Runs `what`; answers what came of it, and the log of its thread up to `level`.
 pub fn logged<T>(level: LevelFilter, what: impl FnOnce() -> T) -> (T, String) {
+    // While there is but one subscriber, a line that another thread comes to first counts as one
+    // that nobody wants.
+    static ANOTHER: OnceLock<Dispatch> = OnceLock::new();
+    let nowhere = || tracing_subscriber::fmt().with_writer(std::io::sink);
+    ANOTHER.get_or_init(|| Dispatch::new(nowhere().with_max_level(LevelFilter::TRACE).finish()));
     let page = Page::default();
     let writer = page.clone();
     let subscriber = tracing_subscriber::fmt()

@@ -111,8 +111,9 @@ impl<B: Backend> Lane<B> {
         let Self { runner, plan, turns, .. } = self;
         plan.fill(turns);
         let (chosen, weighed) = plan.asks(turns);
+        let drafts = turns.iter().any(|turn| turn.track.order.drafts());
         let (choices, weights) = timed(&mut times.verify, || -> Result<_> {
-            runner.run(&plan.forward)?;
+            runner.run(&plan.forward, drafts)?;
             Ok((runner.choose(&chosen)?, runner.weigh(&weighed)?))
         })?;
         let mut kept = Kept::default();

@@ -74,9 +74,9 @@ impl<B: Backend> Runner<B> {
         Ok(trees)
     }
 
-    /// One pass of the target.
-    pub fn run(&mut self, plan: &ForwardPlan) -> Result<()> {
-        let capture = self.capture.as_mut();
+    /// One pass of the target; `drafts` says whether it has rows that a draft takes in.
+    pub fn run(&mut self, plan: &ForwardPlan, drafts: bool) -> Result<()> {
+        let capture = self.capture.as_mut().filter(|_| drafts);
         Ok(self.decoder.forward(&self.backend, plan, &mut self.kv, &mut self.scratch, capture)?)
     }
 

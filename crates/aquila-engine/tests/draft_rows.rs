@@ -14,7 +14,7 @@ use aquila_spec::{
     Algorithm as _, Drafter, Eagle3, Extending, GroupRows, Shape, Speculator, Standalone,
     TargetRows,
 };
-use support::counting::Counting;
+use support::counting::{Counting, Counts};
 use support::recorded::{Pass, Passes, Recorded};
 use support::shipped::{Algorithm, config, engine, engine_with};
 use support::{request, run};
@@ -164,7 +164,8 @@ fn eagle3<B: Backend>(
 #[test]
 fn a_draft_that_declares_no_hidden_state_costs_no_byte_and_no_copy_of_any() {
     let config = whole(Shape::chain(3));
-    let backend = Arc::new(Counting::new(CpuBackend::new(IsaChoice::Auto, 1).unwrap()));
+    let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
+    let backend = Arc::new(Counting::new(backend, Counts::default()));
     // The bytes of rows that a runner makes around its draft, and whether it captures.
     type Counted = Option<Box<dyn Drafter<Counting>>>;
     let made = |choose: &dyn Fn(&Decoder<Counting>) -> Counted| {
@@ -173,9 +174,9 @@ fn a_draft_that_declares_no_hidden_state_costs_no_byte_and_no_copy_of_any() {
             let (slots, dtype) = (config.slots(), config.kv_dtype);
             Box::new(Speculator::new(&*backend, drafter, slots, dtype).unwrap())
         });
-        let before = backend.made();
+        let before = backend.watch.made();
         let runner = Runner::new(backend.clone(), target, draft, &config).unwrap();
-        (backend.made() - before, runner)
+        (backend.watch.made() - before, runner)
     };
     let (plain, _) = made(&|_| None);
     let (alone, runner) = made(&|_| Some(standalone(&*backend, &config)));
@@ -185,13 +186,13 @@ fn a_draft_that_declares_no_hidden_state_costs_no_byte_and_no_copy_of_any() {
     assert!(captures.captures() && head > plain, "the count would show them");
 
     for (runner, copies) in [(runner, false), (captures, true)] {
-        let before = backend.copies();
+        let before = backend.watch.copies();
         let mut engine = support::in_lanes(Engine::new(runner, config.clone()).unwrap());
         let (request, heard) = request(&SEVEN, 24);
         engine.submit(request).unwrap();
         run(&mut engine);
         assert_eq!(heard.lock().unwrap().ids().len(), 24);
-        assert_eq!(backend.copies() > before, copies);
+        assert_eq!(backend.watch.copies() > before, copies);
     }
 }
 

@@ -4,19 +4,19 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use aquila_compute::choose::{Ask, History, Sampling};
-use aquila_compute::cpu::CpuBackend;
+use aquila_compute::cpu::{CpuBackend, Operation};
 use aquila_compute::{Backend, ForwardPlan, WeightFormat};
 
 use crate::Options;
 use crate::machine::Machine;
 use crate::scene::{Batch, Scene};
-use crate::timed::{Operation, Timed};
+use crate::timed::{Clock, Timed};
 
 /// The times of one operation, one per round, with its calls in a round.
 type Samples = BTreeMap<Operation, (Vec<f64>, usize)>;
 
 pub fn run(backend: CpuBackend, machine: Machine, batch: Batch, options: &Options) {
-    let backend = Timed::new(backend);
+    let backend = Timed::new(backend, Clock::default());
     let requests = match batch {
         Batch::RowsOfOne => 1,
         Batch::OneRowOfEach => options.rows.iter().copied().max().unwrap_or(1),
@@ -32,9 +32,9 @@ pub fn run(backend: CpuBackend, machine: Machine, batch: Batch, options: &Option
         for (at, &rows) in options.rows.iter().enumerate() {
             for (format, scene) in scenes.iter_mut().enumerate() {
                 let plan = scene.plan(batch, rows);
-                backend.take();
+                backend.watch.take();
                 let total = round(&backend, scene, &plan);
-                let ledger = backend.take();
+                let ledger = backend.watch.take();
                 if repetition == 0 {
                     continue;
                 }
@@ -128,12 +128,25 @@ fn report(
 
 fn name(operation: Operation, scene: &Scene<Timed>) -> &'static str {
     match operation {
-        Operation::Named(name) => name,
-        Operation::Project(outputs, inputs) => scene
+        Operation::Project { outputs, inputs } => scene
             .projections()
             .into_iter()
             .find(|&(_, o, i, _)| (o, i) == (outputs, inputs))
             .map_or("project", |(name, ..)| name),
+        Operation::Rows { .. } => "make rows",
+        Operation::Place => "place",
+        Operation::Embed => "embed",
+        Operation::RmsNorm => "norm",
+        Operation::WriteKv => "turn and write",
+        Operation::Attend => "attend",
+        Operation::Swiglu => "gate",
+        Operation::CopyColumns | Operation::TakeColumns => "copy",
+        Operation::GatherSources | Operation::GatherOutputs => "gather",
+        Operation::MoveSlots | Operation::MoveRows => "move",
+        Operation::Choose => "choose",
+        Operation::Offer => "offer",
+        Operation::Weigh => "weigh",
+        Operation::Read => "read",
     }
 }
 
@@ -149,7 +162,7 @@ fn floor(
     let (rows, heads) = (plan.rows(), scene.spec().heads);
     let seen: usize = plan.sights.iter().map(|sight| sight.len()).sum();
     let (bytes, work, peak) = match operation {
-        Operation::Project(outputs, inputs) => {
+        Operation::Project { outputs, inputs } => {
             let int8 = scene.format == WeightFormat::Int8;
             (
                 CpuBackend::packed_bytes(outputs, inputs, scene.format),
@@ -157,12 +170,12 @@ fn floor(
                 if int8 { machine.int8_ops } else { machine.flops },
             )
         }
-        Operation::Named("attend") => (
+        Operation::Attend => (
             2 * plan.slots.len() * heads.kv_width() * size_of::<f32>(),
             4 * seen * heads.q_width(),
             machine.flops,
         ),
-        Operation::Named(_) => return None,
+        _ => return None,
     };
     Some(calls as f64 * (bytes as f64 / machine.bandwidth).max(work as f64 / peak))
 }

@@ -63,7 +63,7 @@ pub trait Backend: Send + Sync + 'static {
     /// Makes room for keys and values.
     fn kv(&self, shape: KvShape) -> Result<Self::Kv>;
 
-    /// Makes room for `capacity` rows of `width`.
+    /// Makes room for `capacity` rows of `width`, all zeros.
     fn rows(&self, capacity: usize, width: usize) -> Result<Self::Rows>;
 
     /// Makes room for plans up to `bounds`.

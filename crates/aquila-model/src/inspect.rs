@@ -14,8 +14,8 @@ use crate::config::Settings;
 use crate::head::{self, HeadKind};
 use crate::source::{TensorSource, open_folder};
 use crate::{
-    AuxLayerConvention, Eagle3Spec, FeatureNorm, HeadOptions, Location, ModelSpec, Result, arch,
-    layout, memory,
+    AuxLayerConvention, Eagle3Spec, FeatureNorm, HeadOptions, Location, ModelSpec, MtpNaming,
+    MtpSpec, Result, arch, layout, memory,
 };
 
 /// A report on a checkpoint. What could not be read is left out.
@@ -130,6 +130,37 @@ impl DraftHead {
     }
 }
 
+impl DraftHead {
+    fn of_mtp(spec: &MtpSpec) -> Self {
+        let layers = match spec.layers() {
+            1 => "one layer, which recurs".to_owned(),
+            n if spec.chained => format!("{n} layers, one for each step, chained"),
+            n => format!("{n} layers, one for each step, each on the model's hidden states"),
+        };
+        let order = if spec.naming.hidden_first() { "hidden state" } else { "embedding" };
+        let (zeroed, why) = spec.zeroes_first;
+        let first = if zeroed { "zeros" } else { "the embedding" };
+        let on = |holds: bool, what: &str| holds.then(|| what.to_owned());
+        let particulars = [
+            Some(layers),
+            Some(format!("joins the {order} first")),
+            Some(format!("takes {first} at position 0: {why}")),
+            on(spec.naming.norms_from_one(), "weights of norms are kept less one"),
+            on(spec.layer.qk_norm, "norms on queries and keys"),
+            on(spec.layer.qkv_bias, "biases on queries, keys and values"),
+        ];
+        Self {
+            algorithm: "MTP",
+            target_hidden_size: spec.layer.hidden_size as u64,
+            draft_vocab_size: spec.layer.vocab_size as u64,
+            aux_layers: None,
+            aux_layer_convention: None,
+            particulars: particulars.into_iter().flatten().collect(),
+            known_by: Some(HeadKind::Mtp(spec.naming).known_by()),
+        }
+    }
+}
+
 /// Bytes that a model takes, from its spec alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct MemoryEstimate {
@@ -215,6 +246,9 @@ impl Inspection {
             report.describe_head(&config, stored, kind);
             return Ok(report);
         }
+        if let (Some(HeadKind::Mtp(naming)), Some(tensors)) = (kind, stored) {
+            report.describe_mtp(&config, tensors, naming);
+        }
         let mut wrong = [spec.err(), tensors.err(), fits.err()].into_iter().flatten();
         let mut reason = wrong.next();
         match eos {
@@ -228,6 +262,16 @@ impl Inspection {
             _ => e.to_string(),
         });
         Ok(report)
+    }
+
+    /// Fills in what MTP layers do, if they can be made out.
+    fn describe_mtp(&mut self, config: &Value, tensors: &dyn TensorSource, naming: MtpNaming) {
+        let architecture = self.architecture.clone().unwrap_or_default();
+        let origin = self.location.clone();
+        let asked = HeadOptions::default().first_embedding;
+        let spec = Settings::new(&origin, config)
+            .and_then(|s| MtpSpec::read(&s, &architecture, Some((tensors, naming)), asked));
+        self.draft_head = spec.ok().map(|spec| DraftHead::of_mtp(&spec));
     }
 
     /// Fills in what only heads have; what is wrong with the head is the reason, if anything is.
@@ -358,6 +402,7 @@ impl fmt::Display for DraftHead {
         write!(f, "draft vocabulary {draft_vocab_size}, ")?;
         match aux_layers {
             Some(ids) => write!(f, "reads the outputs of layers {ids:?}"),
+            None if *algorithm == "MTP" => write!(f, "reads what the model's own head reads"),
             None => write!(f, "reads the outputs of the usual three layers"),
         }
     }

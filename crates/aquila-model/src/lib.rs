@@ -50,9 +50,9 @@ pub use dummy::Dummy;
 pub use error::{Error, Result};
 pub use head::{
     AuxLayerConvention, AuxLayers, DraftTokens, Eagle3Head, Eagle3Spec, EagleCheckpoint, EagleSpec,
-    FeatureNorm, FusedCheckpoint, FusedHead, FusedScratch, HeadCheckpoint, HeadOptions,
-    HeadScratch, Hidden, LayerScratch, LmHead, MtpCheckpoint, MtpNaming, MtpSpec, Sources,
-    TokenMap,
+    FeatureNorm, FirstEmbedding, FusedCheckpoint, FusedHead, FusedScratch, HeadCheckpoint,
+    HeadOptions, HeadScratch, Hidden, LayerScratch, LmHead, MtpCheckpoint, MtpNaming, MtpSpec,
+    Sources, TokenMap,
 };
 pub use inspect::{DraftHead, FileSize, Inspection, MemoryEstimate};
 pub use layout::{Expected, TensorNames};

@@ -119,7 +119,9 @@ pub(crate) fn tensor_bytes(tensors: impl Iterator<Item = Expected>, format: Weig
 /// Bytes of the buffers of a head whose layer is `layer` and which tells `tokens` tokens.
 pub(crate) fn fused_scratch_bytes(layer: &ModelSpec, bounds: PlanBounds, tokens: usize) -> u64 {
     let hidden = layer.hidden_size;
+    // And a row of zeros.
     buffer_bytes(bounds, work_width(layer) + 6 * hidden, 2 * hidden + tokens)
+        + (hidden * size_of::<f32>()) as u64
 }
 
 impl Eagle3Spec {

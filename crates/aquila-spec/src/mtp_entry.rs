@@ -29,7 +29,8 @@ impl<B: Backend> Entry<B> for MtpEntry {
 
     fn open(&self, opening: &Opening<'_>) -> crate::Result<Box<dyn Opened<B>>> {
         let (name, location) = opening.draft()?;
-        let layers = MtpCheckpoint::open(location, opening.load, opening.target.spec())?;
+        let (load, target) = (opening.load, opening.target.spec());
+        let layers = MtpCheckpoint::open_with(location, load, target, &opening.head)?;
         if opening.head.multi_layer && layers.spec().layers() == 1 {
             return Err(Error::Refused(format!(
                 "--enable-multi-layer-eagle: {name} has one MTP layer, which recurs"

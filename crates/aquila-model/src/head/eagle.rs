@@ -137,6 +137,9 @@ impl EagleCheckpoint {
         };
         let tensor_bytes = layout::check(spec.tensors(), &*tensors)?;
         let (layer, layouts) = (spec.layer.clone(), vec![spec.layout()]);
-        Ok(Self::new(spec, Stored { layer, layouts, chained: true, tensors, tensor_bytes }))
+        Ok(Self::new(
+            spec,
+            Stored { layer, layouts, chained: true, zeroes_first: false, tensors, tensor_bytes },
+        ))
     }
 }

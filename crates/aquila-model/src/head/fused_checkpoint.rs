@@ -22,6 +22,8 @@ pub(super) struct Stored {
     pub layouts: Vec<FusedLayout>,
     /// Whether a layer takes the hidden states of the one before it, or the target's.
     pub chained: bool,
+    /// Whether zeros stand for the embedding at position 0.
+    pub zeroes_first: bool,
     pub tensors: Box<dyn TensorSource>,
     pub tensor_bytes: u64,
 }

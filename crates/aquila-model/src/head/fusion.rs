@@ -59,6 +59,7 @@ pub struct FusedHead<B: Backend> {
     rope: B::Rope,
     layers: Vec<FusedLayer<B>>,
     chained: bool,
+    zeroes_first: bool,
     lm_head: LmHead<B>,
 }
 
@@ -67,6 +68,8 @@ pub struct LayerScratch<B: Backend> {
     bounds: PlanBounds,
     work: Work<B>,
     embedded: B::Rows,
+    /// Rows whose embeddings are zeros, as moves from the row that is.
+    zeroed: Vec<(u32, u32)>,
     hidden: B::Rows,
     normed: B::Rows,
     joined: B::Rows,
@@ -146,12 +149,13 @@ impl<B: Backend> FusedHead<B> {
             total_bytes: stored.tensor_bytes,
             progress,
         };
-        let chained = stored.chained;
+        let (chained, zeroes_first) = (stored.chained, stored.zeroes_first);
         let layers: Result<Vec<_>> =
             stored.layouts.iter().map(|l| layer(&mut loading, l)).collect();
         let rope = backend.rope(&spec.rope.table(spec.heads.head_dim, positions))?;
         let embedding = target.embedding();
-        Ok(Self { spec, positions, embedding, rope, layers: layers?, chained, lm_head })
+        let layers = layers?;
+        Ok(Self { spec, positions, embedding, rope, layers, chained, zeroes_first, lm_head })
     }
 
     /// What one of its layers is.
@@ -187,7 +191,9 @@ impl<B: Backend> FusedHead<B> {
         Ok(LayerScratch {
             bounds,
             work: Work::new(backend, &self.spec, bounds)?,
-            embedded: backend.rows(rows, hidden)?,
+            // A row of zeros behind those of a pass.
+            embedded: backend.rows(rows + 1, hidden)?,
+            zeroed: Vec::new(),
             hidden: backend.rows(rows, hidden)?,
             normed: backend.rows(rows, hidden)?,
             joined: backend.rows(rows, 2 * hidden)?,
@@ -322,6 +328,12 @@ impl<B: Backend> FusedHead<B> {
             backend.place(plan, &mut s.work.plan)?;
             backend.gather_sources(from.rows, &s.work.plan, &mut s.hidden)?;
         }
+        let first = |(row, &position): (usize, &u32)| (position == 0).then_some(row as u32);
+        s.zeroed.clear();
+        if self.zeroes_first {
+            let first = plan.positions.iter().enumerate().filter_map(first);
+            s.zeroed.extend(first.map(|row| (s.bounds.rows as u32, row)));
+        }
         Ok(rows)
     }
 
@@ -340,6 +352,9 @@ impl<B: Backend> FusedHead<B> {
             (self.spec.heads, self.spec.norm_epsilon, self.spec.hidden_size);
         let pass = Pass { backend, rope: &self.rope, heads, epsilon, rows };
         backend.embed(&self.embedding, &s.work.plan, &mut s.embedded)?;
+        if !s.zeroed.is_empty() {
+            backend.move_rows(&mut s.embedded, &s.zeroed)?;
+        }
         let (first, second) = if layer.hidden_first { (width, 0) } else { (0, width) };
         for (input, norm, column) in
             [(&s.embedded, &layer.embedding_norm, first), (&s.hidden, &layer.hidden_norm, second)]

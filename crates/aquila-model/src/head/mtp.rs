@@ -8,10 +8,12 @@
 
 use aquila_compute::{KvDtype, PlanBounds, WeightFormat};
 
+use super::first_embedding::FirstEmbedding;
 use super::fused_checkpoint::{FusedCheckpoint, Stored};
 use super::fusion::FusedLayout;
 use super::kind::{HeadKind, check_target, layer_spec, refuse_unknown_kinds, seed, stored};
 use super::mtp_names::{OnePlus, other_family};
+use super::spec::HeadOptions;
 use crate::checkpoint::{Configs, LoadFormat};
 use crate::config::Settings;
 use crate::dummy::Dummy;
@@ -42,6 +44,8 @@ pub struct MtpSpec {
     /// Whether a layer takes the hidden states of the layer before it, or the target's as the
     /// first one does.
     pub chained: bool,
+    /// Whether zeros stand for the embedding at position 0, and why.
+    pub zeroes_first: (bool, &'static str),
     /// The numbers of the layers in their names, ascending.
     numbers: Vec<usize>,
 }
@@ -53,6 +57,7 @@ impl MtpSpec {
         config: &Settings<'_>,
         architecture: &str,
         tensors: Option<(&dyn TensorSource, MtpNaming)>,
+        first_embedding: FirstEmbedding,
     ) -> Result<Self> {
         let (naming, numbers) = match tensors {
             Some((tensors, naming)) => (naming, naming.numbers(&tensors.names())),
@@ -66,7 +71,8 @@ impl MtpSpec {
         let first = naming.layer(numbers[0]);
         let layer = layer_spec(config, architecture, tensors.map(|(t, _)| t), &first)?;
         let chained = config.flag(CHAINED, true)?;
-        Ok(Self { layer, naming, chained, numbers })
+        let zeroes_first = first_embedding.zeroed(architecture);
+        Ok(Self { layer, naming, chained, zeroes_first, numbers })
     }
 
     /// How many layers there are; one recurs for any number of steps.
@@ -128,6 +134,16 @@ impl MtpCheckpoint {
     /// Opens the layers at `location`, a folder of their own or the target's, for `target`;
     /// refuses what holds none, what lacks a tensor and what was made for another model, by name.
     pub fn open(location: &Location, load: LoadFormat, target: &ModelSpec) -> Result<Self> {
+        Self::open_with(location, load, target, &HeadOptions::default())
+    }
+
+    /// The same, with what users decide.
+    pub fn open_with(
+        location: &Location,
+        load: LoadFormat,
+        target: &ModelSpec,
+        options: &HeadOptions,
+    ) -> Result<Self> {
         let Configs { origin, config, folder, .. } = Configs::read(location)?;
         let settings = Settings::new(&origin, &config)?;
         refuse_unknown_kinds(&settings, arch::named(&config).unwrap_or_default())?;
@@ -156,7 +172,7 @@ impl MtpCheckpoint {
             }
             None => None,
         };
-        let spec = MtpSpec::read(&settings, architecture, named)?;
+        let spec = MtpSpec::read(&settings, architecture, named, options.first_embedding)?;
         check_target(&spec.layer, &settings, target)?;
         let tensors: Box<dyn TensorSource> = match stored {
             Some(tensors) if spec.naming.norms_from_one() => Box::new(OnePlus(tensors)),
@@ -164,7 +180,14 @@ impl MtpCheckpoint {
             None => Box::new(Dummy::of(architecture, spec.tensors(), seed(load))),
         };
         let tensor_bytes = layout::check(spec.tensors(), &*tensors)?;
-        let (layer, layouts, chained) = (spec.layer.clone(), spec.layouts(), spec.chained);
-        Ok(Self::new(spec, Stored { layer, layouts, chained, tensors, tensor_bytes }))
+        let stored = Stored {
+            layer: spec.layer.clone(),
+            layouts: spec.layouts(),
+            chained: spec.chained,
+            zeroes_first: spec.zeroes_first.0,
+            tensors,
+            tensor_bytes,
+        };
+        Ok(Self::new(spec, stored))
     }
 }

@@ -8,6 +8,7 @@
 use serde_json::Value;
 
 use super::aux_layers::{AuxLayerConvention, AuxLayers, LAYER_IDS, USUAL_COUNT};
+use super::first_embedding::FirstEmbedding;
 use super::kind::layer_spec;
 use crate::config::Settings;
 use crate::layout::{Expected, LayerLayout, LinearLayout};
@@ -30,6 +31,8 @@ pub struct HeadOptions {
     pub rope_theta: Option<f64>,
     /// Whether it must have a layer for each step.
     pub multi_layer: bool,
+    /// What an MTP head takes for the embedding at position 0.
+    pub first_embedding: FirstEmbedding,
 }
 
 /// How the target's hidden states are normed before `fc` joins them.

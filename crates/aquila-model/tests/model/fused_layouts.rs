@@ -6,8 +6,8 @@ use std::fs;
 
 use aquila_compute::{Backend, DType, ForwardPlan, HostTensor, KvDtype, WeightFormat};
 use aquila_model::{
-    Checkpoint, DraftTokens, EagleCheckpoint, FusedHead, LoadFormat, Location, MtpCheckpoint,
-    MtpNaming, Result, Safetensors, TensorSource,
+    Checkpoint, DraftTokens, EagleCheckpoint, FirstEmbedding, FusedHead, HeadOptions, Inspection,
+    LoadFormat, Location, MtpCheckpoint, MtpNaming, Result, Safetensors, TensorSource,
 };
 use serde_json::{Value, json};
 
@@ -132,13 +132,21 @@ impl Head {
 
 /// The logits of a short text.
 fn logits(target: &Target, head: &FusedHead<aquila_compute::cpu::CpuBackend>) -> Vec<f32> {
+    logits_of(target, head, &IDS)
+}
+
+fn logits_of(
+    target: &Target,
+    head: &FusedHead<aquila_compute::cpu::CpuBackend>,
+    ids: &[u32; IDS.len()],
+) -> Vec<f32> {
     let backend = &target.backend;
-    let captured = target.capture(&IDS[..ROWS]);
+    let captured = target.capture(&ids[..ROWS]);
     let mut kv = backend.kv(head.kv_shape(ROWS, KvDtype::F32)).unwrap();
     let mut scratch = head.scratch(backend, bounds(ROWS, ROWS)).unwrap();
     let mut plan = ForwardPlan::default();
     let slots: Vec<u32> = (0..ROWS as u32).collect();
-    chunk(&mut plan, &IDS[1..], &slots, 0, ROWS);
+    chunk(&mut plan, &ids[1..], &slots, 0, ROWS);
     plan.sources = slots;
     head.extend(backend, &plan, captured.rows(), &mut kv, &mut scratch).unwrap();
     backend.read(scratch.logits(), ROWS).unwrap()
@@ -181,6 +189,66 @@ fn one_layer_under_three_names_computes_the_same() {
     let largest = mimo.iter().fold(0f32, |m, x| m.max(x.abs()));
     let off = mimo.iter().zip(&within).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
     assert!(off > 0.0 && off < 1e-4 * largest, "{off} of {largest}");
+}
+
+#[test]
+fn zeros_may_stand_for_the_embedding_at_position_0() {
+    let target = Target::tiny();
+    let mut head = Head::one_layer();
+    let vocabulary = target.checkpoint.spec().vocab_size;
+    // Whether the second and the third token of a text matter to the rows that take them.
+    let open = |head: &Head, first_embedding: FirstEmbedding| {
+        let options = HeadOptions { first_embedding, ..HeadOptions::default() };
+        let spec = target.checkpoint.spec();
+        let open = |l: &Location| MtpCheckpoint::open_with(l, LoadFormat::Auto, spec, &options);
+        head.open(open).unwrap()
+    };
+    let seen = |layers: &MtpCheckpoint| {
+        let (lm_head, format) = (target.decoder.lm_head(), WeightFormat::Bf16);
+        let head = layers.load(&target.backend, format, &target.decoder, lm_head, &mut |_| {});
+        let head = head.unwrap();
+        [1, 2].map(|at| {
+            let mut ids = IDS;
+            ids[at] += 1;
+            let row = (at - 1) * vocabulary..at * vocabulary;
+            let before = logits_of(&target, &head, &IDS);
+            bits(&before[row.clone()]) != bits(&logits_of(&target, &head, &ids)[row])
+        })
+    };
+    use FirstEmbedding::{Auto, Keep, Zero};
+    assert_eq!(seen(&open(&head, Keep)), [true, true]);
+    assert_eq!(seen(&open(&head, Zero)), [false, true]);
+    assert_eq!(seen(&open(&head, Auto)), [true, true]);
+    // Whoever publishes MiMo's own layers says so in the config.
+    head.config["architectures"] = json!(["MiMoForCausalLM"]);
+    assert_eq!(seen(&open(&head, Auto)), [false, true]);
+    assert!(!open(&head, Keep).spec().zeroes_first.0);
+}
+
+#[test]
+fn inspect_says_what_mtp_layers_do() {
+    let report = |head: &Head| head.open(Inspection::of).unwrap().draft_head.unwrap();
+    let shipped = report(&Head::shipped("tiny-mtp"));
+    assert_eq!((shipped.algorithm, shipped.target_hidden_size), ("MTP", 384));
+    assert_eq!(
+        shipped.particulars,
+        [
+            "3 layers, one for each step, chained",
+            "joins the hidden state first",
+            "takes the embedding at position 0: as SGLang does; vLLM takes zeros for most models",
+        ]
+    );
+    let mut qwen = Head::one_layer().named_qwen();
+    qwen.config["architectures"] = json!(["Qwen3NextForCausalLM"]);
+    assert_eq!(
+        report(&qwen).particulars,
+        [
+            "one layer, which recurs",
+            "joins the embedding first",
+            "takes the embedding at position 0: as SGLang and vLLM do for Qwen",
+            "weights of norms are kept less one",
+        ]
+    );
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use aquila_compute::cpu::CpuBackend;
-use aquila_model::{AuxLayerConvention, HeadOptions};
+use aquila_model::{AuxLayerConvention, FirstEmbedding, HeadOptions};
 use aquila_spec::{
     AskedShape, DraftFor, Entry, MOST_STEPS, MOST_TOPK, NONE, Shape, Simulate, SimulateMethod,
     Verify,
@@ -85,6 +85,11 @@ pub struct SpeculativeFlags {
     #[arg(long)]
     enable_multi_layer_eagle: bool,
 
+    /// What an MTP head takes for the embedding at position 0; `aquila inspect HEAD` says what auto
+    /// chooses, and why
+    #[arg(long, value_enum, default_value_t = First::Auto, value_name = "WAY")]
+    speculative_mtp_first_embedding: First,
+
     /// Pretend that rounds yield so many tokens on average, to measure their cost
     #[arg(long, value_name = "TOKENS", allow_negative_numbers = true)]
     simulate_acc_len: Option<f64>,
@@ -121,6 +126,17 @@ enum Convention {
     Output,
     /// By the boundary before a layer (vLLM, speculators)
     Boundary,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum First {
+    /// As the engines do that agree for its model, else as SGLang does
+    #[default]
+    Auto,
+    /// The embedding
+    Keep,
+    /// Zeros
+    Zero,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -276,6 +292,11 @@ impl SpeculativeFlags {
             },
             rope_theta: self.speculative_draft_rope_theta,
             multi_layer: self.enable_multi_layer_eagle,
+            first_embedding: match self.speculative_mtp_first_embedding {
+                First::Auto => FirstEmbedding::Auto,
+                First::Keep => FirstEmbedding::Keep,
+                First::Zero => FirstEmbedding::Zero,
+            },
         }
     }
 
@@ -339,6 +360,10 @@ impl SpeculativeFlags {
             ),
             ("--speculative-draft-rope-theta", self.speculative_draft_rope_theta.is_some()),
             ("--enable-multi-layer-eagle", self.enable_multi_layer_eagle),
+            (
+                "--speculative-mtp-first-embedding",
+                self.speculative_mtp_first_embedding != First::Auto,
+            ),
             ("--simulate-acc-len", self.simulate_acc_len.is_some()),
             ("--speculative-verify", self.speculative_verify.is_some()),
             (

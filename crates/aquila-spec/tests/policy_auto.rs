@@ -439,6 +439,28 @@ fn a_long_prompt_is_read_where_answers_are_long_and_drafts_right() {
 }
 
 #[test]
+fn long_prompts_do_not_keep_drafts_away_for_good() {
+    let mut auto = Auto::new(AutoSettings::default(), tables()[2].1.clone());
+    let mut admitted = Vec::new();
+    for request in 0..60_u64 {
+        let admits = auto.admits(1, 500);
+        admitted.push(admits);
+        let mut view = RequestView::new(request);
+        view.cap = (!admits).then_some(0);
+        for _ in 0..100 {
+            let right = request >= 30;
+            let decision = round(&mut auto, &[view], |_, steps| if right { steps } else { 0 });
+            let drafted = decision.shapes[0].steps() > 0;
+            view.behind = if drafted { 0 } else { view.behind + 1 };
+        }
+        auto.leave(request);
+    }
+    let of = |range: std::ops::Range<usize>| admitted[range].iter().filter(|&&a| a).count();
+    assert!((1..=8).contains(&of(0..30)), "{admitted:?}");
+    assert!(of(45..60) > 12, "{admitted:?}");
+}
+
+#[test]
 fn looks_whose_results_are_lost_do_not_end_looking() {
     let mut auto = Auto::new(AutoSettings::default(), h200());
     let mut views = views(8);

@@ -10,7 +10,7 @@
 //! `limit + allowance * n` plain rounds, and what rounds already in flight pay back. Costs are those
 //! that are expected: a hiccup of the machine is nobody's loss. A prompt that takes a draft longer
 //! to read than the account holds is read only where drafts have been worth it for answers as long
-//! as those of late, and then the account is empty.
+//! as those of late, and then little is left.
 
 /// The account.
 #[derive(Debug, Clone, PartialEq)]

@@ -23,6 +23,8 @@ const LEFT_OUT_ROUNDS: u64 = 8;
 const LOST_ROUNDS: u32 = 64;
 /// Rounds after which what is known of drafts is old.
 const STALE: u64 = 500;
+/// The share of time that drafts are hoped to save once what is known of them is old.
+const HOPE: f64 = 0.25;
 
 impl Auto {
     /// Saves up for looks and prompts: the share of a round.
@@ -142,24 +144,31 @@ impl Auto {
         let best = weigh(ladders, &self.costs, batch, self.held, f64::INFINITY).best;
         let plain = Plan::plain(batch, self.costs.plain(batch));
         let reading = self.costs.reading(prompt) / plain.seconds;
-        // Results that are old say little of what comes now.
+        // Where plain decoding is faster, drafts read as much as their share of time allows.
+        // Results that are old say little of that.
         let stale = self.rounds - self.last_heard > STALE;
-        let plainly = best.ladder.is_none() && !stale;
-        let can_be_had = if plainly || !self.is_affluent() {
-            // Where plain decoding is faster, drafts read as much as their share of time allows.
-            self.saving_for = reading;
-            self.account.affords(reading) && self.probing >= reading
+        let rationed = (best.ladder.is_none() && !stale) || !self.is_affluent();
+        let can_be_had = if rationed {
+            let affords = self.account.affords(reading);
+            self.saving_for = if affords { reading } else { 0.0 };
+            affords && self.probing >= reading
         } else {
-            let saved = 1.0 - plain.speed() / best.speed();
+            let saved = match best.ladder {
+                Some(_) => 1.0 - plain.speed() / best.speed(),
+                None => HOPE,
+            };
             self.account.affords(reading) || self.answers.tokens() / batch as f64 * saved > reading
         };
         if !can_be_had || !self.could_pay(batch) {
             return false;
         }
-        if plainly {
+        if rationed {
             self.probing -= reading;
         }
-        self.account.charge(reading.min(self.account.balance()));
+        // What is dearer than all there is leaves enough to draft with.
+        let most = self.account.balance();
+        let left = self.settings.loss_limit / 4.0;
+        self.account.charge(if reading <= most { reading } else { most - left });
         true
     }
 }

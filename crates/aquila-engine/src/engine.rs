@@ -171,11 +171,9 @@ impl<C: Compute> Scheduler<C> {
         let longest = self.config.longest_sequence();
         let there = self.running.len() + self.waiting.len() + 1;
         let batch = there.min(self.config.max_running_requests);
-        let room = match self.drafting.admits(batch, request.prompt.len()) {
-            true => self.draft_room(),
-            false => DraftRoom::NONE,
-        };
-        let seat = Box::new(Seat::new(id, request, rank, longest, room));
+        let admitted = self.drafting.admits(batch, request.prompt.len());
+        let room = self.draft_room();
+        let seat = Box::new(Seat::new(id, request, rank, longest, (room, admitted)));
         self.waiting.put(Waiting { seat });
         self.count();
     }

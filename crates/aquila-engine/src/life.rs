@@ -47,6 +47,8 @@ pub(crate) struct Seat {
     pub rank: i64,
     /// How many that came later were admitted while it was the first that waited.
     pub overtaken: usize,
+    /// Whether its answer says what speculation did, be it nothing.
+    pub speculates: bool,
 }
 
 impl Seat {
@@ -55,9 +57,14 @@ impl Seat {
         request: Request,
         rank: i64,
         longest: usize,
-        room: DraftRoom,
+        (room, admitted): (DraftRoom, bool),
     ) -> Self {
-        let order = Arc::new(Order::new(id, &request, longest, room));
+        let mut order = Order::new(id, &request, longest, room);
+        let speculates = order.drafts();
+        if !admitted {
+            order = Order::new(id, &request, longest, DraftRoom::NONE);
+        }
+        let order = Arc::new(order);
         let usage = Usage { prompt_tokens: request.prompt.len(), ..Usage::default() };
         Self {
             order,
@@ -71,6 +78,7 @@ impl Seat {
             seen: false,
             rank,
             overtaken: 0,
+            speculates,
         }
     }
 

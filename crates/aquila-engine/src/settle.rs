@@ -211,7 +211,7 @@ impl<C: Compute> Scheduler<C> {
     fn settle_tree(&mut self, index: usize, yielded: Yield) -> Option<FinishReason> {
         let Running { seat, sequence, .. } = &mut self.running[index];
         let (kept, reason) = hand_out(seat, &yielded.tokens, yielded.ended);
-        if seat.order.drafts() {
+        if seat.speculates {
             let correct = kept.min(yielded.correct);
             seat.usage.spec.round(yielded.proposed, correct);
             self.report.drafted.round(yielded.proposed, correct);

@@ -179,6 +179,8 @@ fn a_request_that_a_policy_does_not_admit_is_decoded_plainly() {
         let drafted: Vec<bool> = got.iter().map(drafted).collect();
         let first = |at: usize| at < 3;
         assert_eq!(drafted, (0..got.len()).map(first).collect::<Vec<_>>(), "{algorithm}");
+        // What was decoded plainly says so.
+        assert!(got.iter().all(|answer| answer.spec.verify_ct > 0), "{algorithm}");
     }
 }
 

@@ -145,8 +145,8 @@ impl Auto {
         let plain = Plan::plain(batch, self.costs.plain(batch));
         let reading = self.costs.reading(prompt) / plain.seconds;
         // Where plain decoding is faster, drafts read as much as their share of time allows.
-        // Results that are old say little of that.
-        let stale = self.rounds - self.last_heard > STALE;
+        // Results that are old say little of that, and no results nothing.
+        let stale = self.survival.known() == 0.0 || self.rounds - self.last_heard > STALE;
         let rationed = (best.ladder.is_none() && !stale) || !self.is_affluent();
         let can_be_had = if rationed {
             let affords = self.account.affords(reading);

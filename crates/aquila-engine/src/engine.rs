@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use aquila_compute::Backend;
-use aquila_kv::{CacheConfig, GroupConfig, KvCache};
-use aquila_spec::policy::{Fixed, Policy};
+use aquila_kv::{CacheConfig, Group, GroupConfig, KvCache};
+use aquila_spec::policy::{Fixed, Policy, Reading};
 use aquila_spec::{HiddenStates, MOST_DRAFT_GROUPS, Shape, Verify};
 
 #[cfg(feature = "known-bugs")]
@@ -169,13 +169,24 @@ impl<C: Compute> Scheduler<C> {
         }
         let rank = self.priorities.rank(request.priority);
         let longest = self.config.longest_sequence();
-        let there = self.running.len() + self.waiting.len() + 1;
-        let batch = there.min(self.config.max_running_requests);
-        let admitted = self.drafting.admits(batch, request.prompt.len());
-        let room = self.draft_room();
-        let seat = Box::new(Seat::new(id, request, rank, longest, (room, admitted)));
+        let mut seat = Box::new(Seat::new(id, request, rank, longest, self.draft_room()));
+        if seat.speculates && !self.admits_draft(&seat) {
+            seat.decode_plainly();
+        }
         self.waiting.put(Waiting { seat });
         self.count();
+    }
+
+    /// Whether the policy lets the draft of one that comes read its prompt.
+    fn admits_draft(&mut self, seat: &Seat) -> bool {
+        let there = self.running.len() + self.waiting.len() + 1;
+        let batch = there.min(self.config.max_running_requests);
+        let cached = |groups: &[Group]| {
+            self.cache.peek(&seat.namespace, &seat.tokens, seat.match_limit(), groups)
+        };
+        let both = cached(seat.groups());
+        let target = cached(&[TARGET]).saturating_sub(both);
+        self.drafting.admits(batch, Reading { draft: seat.tokens.len() - both, target })
     }
 
     pub(crate) fn draft_room(&self) -> DraftRoom {

@@ -57,16 +57,12 @@ impl Seat {
         request: Request,
         rank: i64,
         longest: usize,
-        (room, admitted): (DraftRoom, bool),
+        room: DraftRoom,
     ) -> Self {
-        let mut order = Order::new(id, &request, longest, room);
-        let speculates = order.drafts();
-        if !admitted {
-            order = Order::new(id, &request, longest, DraftRoom::NONE);
-        }
-        let order = Arc::new(order);
+        let order = Arc::new(Order::new(id, &request, longest, room));
         let usage = Usage { prompt_tokens: request.prompt.len(), ..Usage::default() };
         Self {
+            speculates: order.drafts(),
             order,
             listener: request.listener,
             namespace: request.namespace,
@@ -78,8 +74,12 @@ impl Seat {
             seen: false,
             rank,
             overtaken: 0,
-            speculates,
         }
+    }
+
+    /// Nothing is drafted for it after all.
+    pub fn decode_plainly(&mut self) {
+        Arc::make_mut(&mut self.order).decode_plainly();
     }
 
     pub fn id(&self) -> RequestId {

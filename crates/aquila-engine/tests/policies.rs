@@ -6,10 +6,10 @@ mod support;
 use std::collections::{HashMap, HashSet};
 
 use aquila_compute::cpu::CpuBackend;
-use aquila_engine::{Engine, EngineConfig};
+use aquila_engine::{Engine, EngineConfig, Speculation};
 use aquila_spec::Shape;
 use aquila_spec::policy::{
-    Adaptive, AdaptiveTable, Policy, RequestOutcome, RequestView, RoundOutcome, RoundView,
+    Adaptive, AdaptiveTable, Policy, Reading, RequestOutcome, RequestView, RoundOutcome, RoundView,
 };
 use support::Numbers;
 use support::answers::*;
@@ -181,6 +181,34 @@ fn a_request_that_a_policy_does_not_admit_is_decoded_plainly() {
         assert_eq!(drafted, (0..got.len()).map(first).collect::<Vec<_>>(), "{algorithm}");
         // What was decoded plainly says so.
         assert!(got.iter().all(|answer| answer.spec.verify_ct > 0), "{algorithm}");
+    }
+}
+
+#[test]
+fn a_policy_is_told_what_of_a_prompt_is_cached_and_for_whom() {
+    let prompt: Vec<u32> = (10..30).collect();
+    for algorithm in ["EAGLE3", "STANDALONE"] {
+        let mut engine = named(algorithm, switching(64));
+        let policy = Scripted::new(&[Shape::chain(3)], always);
+        let asked = policy.asked.clone();
+        engine.draft_by(Box::new(policy)).unwrap();
+        let mut ask = |speculation, others: &[u32]| {
+            let text = [others, &prompt].concat();
+            let (mut request, _) = support::request(&text, 4);
+            request.speculation = speculation;
+            engine.submit(request).unwrap();
+            support::run(&mut engine);
+        };
+        // Nobody asks about a request that wants no drafts; its text is cached for the target.
+        ask(Speculation::Off, &[]);
+        assert_eq!(asked.lock().unwrap().len(), 0, "{algorithm}");
+        ask(Speculation::Free, &[]);
+        ask(Speculation::Free, &[]);
+        ask(Speculation::Free, &[5]);
+        // The last row is always made anew.
+        let readings = [(20, 19), (1, 0), (21, 0)];
+        let readings = readings.map(|(draft, target)| Reading { draft, target });
+        assert_eq!(*asked.lock().unwrap(), readings, "{algorithm}");
     }
 }
 

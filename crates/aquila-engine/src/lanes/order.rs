@@ -89,6 +89,12 @@ impl Order {
         }
     }
 
+    /// Nothing is drafted for it after all.
+    pub(crate) fn decode_plainly(&mut self) {
+        self.room = DraftRoom::NONE;
+        self.draft_sampling = None;
+    }
+
     /// Whether tokens are drafted for it.
     pub fn drafts(&self) -> bool {
         self.room.shape != Shape::PLAIN

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex};
 use aquila_engine::Scheduler;
 use aquila_engine::lanes::Compute;
 use aquila_spec::Shape;
-use aquila_spec::policy::{Decision, Policy, PolicyState, RoundOutcome, RoundView, Setting};
+use aquila_spec::policy::{
+    Decision, Policy, PolicyState, Reading, RoundOutcome, RoundView, Setting,
+};
 
 /// What a request gets in its n-th round: a tree, or a look at its draft.
 pub type Script = fn(request: u64, round: usize) -> (Shape, bool);
@@ -30,13 +32,21 @@ pub struct Scripted {
     pub most: usize,
     /// All that was heard, in order.
     pub heard: Arc<Mutex<Vec<Round>>>,
+    /// What it was told that drafts would read, in order.
+    pub asked: Arc<Mutex<Vec<Reading>>>,
     rounds: HashMap<u64, usize>,
 }
 
 impl Scripted {
     pub fn new(shapes: &[Shape], script: Script) -> Self {
-        let (heard, rounds) = (Arc::default(), HashMap::new());
-        Self { script, shapes: shapes.to_vec(), most: usize::MAX, heard, rounds }
+        Self {
+            script,
+            shapes: shapes.to_vec(),
+            most: usize::MAX,
+            heard: Arc::default(),
+            asked: Arc::default(),
+            rounds: HashMap::new(),
+        }
     }
 }
 
@@ -99,7 +109,8 @@ impl Policy for Scripted {
         self.shapes.clone()
     }
 
-    fn admits(&mut self, batch: usize, _prompt: usize) -> bool {
+    fn admits(&mut self, batch: usize, reading: Reading) -> bool {
+        self.asked.lock().unwrap().push(reading);
         batch <= self.most
     }
 

@@ -9,12 +9,14 @@ use super::answers::Answers;
 use super::costs::RoundCosts;
 use super::worth::{Group, Ladder, Plan, group, share, weigh};
 use super::{
-    CostTable, Decision, LossAccount, Policy, PolicyState, RoundOutcome, RoundView, Setting,
-    SlotState, Survival,
+    CostTable, Decision, LossAccount, Policy, PolicyState, Reading, RoundOutcome, RoundView,
+    Setting, SlotState, Survival,
 };
 use crate::Shape;
 
 mod looks;
+
+use looks::{Arrivals, Probe};
 
 /// What `auto` is given. The defaults hold its bars.
 #[derive(Debug, Clone, PartialEq)]
@@ -80,6 +82,8 @@ struct Charge {
     trees: f64,
     /// Whether drafts returned in it, which no table tells round by round.
     returns: bool,
+    /// Whether it was only to find out.
+    tries: bool,
 }
 
 /// The policy.
@@ -103,6 +107,7 @@ pub struct Auto {
     probing: f64,
     /// What the last prompt would have taken to read, while it decoded plainly.
     saving_for: f64,
+    arrivals: Arrivals,
     since_probe: u32,
     second_looks: usize,
     in_flight: u32,
@@ -142,6 +147,7 @@ impl Auto {
             last_heard: 0,
             probing: 0.0,
             saving_for: 0.0,
+            arrivals: Arrivals::default(),
             since_probe: 0,
             second_looks: 0,
             in_flight: 0,
@@ -254,10 +260,15 @@ impl Policy for Auto {
         let plan = self.plan(round, plain_seconds);
         self.save_up(batch, plain_seconds);
         let mut shapes = self.shared_out(&plan, round);
-        let mut watch = match plan.ladder {
+        let Probe { requests: mut watch, verified } = match plan.ladder {
             None => self.probe(round, plain_seconds),
             Some(_) => self.left_out(&shapes, round, plain_seconds),
         };
+        let mut expected = plan.tokens;
+        if let Some(shape) = verified {
+            expected += watch.len() as f64 * self.survival.rate(1);
+            watch.drain(..).for_each(|at| shapes[at] = shape);
+        }
         // In plain rounds, what trees cost and what it costs that drafts return.
         let extra = |this: &mut Self, shapes: &[Shape], watch: &[usize]| {
             let drafts = |&at: &usize| shapes[at].steps() > 0 || watch.contains(&at);
@@ -265,8 +276,7 @@ impl Policy for Auto {
             let returning = this.costs.returning(batch, missed) / plain_seconds;
             (this.seconds(shapes.iter().copied()) / plain_seconds - 1.0, returning)
         };
-        let ((mut trees, mut returning), mut expected) =
-            (extra(self, &shapes, &watch), plan.tokens);
+        let (mut trees, mut returning) = extra(self, &shapes, &watch);
         if !self.account.affords(trees + returning) && !watch.is_empty() {
             watch.clear();
             (trees, returning) = extra(self, &shapes, &watch);
@@ -280,7 +290,8 @@ impl Policy for Auto {
         let shape = largest.unwrap_or(Shape::PLAIN);
         if shape.steps() > 0 || !watch.is_empty() {
             self.in_flight += 1;
-            self.charged.push_back(Charge { trees: trees.max(0.0), returns: returning > 0.0 });
+            let (trees, returns) = (trees.max(0.0), returning > 0.0);
+            self.charged.push_back(Charge { trees, returns, tries: verified.is_some() });
         }
         let setting = Setting { batch, slot: 1, shape, watches: !watch.is_empty() };
         Decision { setting, shapes, expected: Some(expected), watch }
@@ -293,8 +304,12 @@ impl Policy for Auto {
         let whole = outcome.requests.len() == batch;
         self.answers.grow(outcome.requests.iter().map(|r| r.correct + 1).sum());
         let mut like_the_table = whole;
+        let correct: usize = outcome.requests.iter().map(|r| r.correct).sum();
+        let earned = correct as f64 / batch as f64;
+        let mut tried = false;
         if drafted || watched {
             let charge = self.charged.pop_front().unwrap_or_default();
+            tried = charge.tries;
             like_the_table &= !charge.returns;
             if whole {
                 // Trees that were looked up may have come out smaller, or not at all.
@@ -313,9 +328,11 @@ impl Policy for Auto {
         self.heard = true;
         self.last_heard = self.rounds;
         self.in_flight = self.in_flight.saturating_sub(1);
-        let correct: usize = outcome.requests.iter().map(|r| r.correct).sum();
-        self.account.pay_back(correct as f64 / batch as f64);
-        let changed = self.survival.learn(outcome.requests);
+        self.account.pay_back(earned);
+        if tried {
+            self.probing += earned;
+        }
+        let changed = self.survival.learn(outcome.requests, tried || !drafted);
         self.unsettled |= changed;
         if changed {
             self.second_looks = SECOND_LOOKS;
@@ -343,8 +360,8 @@ impl Policy for Auto {
         shapes
     }
 
-    fn admits(&mut self, batch: usize, prompt: usize) -> bool {
-        self.admit(batch.max(1), prompt)
+    fn admits(&mut self, batch: usize, reading: Reading) -> bool {
+        self.admit(batch.max(1), reading)
     }
 
     fn weighs_confidence(&self) -> bool {

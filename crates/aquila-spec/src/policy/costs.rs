@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::PolicyError;
+use super::{PolicyError, Reading};
 
 /// Seconds of a verify pass by (batch, nodes of each request) and of drafting by (batch, steps,
 /// topk), on one machine with one model and one set of flags.
@@ -175,6 +175,13 @@ impl CostTable {
         self.verify_in(Place::of(&self.batches, batch), nodes)
     }
 
+    /// Seconds for each row beyond the first that a pass reads of one text.
+    fn row(&self) -> f64 {
+        let (first, last) = (self.nodes[0], self.nodes[self.nodes.len() - 1]);
+        let more = self.verify(1.0, last as f64) - self.verify(1.0, first as f64);
+        more / (last - first).max(1) as f64
+    }
+
     fn verify_in(&self, batch: Place, nodes: f64) -> f64 {
         let nodes = Place::of(&self.nodes, nodes);
         batch.between(|b| nodes.between(|n| self.verify[b][n]))
@@ -266,9 +273,13 @@ impl RoundCosts {
         self.of_batch(batch).level(requests, 1, 1) + self.table.catch_up * more
     }
 
-    /// What it costs that a draft reads a prompt.
-    pub fn reading(&self, prompt: usize) -> f64 {
-        self.table.catch_up * prompt as f64
+    /// What it costs that a draft reads a prompt and says what it would draft first, beside
+    /// `others` that do so in the same pass.
+    pub fn reading(&self, others: usize, reading: Reading) -> f64 {
+        let pass = |requests| self.of_batch(requests).level(requests, 1, 1);
+        let first = (pass(others + 1) - pass(others)).max(0.0);
+        let more = self.table.catch_up * reading.draft.saturating_sub(1) as f64;
+        first + more + self.table.row() * reading.target as f64
     }
 
     /// The costs of rounds of this batch, ready to be asked level by level.

@@ -48,10 +48,10 @@ pub trait Policy: Send {
     /// request may get less than one of them, never more.
     fn shapes(&self) -> Vec<Shape>;
 
-    /// Whether the draft of a request is to read its prompt of so many tokens. It comes to a batch
-    /// of `batch`, itself included. If not, it is decoded plainly to its end. Asked once for each
-    /// request.
-    fn admits(&mut self, _batch: usize, _prompt: usize) -> bool {
+    /// Whether the draft of a request is to read its prompt, which takes so much. It comes to a
+    /// batch of `batch`, itself included. If not, it is decoded plainly to its end. Asked once for
+    /// each request that may be drafted for.
+    fn admits(&mut self, _batch: usize, _reading: Reading) -> bool {
         true
     }
 
@@ -98,6 +98,22 @@ impl RequestView {
 
     fn most_steps(&self) -> usize {
         self.cap.unwrap_or(usize::MAX)
+    }
+}
+
+/// What it takes that the draft of a request reads its prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Reading {
+    /// Rows that the draft makes: what of the prompt is not cached for both.
+    pub draft: usize,
+    /// Rows that the target makes only for it: what is cached for the target alone.
+    pub target: usize,
+}
+
+impl Reading {
+    /// That of a prompt of which nothing is cached.
+    pub fn prompt(tokens: usize) -> Self {
+        Self { draft: tokens, target: 0 }
     }
 }
 

@@ -199,8 +199,9 @@ impl Survival {
     }
 
     /// Takes in the drafts of a round; says whether they show that the text has changed. Then what
-    /// was known of all requests is given up for what came since.
-    pub fn learn(&mut self, outcomes: &[RequestOutcome<'_>]) -> bool {
+    /// was known of all requests is given up for what came since. `probed` says that they were only
+    /// to find out, as few are.
+    pub fn learn(&mut self, outcomes: &[RequestOutcome<'_>], probed: bool) -> bool {
         let mut round = [Tally::default(); DEPTHS];
         for outcome in outcomes {
             self.learn_one(outcome, &mut round);
@@ -209,8 +210,7 @@ impl Survival {
         if trials == 0.0 {
             return false;
         }
-        let only_watched = outcomes.iter().all(|outcome| outcome.shape.steps() == 0);
-        let rounds = if only_watched { WATCHED_ROUNDS } else { MEMORY_ROUNDS };
+        let rounds = if probed { WATCHED_ROUNDS } else { MEMORY_ROUNDS };
         let keep = (1.0 - 1.0 / rounds).min(1.0 - trials / (trials + MEMORY_TRIALS));
         for (memory, tally) in self.memory.iter_mut().zip(&round) {
             let idle = tally.trials == 0.0;
@@ -220,7 +220,7 @@ impl Survival {
         }
         self.better.see(&round, &self.rates, TILT);
         self.worse.see(&round, &self.rates, -TILT);
-        let needed = if only_watched { CHANGE_WATCHED } else { CHANGE } + 0.5 * trials.ln();
+        let needed = if probed { CHANGE_WATCHED } else { CHANGE } + 0.5 * trials.ln();
         let drift = if self.better.sum > self.worse.sum { &self.better } else { &self.worse };
         let changed = drift.sum > needed;
         if changed {

@@ -8,7 +8,7 @@
 
 use aquila_spec::Shape;
 use aquila_spec::policy::{
-    Adaptive, AdaptiveTable, Auto, AutoSettings, CostTable, Fixed, Policy, RequestOutcome,
+    Adaptive, AdaptiveTable, Auto, AutoSettings, CostTable, Fixed, Policy, Reading, RequestOutcome,
     RequestView, RoundCosts, RoundOutcome, RoundView, Setting,
 };
 
@@ -55,7 +55,11 @@ impl Phase {
         let tokens: f64 = (0..self.batch).map(|request| self.expected(request, steps)).sum();
         let levels = vec![self.batch; steps];
         let round = costs.round(self.batch, self.batch * (steps + 1), &levels, 1);
-        let prompt = if steps == 0 { 0.0 } else { costs.reading(PROMPT) / ANSWER as f64 };
+        let prompt = if steps == 0 {
+            0.0
+        } else {
+            costs.reading(0, Reading::prompt(PROMPT)) / ANSWER as f64
+        };
         1.0 / (round / tokens + prompt)
     }
 }
@@ -173,8 +177,8 @@ pub fn play(
         let position = 1_000_000 * played.len() as u64;
         let mut read = 0;
         for at in 0..phase.batch {
-            let admitted = policy.admits(phase.batch, PROMPT);
-            read += if admitted { PROMPT } else { 0 };
+            let admitted = policy.admits(phase.batch, Reading::prompt(PROMPT));
+            read += usize::from(admitted);
             seats.push(enter(left(at), position, admitted));
         }
         let mut rounds = Vec::new();
@@ -216,15 +220,16 @@ pub fn play(
                 seat.view.cap = (seat.view.behind > PARKED || !seat.admitted).then_some(0);
                 if seat.left == 0 && tokens < left {
                     policy.leave(seat.view.id);
-                    let admitted = policy.admits(phase.batch, PROMPT);
-                    read += if admitted { PROMPT } else { 0 };
+                    let admitted = policy.admits(phase.batch, Reading::prompt(PROMPT));
+                    read += usize::from(admitted);
                     *seat = enter(ANSWER, seat.position, admitted);
                 }
             }
             let seconds = costs.round(phase.batch, decision.rows(), &levels, 1)
                 + costs.returning(phase.batch, missed.into_iter());
             late = Some((decision.setting, outcomes, seconds));
-            let seconds = seconds + costs.reading(std::mem::take(&mut read));
+            let reading = |others| costs.reading(others, Reading::prompt(PROMPT));
+            let seconds = seconds + (0..std::mem::take(&mut read)).map(reading).sum::<f64>();
             rounds.push(Round { tokens, expected, seconds, steps: levels.len() });
             left = left.saturating_sub(tokens);
         }

@@ -4,7 +4,7 @@
 //! plain decoding is faster, are paid from a share of plain decoding's time that is saved up.
 
 use super::super::worth::{Plan, group, weigh};
-use super::super::{RequestView, RoundView};
+use super::super::{Reading, RequestView, RoundView};
 use super::Auto;
 use crate::Shape;
 
@@ -26,6 +26,22 @@ const STALE: u64 = 500;
 /// The share of time that drafts are hoped to save once what is known of them is old.
 const HOPE: f64 = 0.25;
 
+/// Whose drafts are tried to find out.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Probe {
+    pub(super) requests: Vec<usize>,
+    /// The shape with which they are verified; none where they are only looked at.
+    pub(super) verified: Option<Shape>,
+}
+
+/// Requests that came between two rounds: what they read is read together.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Arrivals {
+    before: u64,
+    asked: usize,
+    admitted: usize,
+}
+
 impl Auto {
     /// Saves up for looks and prompts: the share of a round.
     pub(super) fn save_up(&mut self, batch: usize, plain_seconds: f64) {
@@ -34,10 +50,10 @@ impl Auto {
         self.probing = (self.probing + self.settings.probe_share).min(most);
     }
 
-    /// Whom to watch in a plain round: those whose drafts have said already what they would draft,
-    /// else a few in turn, as rarely as their share of time asks, or at once while what is seen is
+    /// Whose drafts to try in a plain round: those who have said already what they would draft, else
+    /// a few in turn, as rarely as their share of time asks, or at once while what is seen is
     /// promising.
-    pub(super) fn probe(&mut self, round: &RoundView<'_>, plain_seconds: f64) -> Vec<usize> {
+    pub(super) fn probe(&mut self, round: &RoundView<'_>, plain_seconds: f64) -> Probe {
         let batch = round.requests.len();
         self.since_probe = self.since_probe.saturating_add(1);
         if self.since_probe >= LOST_ROUNDS {
@@ -45,7 +61,7 @@ impl Auto {
             self.charged.clear();
         }
         if !self.payable.is_some_and(|(of, pays)| of == batch && pays) {
-            return Vec::new();
+            return Probe::default();
         }
         // Spread over the batch, as neighbours may be alike.
         let stride = batch.div_ceil(WATCHED);
@@ -60,24 +76,31 @@ impl Auto {
         if free > 0 {
             watch.truncate(free);
         } else if watch.is_empty() || self.in_flight > 0 {
-            return Vec::new();
+            return Probe::default();
         }
         let extra = self.looking(round, &watch, plain_seconds);
+        let look = self.look(batch, plain_seconds);
         // Looks at once leave enough to draft with what they find.
-        let dear = extra > DEAR * self.look(batch, plain_seconds);
+        let dear = extra > DEAR * look;
         let at_once = self.second_looks > 0 || self.survival.promise() > PROMISING;
-        if !(at_once && self.is_affluent() && !dear)
-            && self.probing - self.saving_for < extra
-            && free == 0
-        {
-            return Vec::new();
+        let at_once = at_once && self.is_affluent() && !dear;
+        let can_be_had = |this: &Self, extra: f64| this.probing - this.saving_for >= extra;
+        // A draft that is verified pays for itself where it is right.
+        let shape = self.ladders.first().map_or(Shape::PLAIN, |ladder| ladder.largest.capped(1));
+        let tried = (0..batch).map(|at| if watch.contains(&at) { shape } else { Shape::PLAIN });
+        let trial = extra + self.seconds(tried) / plain_seconds - 1.0;
+        let right = watch.len() as f64 / batch as f64 * self.survival.rate(1);
+        let drafts = trial - right < extra.max(look) && (at_once || can_be_had(self, trial));
+        let extra = if drafts { trial } else { extra };
+        if !(at_once || can_be_had(self, extra)) && free == 0 {
+            return Probe::default();
         }
         self.second_looks = self.second_looks.saturating_sub(watch.len());
         // What is saved for a prompt is not spent on looks, be they at once.
         self.probing = (self.probing - extra).max(self.probing.min(self.saving_for));
         self.since_probe = 0;
         self.probes += 1;
-        watch
+        Probe { requests: watch, verified: drafts.then_some(shape) }
     }
 
     /// Whether drafts could pay in a batch of so many, were they all right: those of all requests
@@ -112,9 +135,9 @@ impl Auto {
         shapes: &[Shape],
         round: &RoundView<'_>,
         plain_seconds: f64,
-    ) -> Vec<usize> {
+    ) -> Probe {
         if !self.rounds.is_multiple_of(LEFT_OUT_ROUNDS) {
-            return Vec::new();
+            return Probe::default();
         }
         let idle = |&at: &usize| shapes[at].steps() == 0 && round.requests[at].most_steps() > 0;
         let mut watch: Vec<usize> = (0..shapes.len()).filter(idle).collect();
@@ -123,10 +146,10 @@ impl Auto {
         watch.truncate(WATCHED);
         let extra = self.looking(round, &watch, plain_seconds);
         if extra > self.probing {
-            return Vec::new();
+            return Probe::default();
         }
         self.probing -= extra;
-        watch
+        Probe { requests: watch, verified: None }
     }
 
     /// What looking at the drafts of these requests costs, in plain rounds.
@@ -136,22 +159,28 @@ impl Auto {
     }
 
     /// Whether the draft of one that comes to a batch of `batch` reads its prompt.
-    pub(super) fn admit(&mut self, batch: usize, prompt: usize) -> bool {
+    pub(super) fn admit(&mut self, batch: usize, reading: Reading) -> bool {
         let any = [RequestView::new(u64::MAX)];
         group(&any, &self.survival, &mut self.groups, &mut self.group_of);
         self.groups[0].repeat(batch);
         let ladders = (&self.ladders[..], &self.groups[..]);
         let best = weigh(ladders, &self.costs, batch, self.held, f64::INFINITY).best;
         let plain = Plan::plain(batch, self.costs.plain(batch));
-        let reading = self.costs.reading(prompt) / plain.seconds;
+        if self.arrivals.before != self.rounds {
+            self.arrivals = Arrivals { before: self.rounds, ..Arrivals::default() };
+        }
+        let reading = self.costs.reading(self.arrivals.admitted, reading) / plain.seconds;
+        self.arrivals.asked += 1;
         // Where plain decoding is faster, drafts read as much as their share of time allows.
         // Results that are old say little of that, and no results nothing.
         let stale = self.survival.known() == 0.0 || self.rounds - self.last_heard > STALE;
         let rationed = (best.ladder.is_none() && !stale) || !self.is_affluent();
         let can_be_had = if rationed {
+            // One that comes alone leaves enough for the first of many that come together.
             let affords = self.account.affords(reading);
-            self.saving_for = if affords { reading } else { 0.0 };
-            affords && self.probing >= reading
+            let enough = if self.arrivals.asked > 1 { reading } else { 2.0 * reading };
+            self.saving_for = if affords { enough } else { 0.0 };
+            affords && self.probing >= enough
         } else {
             let saved = match best.ladder {
                 Some(_) => 1.0 - plain.speed() / best.speed(),
@@ -162,6 +191,7 @@ impl Auto {
         if !can_be_had || !self.could_pay(batch) {
             return false;
         }
+        self.arrivals.admitted += 1;
         if rationed {
             self.probing -= reading;
         }

@@ -9,7 +9,7 @@ use aquila_engine::Speculation;
 use aquila_spec::Shape;
 use aquila_spec::policy::{
     Adaptive, AdaptiveTable, Auto, AutoSettings, CostTable, Decision, Fixed, Policy, PolicyState,
-    RoundOutcome, RoundView,
+    Reading, RoundOutcome, RoundView,
 };
 
 use crate::error::{Error, Result};
@@ -169,6 +169,10 @@ impl Policy for Observed {
 
     fn shapes(&self) -> Vec<Shape> {
         self.seen().policy.shapes()
+    }
+
+    fn admits(&mut self, batch: usize, reading: Reading) -> bool {
+        self.seen().policy.admits(batch, reading)
     }
 
     fn weighs_confidence(&self) -> bool {

@@ -236,21 +236,30 @@ impl Place {
 }
 
 /// A table, corrected by real rounds.
+///
+/// A round that takes longer than the table says does so because the machine is slower than it was,
+/// which all rounds share, or because the table is wrong about such rounds. Machines change often
+/// and tables are wrong for good, so most of a difference is taken for the machine's: else those
+/// rounds that are not run would keep costs of another day, and the comparison with them fail.
 #[derive(Debug, Clone)]
 pub struct RoundCosts {
     table: CostTable,
+    /// The logarithm of how much slower the machine is than when the table was measured.
+    machine: f64,
+    /// The same for rounds of one kind, beside that.
     corrections: HashMap<(usize, usize, usize, usize), f64>,
 }
 
-/// How far one round may move a correction: outliers count no more than that.
-const MOST_CORRECTION_STEP: f64 = 0.02;
-/// The share of a small difference that is taken over.
-const CORRECTION_SHARE: f64 = 0.05;
+/// The largest logarithm that counts in one round: outliers count no more than that.
+const MOST_DIFFERENCE: f64 = 0.4;
+/// The share of a difference that is taken for the machine's, and for that of a kind of rounds.
+const MACHINE_SHARE: f64 = 0.05;
+const CORRECTION_SHARE: f64 = 0.008;
 
 impl RoundCosts {
     /// Begins with a table as it is.
     pub fn new(table: CostTable) -> Self {
-        Self { table, corrections: HashMap::new() }
+        Self { table, machine: 0.0, corrections: HashMap::new() }
     }
 
     /// The table as it was measured.
@@ -270,7 +279,8 @@ impl RoundCosts {
         let missed = missed.filter(|&rows| rows > 0);
         let (requests, rows) = missed.fold((0, 0), |(n, sum), rows| (n + 1, sum + rows));
         let more = (rows - requests) as f64;
-        self.of_batch(batch).level(requests, 1, 1) + self.table.catch_up * more
+        let seconds = self.of_batch(batch).level(requests, 1, 1) + self.table.catch_up * more;
+        seconds * self.machine.exp()
     }
 
     /// What it costs that a draft reads a prompt and says what it would draft first, beside
@@ -279,7 +289,7 @@ impl RoundCosts {
         let pass = |requests| self.of_batch(requests).level(requests, 1, 1);
         let first = (pass(others + 1) - pass(others)).max(0.0);
         let more = self.table.catch_up * reading.draft.saturating_sub(1) as f64;
-        first + more + self.table.row() * reading.target as f64
+        (first + more + self.table.row() * reading.target as f64) * self.machine.exp()
     }
 
     /// The costs of rounds of this batch, ready to be asked level by level.
@@ -296,8 +306,7 @@ impl RoundCosts {
         costs.total(rows, at_level.len(), topk, draft)
     }
 
-    /// Takes in what a round took. The correction follows the logarithm of the ratio by bounded
-    /// steps, so that a few outliers do not matter.
+    /// Takes in what a round took.
     pub fn refine(
         &mut self,
         (batch, rows): (usize, usize),
@@ -309,15 +318,15 @@ impl RoundCosts {
         if !(seconds > 0.0 && seconds.is_finite() && expected > 0.0) {
             return;
         }
-        let off = (seconds / expected).ln() * CORRECTION_SHARE;
-        let off = off.clamp(-MOST_CORRECTION_STEP, MOST_CORRECTION_STEP);
+        let off = (seconds / expected).ln().clamp(-MOST_DIFFERENCE, MOST_DIFFERENCE);
+        self.machine += off * MACHINE_SHARE;
         let key = cell(batch, rows, at_level.len(), topk);
-        *self.corrections.entry(key).or_insert(0.0) += off;
+        *self.corrections.entry(key).or_insert(0.0) += off * CORRECTION_SHARE;
     }
 
     fn correction(&self, batch: usize, rows: usize, steps: usize, topk: usize) -> f64 {
         let key = cell(batch, rows, steps, topk);
-        self.corrections.get(&key).map_or(1.0, |log| log.exp())
+        (self.machine + self.corrections.get(&key).unwrap_or(&0.0)).exp()
     }
 }
 

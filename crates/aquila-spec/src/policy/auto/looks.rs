@@ -176,11 +176,11 @@ impl Auto {
         let stale = self.survival.known() == 0.0 || self.rounds - self.last_heard > STALE;
         let rationed = (best.ladder.is_none() && !stale) || !self.is_affluent();
         let can_be_had = if rationed {
-            // One that comes alone leaves enough for the first of many that come together.
+            // One that comes alone leaves enough for the first of many that may come together.
             let affords = self.account.affords(reading);
-            let enough = if self.arrivals.asked > 1 { reading } else { 2.0 * reading };
-            self.saving_for = if affords { enough } else { 0.0 };
-            affords && self.probing >= enough
+            self.saving_for = if affords { 2.0 * reading } else { 0.0 };
+            let alone = self.arrivals.asked == 1 && batch > 1;
+            affords && self.probing >= if alone { self.saving_for } else { reading }
         } else {
             let saved = match best.ladder {
                 Some(_) => 1.0 - plain.speed() / best.speed(),

@@ -10,6 +10,7 @@ use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{Backend, KvDtype, WeightFormat};
 use aquila_engine::{Engine, EngineConfig, FinishReason, Runner};
 use aquila_model::{Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, LoadFormat, resolve};
+use aquila_spec::policy::Fixed;
 use aquila_spec::{
     Algorithm as _, Drafter, Eagle3, Extending, GroupRows, Shape, Speculator, Standalone,
     TargetRows,
@@ -194,6 +195,32 @@ fn a_draft_that_declares_no_hidden_state_costs_no_byte_and_no_copy_of_any() {
         assert_eq!(heard.lock().unwrap().ids().len(), 24);
         assert_eq!(backend.watch.copies() > before, copies);
     }
+}
+
+#[test]
+fn nothing_is_copied_for_a_head_that_missed_too_much_to_return() {
+    let config = EngineConfig { parked_rows: 4, ..whole(Shape::chain(3)) };
+    let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
+    let backend = Arc::new(Counting::new(backend, Counts::default()));
+    let target = decoder(&*backend, "tiny", config.context_length);
+    let (slots, dtype) = (config.slots(), config.kv_dtype);
+    let head = Speculator::new(&*backend, eagle3(&*backend, &target, &config), slots, dtype);
+    let runner = Runner::new(backend.clone(), target, Some(Box::new(head.unwrap())), &config);
+    let mut engine = Engine::new(runner.unwrap(), config).unwrap();
+    engine.draft_by(Box::new(Fixed::new(Shape::PLAIN))).unwrap();
+    let (request, heard) = request(&SEVEN, 24);
+    engine.submit(request).unwrap();
+    // The prompt is read, four rows wait, and the fifth would be one too many.
+    let copies = |engine: &mut Engine<Counting>| {
+        let before = backend.watch.copies();
+        engine.step();
+        backend.watch.copies() - before
+    };
+    let copied: Vec<u64> = (0..12).map(|_| copies(&mut engine)).collect();
+    assert!(copied[..6].iter().all(|&copies| copies > 0), "{copied:?}");
+    assert!(copied[6..].iter().all(|&copies| copies == 0), "{copied:?}");
+    run(&mut engine);
+    assert_eq!(heard.lock().unwrap().ids().len(), 24);
 }
 
 #[test]

@@ -111,7 +111,11 @@ impl<B: Backend> Lane<B> {
         let Self { runner, plan, turns, .. } = self;
         plan.fill(turns);
         let (chosen, weighed) = plan.asks(turns);
-        let drafts = turns.iter().any(|turn| turn.track.order.drafts());
+        let captures = runner.captures();
+        let taken_in = |turn: &Turn| {
+            turn.track.order.drafts() && Parking::may_return(turn.track.parked.as_ref(), captures)
+        };
+        let drafts = turns.iter().any(taken_in);
         let (choices, weights) = timed(&mut times.verify, || -> Result<_> {
             runner.run(&plan.forward, drafts)?;
             Ok((runner.choose(&chosen)?, runner.weigh(&weighed)?))

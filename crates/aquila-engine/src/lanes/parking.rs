@@ -55,14 +55,16 @@ impl Parking {
         Some((self.first + seat * self.rows + place) as u32)
     }
 
+    /// Whether a draft takes part or may do so again.
+    pub fn may_return(parked: Option<&Parked>, needs_rows: bool) -> bool {
+        parked.is_none_or(|parked| parked.seat.is_some() || !needs_rows)
+    }
+
     /// Where the target's rows of what a draft missed are; none if it cannot return.
     pub fn rows_of(&self, parked: &Parked, needs_rows: bool) -> Option<TargetRows> {
-        let row = match parked.seat {
-            Some(seat) => self.first + seat * self.rows,
-            None if needs_rows => return None,
-            None => 0,
-        };
-        Some(TargetRows { row, token: parked.token })
+        let row = parked.seat.map_or(0, |seat| self.first + seat * self.rows);
+        let rows = TargetRows { row, token: parked.token };
+        Self::may_return(Some(parked), needs_rows).then_some(rows)
     }
 
     /// A draft has returned, or its request has left.
@@ -95,6 +97,7 @@ mod tests {
         let places: Vec<_> = (0..4).map(|token| parking.miss(&mut long, token, true)).collect();
         assert_eq!(places, [Some(10), Some(11), None, None]);
         assert_eq!(parking.rows_of(&long.expect("parked"), true), None);
+        assert!(!Parking::may_return(long.as_ref(), true));
         assert_eq!(parking.miss(&mut None, 5, true), Some(10), "its seat serves another");
     }
 

@@ -85,6 +85,9 @@ impl Auto {
         let at_once = self.second_looks > 0 || self.survival.promise() > PROMISING;
         let at_once = at_once && self.is_affluent() && !dear;
         let can_be_had = |this: &Self, extra: f64| this.probing - this.saving_for >= extra;
+        if !(at_once || can_be_had(self, extra)) && free == 0 {
+            return Probe::default();
+        }
         // A draft that is verified pays for itself where it is right.
         let shape = self.ladders.first().map_or(Shape::PLAIN, |ladder| ladder.largest.capped(1));
         let tried = (0..batch).map(|at| if watch.contains(&at) { shape } else { Shape::PLAIN });
@@ -92,9 +95,6 @@ impl Auto {
         let right = watch.len() as f64 / batch as f64 * self.survival.rate(1);
         let drafts = trial - right < extra.max(look) && (at_once || can_be_had(self, trial));
         let extra = if drafts { trial } else { extra };
-        if !(at_once || can_be_had(self, extra)) && free == 0 {
-            return Probe::default();
-        }
         self.second_looks = self.second_looks.saturating_sub(watch.len());
         // What is saved for a prompt is not spent on looks, be they at once.
         self.probing = (self.probing - extra).max(self.probing.min(self.saving_for));

@@ -7,7 +7,7 @@ use aquila_model::{
     ModelSpec, Needs, Result, memory,
 };
 
-use crate::registry::{Allowance, DraftFor, Entry, Opened, Opening};
+use crate::registry::{Allowance, DraftFlag, DraftFor, Entry, Opened, Opening};
 use crate::{
     Algorithm, Declaration, DraftGroup, Drafter, HiddenStates, Speculator, Travels, TreeRows,
 };
@@ -95,6 +95,10 @@ impl<B: Backend> Entry<B> for EagleEntry {
             preset if preset.starts_with("preset:") => DraftFor::Model(format!("{preset}-eagle")),
             _ => DraftFor::Unknown,
         }
+    }
+
+    fn takes(&self) -> &'static [DraftFlag] {
+        &[DraftFlag::TokenMap]
     }
 
     fn open(&self, opening: &Opening<'_>) -> crate::Result<Box<dyn Opened<B>>> {

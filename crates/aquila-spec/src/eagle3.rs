@@ -6,7 +6,7 @@ use aquila_model::{
     memory,
 };
 
-use crate::registry::{Allowance, DraftFor, Entry, Opened, Opening};
+use crate::registry::{Allowance, DraftFlag, DraftFor, Entry, Opened, Opening};
 use crate::{
     Algorithm, Declaration, DraftGroup, Drafter, HiddenStates, Speculator, Travels, TreeRows,
 };
@@ -94,8 +94,11 @@ impl<B: Backend> Entry<B> for Eagle3Entry {
         }
     }
 
+    fn takes(&self) -> &'static [DraftFlag] {
+        &[DraftFlag::AuxLayerConvention, DraftFlag::RopeTheta]
+    }
+
     fn open(&self, opening: &Opening<'_>) -> crate::Result<Box<dyn Opened<B>>> {
-        opening.without_token_map("EAGLE3")?;
         let (_, location) = opening.draft()?;
         let (load, target) = (opening.load, opening.target.spec().clone());
         let head = HeadCheckpoint::open_with(location, load, opening.target, &opening.head)?;

@@ -55,7 +55,9 @@ pub use eagle3::Eagle3;
 pub use error::{Error, Result};
 pub use mixed::{Drafted, Mixed};
 pub use mtp::{Mtp, MtpRoom};
-pub use registry::{Allowance, AskedShape, DraftFor, Entry, NONE, Opened, Opening, Registry};
+pub use registry::{
+    Allowance, AskedShape, DraftFlag, DraftFor, Entry, NONE, Opened, Opening, Registry,
+};
 pub use shape::{MOST_STEPS, MOST_TOPK, Shape, ShapeError};
 pub use simulate::{Simulate, SimulateMethod};
 pub use standalone::Standalone;

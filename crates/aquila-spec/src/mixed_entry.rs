@@ -7,7 +7,8 @@ use aquila_model::{Decoder, Needs};
 
 use crate::ngram::{Ngram, NgramEntry, NgramSources};
 use crate::{
-    Algorithm, Allowance, AskedShape, DraftFor, Entry, Error, Mixed, Opened, Opening, Result, Shape,
+    Algorithm, Allowance, AskedShape, DraftFlag, DraftFor, Entry, Error, Mixed, Opened, Opening,
+    Result, Shape,
 };
 
 /// An algorithm, mixed with n-grams.
@@ -37,6 +38,10 @@ impl<B: Backend> Entry<B> for MixedEntry<B> {
 
     fn draft_for(&self, model: &str) -> DraftFor {
         self.model.draft_for(model)
+    }
+
+    fn takes(&self) -> &'static [DraftFlag] {
+        self.model.takes()
     }
 
     fn drafts_from_ngrams(&self) -> bool {

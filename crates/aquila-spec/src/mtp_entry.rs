@@ -4,7 +4,7 @@ use aquila_compute::Backend;
 use aquila_model::{Decoder, MtpCheckpoint, Needs};
 
 use crate::eagle::Reading;
-use crate::registry::{Allowance, DraftFor, Entry, Opened, Opening};
+use crate::registry::{Allowance, DraftFlag, DraftFor, Entry, Opened, Opening};
 use crate::{Algorithm, Eagle, Error, Mtp, MtpRoom, Speculator};
 
 /// MTP by name.
@@ -25,6 +25,10 @@ impl<B: Backend> Entry<B> for MtpEntry {
             preset if preset.starts_with("preset:") => DraftFor::Model(format!("{preset}-mtp")),
             _ => DraftFor::Itself,
         }
+    }
+
+    fn takes(&self) -> &'static [DraftFlag] {
+        &[DraftFlag::TokenMap, DraftFlag::MultiLayer, DraftFlag::FirstEmbedding]
     }
 
     fn open(&self, opening: &Opening<'_>) -> crate::Result<Box<dyn Opened<B>>> {

@@ -34,6 +34,11 @@ pub trait Entry<B: Backend>: Send + Sync {
     /// What drafts for `model` where `--speculative-draft-model-path` is not given.
     fn draft_for(&self, model: &str) -> DraftFor;
 
+    /// The flags about what drafts that it has a use for; any other is refused.
+    fn takes(&self) -> &'static [DraftFlag] {
+        &[]
+    }
+
     /// Whether it drafts from n-grams, alone or among others.
     fn drafts_from_ngrams(&self) -> bool {
         false
@@ -53,6 +58,34 @@ pub trait Entry<B: Backend>: Send + Sync {
 
     /// Opens what the flags name; what does not fit the target is refused by name.
     fn open(&self, opening: &Opening<'_>) -> Result<Box<dyn Opened<B>>>;
+}
+
+/// A flag about what drafts that not every algorithm has a use for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DraftFlag {
+    /// Which tokens may be drafted, for a head without a vocabulary of its own.
+    TokenMap,
+    /// How a head that reads several layers of the target numbers them.
+    AuxLayerConvention,
+    /// The base of a head's rotary positions.
+    RopeTheta,
+    /// That there is a layer for each step.
+    MultiLayer,
+    /// What a head takes for the embedding of the first token.
+    FirstEmbedding,
+}
+
+impl DraftFlag {
+    /// As it is given.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::TokenMap => "--speculative-token-map",
+            Self::AuxLayerConvention => "--speculative-aux-layer-convention",
+            Self::RopeTheta => "--speculative-draft-rope-theta",
+            Self::MultiLayer => "--enable-multi-layer-eagle",
+            Self::FirstEmbedding => "--speculative-mtp-first-embedding",
+        }
+    }
 }
 
 /// What drafts for a model if nobody says.
@@ -117,17 +150,6 @@ impl<'a> Opening<'a> {
     pub fn draft(&self) -> Result<(&'a str, &'a Location)> {
         let missing = "nothing that drafts was given: use --speculative-draft-model-path";
         self.draft.ok_or_else(|| Error::Refused(missing.into()))
-    }
-
-    /// Refuses a token map, for an algorithm whose draft has a vocabulary of its own.
-    pub fn without_token_map(&self, algorithm: &str) -> Result<()> {
-        match self.token_map {
-            None => Ok(()),
-            Some(_) => Err(Error::Refused(format!(
-                "--speculative-token-map is not for {algorithm}: its drafts have a vocabulary of \
-                 their own"
-            ))),
-        }
     }
 }
 

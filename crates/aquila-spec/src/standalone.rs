@@ -87,7 +87,6 @@ impl<B: Backend> Entry<B> for StandaloneEntry {
     }
 
     fn open(&self, opening: &Opening<'_>) -> crate::Result<Box<dyn Opened<B>>> {
-        opening.without_token_map("STANDALONE")?;
         let (name, location) = opening.draft()?;
         let draft = Checkpoint::open(location, opening.load)?;
         let refuse =

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use aquila_compute::cpu::CpuBackend;
 use aquila_model::{AuxLayerConvention, FirstEmbedding, HeadOptions};
 use aquila_spec::{
-    AskedShape, DraftFor, Entry, MOST_STEPS, MOST_TOPK, NONE, Shape, Simulate, SimulateMethod,
-    Verify,
+    AskedShape, DraftFlag, DraftFor, Entry, MOST_STEPS, MOST_TOPK, NONE, Shape, Simulate,
+    SimulateMethod, Verify,
 };
 use clap::{Args, ValueEnum};
 
@@ -18,8 +18,6 @@ use crate::error::{Error, Result};
 
 /// The algorithm that the flags about n-grams are for.
 const NGRAM: &str = "NGRAM";
-/// The algorithm whose heads may have a layer for each step.
-const MTP: &str = "MTP";
 
 /// What drafts, and how large its trees are.
 #[derive(Args, Debug, Clone, Default)]
@@ -229,10 +227,14 @@ impl SpeculativeFlags {
                 "{flag} is for --speculative-algorithm {NGRAM}, alone or mixed (EAGLE3+{NGRAM})"
             )));
         }
-        if self.enable_multi_layer_eagle && entry.name().split('+').next() != Some(MTP) {
+        if let Some(flag) = self.about_drafts().find(|flag| !entry.takes().contains(flag)) {
+            let takers = algorithms.entries().filter(|entry| entry.takes().contains(&flag));
+            let takers: Vec<&str> = takers.map(Entry::name).collect();
             return Err(Error::Usage(format!(
-                "--enable-multi-layer-eagle is for --speculative-algorithm {MTP}: no other has a \
-                 layer for each step"
+                "{} is for --speculative-algorithm {}, not for {}",
+                flag.name(),
+                takers.join(" or "),
+                entry.name()
             )));
         }
         let given = self.speculative_draft_model_path.clone();
@@ -281,6 +283,20 @@ impl SpeculativeFlags {
             simulate,
             warnings,
         }))
+    }
+
+    /// The flags that are given about what drafts, and are not for every algorithm.
+    fn about_drafts(&self) -> impl Iterator<Item = DraftFlag> {
+        let head = self.head();
+        let convention = head.aux_layer_convention != AuxLayerConvention::Auto;
+        let given = [
+            (DraftFlag::TokenMap, self.speculative_token_map.is_some()),
+            (DraftFlag::AuxLayerConvention, convention),
+            (DraftFlag::RopeTheta, head.rope_theta.is_some()),
+            (DraftFlag::MultiLayer, head.multi_layer),
+            (DraftFlag::FirstEmbedding, head.first_embedding != FirstEmbedding::Auto),
+        ];
+        given.into_iter().filter_map(|(flag, given)| given.then_some(flag))
     }
 
     fn head(&self) -> HeadOptions {
@@ -353,17 +369,6 @@ impl SpeculativeFlags {
             ("--speculative-num-steps", self.speculative_num_steps.is_some()),
             ("--speculative-eagle-topk", self.speculative_eagle_topk.is_some()),
             ("--speculative-num-draft-tokens", self.speculative_num_draft_tokens.is_some()),
-            ("--speculative-token-map", self.speculative_token_map.is_some()),
-            (
-                "--speculative-aux-layer-convention",
-                self.head().aux_layer_convention != AuxLayerConvention::Auto,
-            ),
-            ("--speculative-draft-rope-theta", self.speculative_draft_rope_theta.is_some()),
-            ("--enable-multi-layer-eagle", self.enable_multi_layer_eagle),
-            (
-                "--speculative-mtp-first-embedding",
-                self.speculative_mtp_first_embedding != First::Auto,
-            ),
             ("--simulate-acc-len", self.simulate_acc_len.is_some()),
             ("--speculative-verify", self.speculative_verify.is_some()),
             (
@@ -375,7 +380,8 @@ impl SpeculativeFlags {
         ];
         let names: Vec<&str> = algorithms.entries().map(Entry::name).collect();
         let given = given.iter().find_map(|(flag, given)| given.then_some(*flag));
-        match given.or(self.policy.given()).or(self.ngram.given()) {
+        let about_drafts = self.about_drafts().next().map(DraftFlag::name);
+        match given.or(about_drafts).or(self.policy.given()).or(self.ngram.given()) {
             Some(flag) => Err(Error::Usage(format!(
                 "{flag} needs --speculative-algorithm, one of {}",
                 names.join(", ")

@@ -90,3 +90,37 @@ fn wrong_flags_of_speculation_are_refused_by_name() {
         }
     }
 }
+
+#[test]
+fn flags_about_what_drafts_are_for_the_algorithms_that_have_a_use_for_them() {
+    let flags: [(&[&str], &[&str]); 5] = [
+        (&["--speculative-token-map", "some.pt"], &["EAGLE", "MTP"]),
+        (&["--speculative-aux-layer-convention", "output"], &["EAGLE3"]),
+        (&["--speculative-draft-rope-theta", "10000"], &["EAGLE3"]),
+        (&["--enable-multi-layer-eagle"], &["MTP"]),
+        (&["--speculative-mtp-first-embedding", "keep"], &["MTP"]),
+    ];
+    for (flag, takers) in flags {
+        for algorithm in ["EAGLE3", "EAGLE", "MTP", "STANDALONE", "NGRAM", "STANDALONE+NGRAM"] {
+            if takers.contains(&algorithm) {
+                continue;
+            }
+            let asked = ["generate", "--prompt", "x", "--speculative-algorithm", algorithm];
+            let ran = run(&[&asked, flag].concat());
+            assert_eq!(ran.code, Some(2), "{flag:?}, {algorithm}: {}", ran.stderr);
+            let (flag, takers) = (flag[0], takers.join(" or "));
+            let why =
+                format!("{flag} is for --speculative-algorithm {takers}, not for {algorithm}");
+            assert!(ran.stderr.contains(&why), "{}", ran.stderr);
+        }
+    }
+    // Those that take one take it in a mix too.
+    let mix = ["generate", "-q", "--prompt", "x", "--max-tokens", "4", "--speculative-algorithm"];
+    for (algorithm, flag) in [
+        ("EAGLE3+NGRAM", "--speculative-aux-layer-convention=output"),
+        ("MTP+NGRAM", "--enable-multi-layer-eagle"),
+    ] {
+        let ran = run(&[&mix[..], &[algorithm, flag]].concat());
+        assert_eq!(ran.code, Some(0), "{algorithm}: {}", ran.stderr);
+    }
+}

@@ -1,12 +1,14 @@
 //! Flags that commands share: one home for each, with its help and default.
 
 mod engine;
+mod head;
 mod model;
 mod ngram;
 mod number;
 mod policy;
 mod sampling;
 mod speculative;
+mod verify;
 
 pub use engine::{EngineFlags, SchedulePolicy};
 pub use model::ModelFlags;

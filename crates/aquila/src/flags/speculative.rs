@@ -3,16 +3,18 @@
 use std::path::PathBuf;
 
 use aquila_compute::cpu::CpuBackend;
-use aquila_model::{AuxLayerConvention, FirstEmbedding, HeadOptions};
+use aquila_model::HeadOptions;
 use aquila_spec::{
     AskedShape, DraftFlag, DraftFor, Entry, MOST_STEPS, MOST_TOPK, NONE, Shape, Simulate,
     SimulateMethod, Verify,
 };
 use clap::{Args, ValueEnum};
 
+use super::head::HeadFlags;
 use super::ngram::NgramFlags;
 use super::number::whole;
 use super::policy::{PolicyFlags, PolicyPlan};
+use super::verify::VerifyFlags;
 use crate::Algorithms;
 use crate::error::{Error, Result};
 
@@ -48,45 +50,13 @@ pub struct SpeculativeFlags {
     #[arg(long, value_name = "N", value_parser = whole(1, 4096), allow_negative_numbers = true)]
     speculative_num_draft_tokens: Option<usize>,
 
-    /// How the drafts of sampled requests are verified [default: match]
-    #[arg(long, value_enum, value_name = "HOW")]
-    speculative_verify: Option<How>,
+    /// How drafts are verified.
+    #[command(flatten)]
+    verify: VerifyFlags,
 
-    /// target-only: accept drafts that are at least this likely [default: 1]
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    speculative_accept_threshold_single: Option<f64>,
-
-    /// target-only: divide coins by this [default: 1]
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    speculative_accept_threshold_acc: Option<f64>,
-
-    /// The same as --speculative-verify rejection
-    #[arg(long)]
-    speculative_use_rejection_sampling: bool,
-
-    /// A list of the only tokens that an EAGLE or MTP head may draft, written by torch.save or as
-    /// JSON (FR-Spec)
-    #[arg(long, value_name = "FILE")]
-    speculative_token_map: Option<PathBuf>,
-
-    /// How an EAGLE3 head numbers the layers whose hidden states it reads; `aquila inspect HEAD`
-    /// says what auto chooses, and why
-    #[arg(long, value_enum, default_value_t = Convention::Auto, value_name = "WAY")]
-    speculative_aux_layer_convention: Convention,
-
-    /// The base of an EAGLE3 head's rotary frequencies, where it was not trained with the one that
-    /// its config declares
-    #[arg(long, value_name = "THETA", value_parser = theta, allow_negative_numbers = true)]
-    speculative_draft_rope_theta: Option<f64>,
-
-    /// Insist on an MTP head with a layer for each step; one that has several is run so by itself
-    #[arg(long)]
-    enable_multi_layer_eagle: bool,
-
-    /// What an MTP head takes for the embedding at position 0; `aquila inspect HEAD` says what auto
-    /// chooses, and why
-    #[arg(long, value_enum, default_value_t = First::Auto, value_name = "WAY")]
-    speculative_mtp_first_embedding: First,
+    /// Those about heads.
+    #[command(flatten)]
+    head: HeadFlags,
 
     /// Pretend that rounds yield so many tokens on average, to measure their cost
     #[arg(long, value_name = "TOKENS", allow_negative_numbers = true)]
@@ -103,38 +73,6 @@ pub struct SpeculativeFlags {
     /// Those of NGRAM.
     #[command(flatten)]
     pub ngram: NgramFlags,
-}
-
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-enum How {
-    /// A draft is right if it is what plain decoding would have chosen: the same text
-    Match,
-    /// SGLang's way: by the target's probability; lossy where a threshold is below 1
-    TargetOnly,
-    /// Rejection sampling: the same distribution, another text
-    Rejection,
-}
-
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Convention {
-    /// As the numbers force, else as the publisher of the head does
-    #[default]
-    Auto,
-    /// By the layer whose output is read (SGLang, SpecForge)
-    Output,
-    /// By the boundary before a layer (vLLM, speculators)
-    Boundary,
-}
-
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum First {
-    /// As the engines do that agree for its model, else as SGLang does
-    #[default]
-    Auto,
-    /// The embedding
-    Keep,
-    /// Zeros
-    Zero,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -227,7 +165,7 @@ impl SpeculativeFlags {
                 "{flag} is for --speculative-algorithm {NGRAM}, alone or mixed (EAGLE3+{NGRAM})"
             )));
         }
-        if let Some(flag) = self.about_drafts().find(|flag| !entry.takes().contains(flag)) {
+        if let Some(flag) = self.head.given().find(|flag| !entry.takes().contains(flag)) {
             let takers = algorithms.entries().filter(|entry| entry.takes().contains(&flag));
             let takers: Vec<&str> = takers.map(Entry::name).collect();
             return Err(Error::Usage(format!(
@@ -270,8 +208,8 @@ impl SpeculativeFlags {
         if shape == Shape::PLAIN {
             return Ok(None);
         }
-        let (token_map, head) = (self.speculative_token_map.clone(), self.head());
-        let (verify, simulate) = (self.verify()?, self.simulate()?);
+        let (token_map, head) = (self.head.token_map(), self.head.options());
+        let (verify, simulate) = (self.verify.resolve()?, self.simulate()?);
         Ok(Some(Speculative {
             entry,
             draft,
@@ -283,37 +221,6 @@ impl SpeculativeFlags {
             simulate,
             warnings,
         }))
-    }
-
-    /// The flags that are given about what drafts, and are not for every algorithm.
-    fn about_drafts(&self) -> impl Iterator<Item = DraftFlag> {
-        let head = self.head();
-        let convention = head.aux_layer_convention != AuxLayerConvention::Auto;
-        let given = [
-            (DraftFlag::TokenMap, self.speculative_token_map.is_some()),
-            (DraftFlag::AuxLayerConvention, convention),
-            (DraftFlag::RopeTheta, head.rope_theta.is_some()),
-            (DraftFlag::MultiLayer, head.multi_layer),
-            (DraftFlag::FirstEmbedding, head.first_embedding != FirstEmbedding::Auto),
-        ];
-        given.into_iter().filter_map(|(flag, given)| given.then_some(flag))
-    }
-
-    fn head(&self) -> HeadOptions {
-        HeadOptions {
-            aux_layer_convention: match self.speculative_aux_layer_convention {
-                Convention::Auto => AuxLayerConvention::Auto,
-                Convention::Output => AuxLayerConvention::Output,
-                Convention::Boundary => AuxLayerConvention::Boundary,
-            },
-            rope_theta: self.speculative_draft_rope_theta,
-            multi_layer: self.enable_multi_layer_eagle,
-            first_embedding: match self.speculative_mtp_first_embedding {
-                First::Auto => FirstEmbedding::Auto,
-                First::Keep => FirstEmbedding::Keep,
-                First::Zero => FirstEmbedding::Zero,
-            },
-        }
     }
 
     /// The flags with this algorithm and, unless none is given, these trees.
@@ -370,18 +277,12 @@ impl SpeculativeFlags {
             ("--speculative-eagle-topk", self.speculative_eagle_topk.is_some()),
             ("--speculative-num-draft-tokens", self.speculative_num_draft_tokens.is_some()),
             ("--simulate-acc-len", self.simulate_acc_len.is_some()),
-            ("--speculative-verify", self.speculative_verify.is_some()),
-            (
-                "--speculative-accept-threshold-single",
-                self.speculative_accept_threshold_single.is_some(),
-            ),
-            ("--speculative-accept-threshold-acc", self.speculative_accept_threshold_acc.is_some()),
-            ("--speculative-use-rejection-sampling", self.speculative_use_rejection_sampling),
         ];
         let names: Vec<&str> = algorithms.entries().map(Entry::name).collect();
         let given = given.iter().find_map(|(flag, given)| given.then_some(*flag));
-        let about_drafts = self.about_drafts().next().map(DraftFlag::name);
-        match given.or(about_drafts).or(self.policy.given()).or(self.ngram.given()) {
+        let of_head = self.head.given().next().map(DraftFlag::name);
+        let given = given.or(of_head).or(self.verify.given());
+        match given.or(self.policy.given()).or(self.ngram.given()) {
             Some(flag) => Err(Error::Usage(format!(
                 "{flag} needs --speculative-algorithm, one of {}",
                 names.join(", ")
@@ -400,47 +301,6 @@ impl SpeculativeFlags {
         }
     }
 
-    fn verify(&self) -> Result<Verify> {
-        let single = ("single", self.speculative_accept_threshold_single);
-        let accumulated = ("acc", self.speculative_accept_threshold_acc);
-        for (which, threshold) in [single, accumulated] {
-            if threshold.is_some_and(|t| !(0.0..=1.0).contains(&t)) {
-                return Err(Error::Usage(format!(
-                    "--speculative-accept-threshold-{which} must be from 0 to 1"
-                )));
-            }
-        }
-        let thresholds = single.1.or(accumulated.1).is_some();
-        let rejection = self.speculative_use_rejection_sampling;
-        let how = match (self.speculative_verify, thresholds, rejection) {
-            (Some(How::TargetOnly), _, false) | (None, true, false) => How::TargetOnly,
-            (Some(How::Rejection), false, _) | (None, false, true) => How::Rejection,
-            (Some(How::Match) | None, false, false) => How::Match,
-            (_, true, _) => {
-                return Err(Error::Usage(
-                    "--speculative-accept-threshold-single and -acc are for \
-                     --speculative-verify target-only"
-                        .into(),
-                ));
-            }
-            (_, false, true) => {
-                return Err(Error::Usage(
-                    "--speculative-use-rejection-sampling is --speculative-verify rejection: \
-                     give one of them"
-                        .into(),
-                ));
-            }
-        };
-        Ok(match how {
-            How::Match => Verify::Match,
-            How::Rejection => Verify::Rejection,
-            How::TargetOnly => Verify::TargetOnly {
-                single: single.1.unwrap_or(1.0),
-                accumulated: accumulated.1.unwrap_or(1.0),
-            },
-        })
-    }
-
     fn simulate(&self) -> Result<Option<Simulate>> {
         let Some(length) = self.simulate_acc_len else { return Ok(None) };
         if !(1.0..=MOST_STEPS as f64 + 1.0).contains(&length) {
@@ -453,13 +313,5 @@ impl SpeculativeFlags {
             Method::Multinomial => SimulateMethod::Multinomial,
         };
         Ok(Some(Simulate { length, method }))
-    }
-}
-
-/// The base of rotary frequencies.
-fn theta(text: &str) -> std::result::Result<f64, String> {
-    match text.parse() {
-        Ok(number) if (1.0..1e30).contains(&number) => Ok(number),
-        _ => Err("expected a number of at least 1".into()),
     }
 }

@@ -82,8 +82,8 @@ struct Charge {
     trees: f64,
     /// Whether drafts returned in it, which no table tells round by round.
     returns: bool,
-    /// Whether it was only to find out.
-    tries: bool,
+    /// What of it was not saved up before, where it was only to find out.
+    unsaved: Option<f64>,
 }
 
 /// The policy.
@@ -265,7 +265,7 @@ impl Policy for Auto {
             Some(_) => self.left_out(&shapes, round, plain_seconds),
         };
         let mut expected = plan.tokens;
-        if let Some(shape) = verified {
+        if let Some((shape, _)) = verified {
             expected += watch.len() as f64 * self.survival.rate(1);
             watch.drain(..).for_each(|at| shapes[at] = shape);
         }
@@ -291,7 +291,8 @@ impl Policy for Auto {
         if shape.steps() > 0 || !watch.is_empty() {
             self.in_flight += 1;
             let (trees, returns) = (trees.max(0.0), returning > 0.0);
-            self.charged.push_back(Charge { trees, returns, tries: verified.is_some() });
+            let unsaved = verified.map(|(_, unsaved)| unsaved);
+            self.charged.push_back(Charge { trees, returns, unsaved });
         }
         let setting = Setting { batch, slot: 1, shape, watches: !watch.is_empty() };
         Decision { setting, shapes, expected: Some(expected), watch }
@@ -306,10 +307,10 @@ impl Policy for Auto {
         let mut like_the_table = whole;
         let correct: usize = outcome.requests.iter().map(|r| r.correct).sum();
         let earned = correct as f64 / batch as f64;
-        let mut tried = false;
+        let mut unsaved = None;
         if drafted || watched {
             let charge = self.charged.pop_front().unwrap_or_default();
-            tried = charge.tries;
+            unsaved = charge.unsaved;
             like_the_table &= !charge.returns;
             if whole {
                 // Trees that were looked up may have come out smaller, or not at all.
@@ -329,10 +330,8 @@ impl Policy for Auto {
         self.last_heard = self.rounds;
         self.in_flight = self.in_flight.saturating_sub(1);
         self.account.pay_back(earned);
-        if tried {
-            self.probing += earned;
-        }
-        let changed = self.survival.learn(outcome.requests, tried || !drafted);
+        self.probing += unsaved.map_or(0.0, |unsaved| (earned - unsaved).max(0.0));
+        let changed = self.survival.learn(outcome.requests, unsaved.is_some() || !drafted);
         self.unsettled |= changed;
         if changed {
             self.second_looks = SECOND_LOOKS;

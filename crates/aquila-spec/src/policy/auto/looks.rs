@@ -30,8 +30,9 @@ const HOPE: f64 = 0.25;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Probe {
     pub(super) requests: Vec<usize>,
-    /// The shape with which they are verified; none where they are only looked at.
-    pub(super) verified: Option<Shape>,
+    /// The shape with which they are verified, and what of the cost was not saved up before; none
+    /// where they are only looked at.
+    pub(super) verified: Option<(Shape, f64)>,
 }
 
 /// Requests that came between two rounds: what they read is read together.
@@ -84,23 +85,29 @@ impl Auto {
         let dear = extra > DEAR * look;
         let at_once = self.second_looks > 0 || self.survival.promise() > PROMISING;
         let at_once = at_once && self.is_affluent() && !dear;
-        let can_be_had = |this: &Self, extra: f64| this.probing - this.saving_for >= extra;
-        if !(at_once || can_be_had(self, extra)) && free == 0 {
+        // What is saved for a prompt is not spent on looks, be they at once, but lent to trials: a
+        // draft that is verified pays for itself where it is right.
+        let surplus = (self.probing - self.saving_for).max(0.0);
+        if !at_once && free == 0 && self.probing < extra {
             return Probe::default();
         }
-        // A draft that is verified pays for itself where it is right.
         let shape = self.ladders.first().map_or(Shape::PLAIN, |ladder| ladder.largest.capped(1));
         let tried = (0..batch).map(|at| if watch.contains(&at) { shape } else { Shape::PLAIN });
         let trial = extra + self.seconds(tried) / plain_seconds - 1.0;
         let right = watch.len() as f64 / batch as f64 * self.survival.rate(1);
-        let drafts = trial - right < extra.max(look) && (at_once || can_be_had(self, trial));
-        let extra = if drafts { trial } else { extra };
+        let drafts = trial - right < extra.max(look)
+            && (at_once || (self.probing >= trial && surplus >= trial - right))
+            && self.account.affords(trial);
+        if !(drafts || at_once || free > 0 || surplus >= extra) {
+            return Probe::default();
+        }
+        let (extra, most) = if drafts { (trial, self.probing) } else { (extra, surplus) };
         self.second_looks = self.second_looks.saturating_sub(watch.len());
-        // What is saved for a prompt is not spent on looks, be they at once.
-        self.probing = (self.probing - extra).max(self.probing.min(self.saving_for));
+        let paid = extra.min(most);
+        self.probing -= paid;
         self.since_probe = 0;
         self.probes += 1;
-        Probe { requests: watch, verified: drafts.then_some(shape) }
+        Probe { requests: watch, verified: drafts.then_some((shape, extra - paid)) }
     }
 
     /// Whether drafts could pay in a batch of so many, were they all right: those of all requests
@@ -178,9 +185,9 @@ impl Auto {
         let can_be_had = if rationed {
             // One that comes alone leaves enough for the first of many that may come together.
             let affords = self.account.affords(reading);
-            self.saving_for = if affords { 2.0 * reading } else { 0.0 };
-            let alone = self.arrivals.asked == 1 && batch > 1;
-            affords && self.probing >= if alone { self.saving_for } else { reading }
+            let most = if batch > 1 { 2.0 * reading } else { reading };
+            self.saving_for = if affords { most } else { 0.0 };
+            affords && self.probing >= if self.arrivals.asked == 1 { most } else { reading }
         } else {
             let saved = match best.ladder {
                 Some(_) => 1.0 - plain.speed() / best.speed(),

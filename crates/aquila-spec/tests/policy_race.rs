@@ -76,7 +76,7 @@ fn auto_settles_within_20_rounds_of_a_change_at_batch_8_and_within_60_at_batch_1
         let good = |&from: &usize| played.expected_speed(from..from + 30) >= 0.97 * best;
         if !(0..=settled(phase)).any(|from| good(&from)) {
             let steps: Vec<_> = played.rounds[..100].iter().map(|r| r.steps).collect();
-            short.push(format!("{name}: {:?} {steps:?}", (0..).find(good)));
+            short.push(format!("{name}: {:?} {steps:?}", (0..played.rounds.len()).find(good)));
         }
     });
     // Chance makes a short stretch of text look like another now and then: one change in a hundred
@@ -125,5 +125,23 @@ fn auto_does_not_flap() {
         let rounds: usize = played.iter().map(|phase| phase.rounds.len()).sum();
         let switches = auto.state().switches;
         assert!(switches * 20 < rounds as u64, "{name}: {switches} in {rounds}");
+    }
+}
+
+#[test]
+fn a_table_that_is_wrong_about_plain_rounds_is_found_out() {
+    // Prose does not pay with this head. Had plain rounds taken so much longer when the table was
+    // made, it would.
+    let (name, right) = tables()[3].clone();
+    let mut wrong = right.clone();
+    wrong.verify.iter_mut().for_each(|row| row[0] *= 1.3);
+    let costs = RoundCosts::new(right);
+    let prose =
+        Phase { name: "prose", batch: 1, first: 0.6, fade: 0.93, spread: 0.8, rounds: 6000 };
+    for seed in SEEDS {
+        let mut auto = Auto::new(AutoSettings::default(), wrong.clone());
+        let played = play(&mut auto, &[prose, prose], &costs, seed);
+        let ratio = |at: usize| played[at].speed() / prose.speed(&costs, 0);
+        assert!(ratio(0) >= 0.97 && ratio(1) >= 0.98, "{name}: {:.3} {:.3}", ratio(0), ratio(1));
     }
 }

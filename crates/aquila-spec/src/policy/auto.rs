@@ -72,6 +72,11 @@ const WELL_KNOWN: f64 = 60.0;
 const RECONSIDERED: u64 = 4;
 /// Rounds after which it asks anew whether drafts could pay.
 const REPRICED: u64 = 64;
+/// Rounds that are drafted before a plain one, beside that many for each time that drafting is ahead
+/// by a plain round's speed; and plain rounds before any are drafted.
+const COMPARED: f64 = 24.0;
+const COMPARED_AHEAD: f64 = 256.0;
+const FIRST_COMPARED: u32 = 6;
 /// Results after which trees are put in order anew.
 const TREE_RESULTS: u32 = 8;
 
@@ -97,6 +102,9 @@ pub struct Auto {
     held: Plan,
     held_batch: usize,
     held_rounds: u32,
+    /// Plain rounds, and rounds since the last one.
+    plain_rounds: u32,
+    since_plain: u32,
     unsettled: bool,
     /// Whether drafts could pay at the batch size of the last round.
     payable: Option<(usize, bool)>,
@@ -141,6 +149,8 @@ impl Auto {
             held,
             held_batch: 0,
             held_rounds: 0,
+            plain_rounds: 0,
+            since_plain: 0,
             unsettled: true,
             payable: None,
             heard: false,
@@ -212,6 +222,22 @@ impl Auto {
         plan
     }
 
+    /// Whether a round of a plan that drafts is decoded plainly to hear what that takes now. The less
+    /// a plan is ahead, the more often, and at first a few times at once: the table may be wrong.
+    fn compares(&mut self, plan: &Plan, batch: usize, plain_seconds: f64) -> bool {
+        self.since_plain = self.since_plain.saturating_add(1);
+        if plan.ladder.is_some() {
+            let ahead = plan.speed() * plain_seconds / batch as f64 - 1.0;
+            let due = self.since_plain as f64 > COMPARED + COMPARED_AHEAD * ahead.max(0.0);
+            if !due && self.plain_rounds >= FIRST_COMPARED {
+                return false;
+            }
+        }
+        self.since_plain = 0;
+        self.plain_rounds = self.plain_rounds.saturating_add(1);
+        plan.ladder.is_some()
+    }
+
     fn shared_out(&self, plan: &Plan, round: &RoundView<'_>) -> Vec<Shape> {
         let Some(ladder) = plan.ladder.map(|at| &self.ladders[at]) else {
             return vec![Shape::PLAIN; round.requests.len()];
@@ -257,10 +283,15 @@ impl Policy for Auto {
             self.payable = Some((batch, self.could_pay(batch)));
         }
         let plain_seconds = self.costs.plain(batch);
-        let plan = self.plan(round, plain_seconds);
+        let mut plan = self.plan(round, plain_seconds);
+        let compares = self.compares(&plan, batch, plain_seconds);
+        if compares {
+            plan = Plan::plain(batch, plain_seconds);
+        }
         self.save_up(batch, plain_seconds);
         let mut shapes = self.shared_out(&plan, round);
         let Probe { requests: mut watch, verified } = match plan.ladder {
+            None if compares => Probe::default(),
             None => self.probe(round, plain_seconds),
             Some(_) => self.left_out(&shapes, round, plain_seconds),
         };

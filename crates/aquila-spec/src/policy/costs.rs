@@ -239,27 +239,51 @@ impl Place {
 ///
 /// A round that takes longer than the table says does so because the machine is slower than it was,
 /// which all rounds share, or because the table is wrong about such rounds. Machines change often
-/// and tables are wrong for good, so most of a difference is taken for the machine's: else those
-/// rounds that are not run would keep costs of another day, and the comparison with them fail.
+/// and tables are wrong for good, so nearly all of a difference in the usual rounds is taken for the
+/// machine's: else those rounds that are not run would keep costs of another day, and the comparison
+/// with them fail. Rounds of another kind among them meet the same machine, so that what they take
+/// longer is the table's.
 #[derive(Debug, Clone)]
 pub struct RoundCosts {
     table: CostTable,
     /// The logarithm of how much slower the machine is than when the table was measured.
     machine: f64,
+    /// Rounds that were taken in.
+    rounds: u32,
     /// The same for rounds of one kind, beside that.
-    corrections: HashMap<(usize, usize, usize, usize), f64>,
+    corrections: HashMap<Kind, f64>,
+    /// The kind of which many rounds were run in a row: they say how fast the machine is.
+    usual: Option<Kind>,
+    /// The kind that was run last, and how many times in a row.
+    run: (Kind, u32),
 }
+
+/// Batch, rows for each request, steps and width, about.
+type Kind = (usize, usize, usize, usize);
 
 /// The largest logarithm that counts in one round: outliers count no more than that.
 const MOST_DIFFERENCE: f64 = 0.4;
 /// The share of a difference that is taken for the machine's, and for that of a kind of rounds.
 const MACHINE_SHARE: f64 = 0.05;
 const CORRECTION_SHARE: f64 = 0.008;
+/// The share that is taken for that of a kind of rounds which is run beside the usual one: of plain
+/// rounds, which are few then and on which most depends, and of others.
+const PLAIN_SHARE: f64 = 0.1;
+const BESIDE_SHARE: f64 = 0.02;
+/// Rounds in a row that make a kind the usual one.
+const USUAL: u32 = 8;
 
 impl RoundCosts {
     /// Begins with a table as it is.
     pub fn new(table: CostTable) -> Self {
-        Self { table, machine: 0.0, corrections: HashMap::new() }
+        Self {
+            table,
+            machine: 0.0,
+            rounds: 0,
+            corrections: HashMap::new(),
+            usual: None,
+            run: ((0, 0, 0, 0), 0),
+        }
     }
 
     /// The table as it was measured.
@@ -319,9 +343,19 @@ impl RoundCosts {
             return;
         }
         let off = (seconds / expected).ln().clamp(-MOST_DIFFERENCE, MOST_DIFFERENCE);
-        self.machine += off * MACHINE_SHARE;
         let key = cell(batch, rows, at_level.len(), topk);
-        *self.corrections.entry(key).or_insert(0.0) += off * CORRECTION_SHARE;
+        let correction = self.corrections.entry(key).or_default();
+        if self.usual.is_none_or(|usual| usual == key) {
+            self.rounds = self.rounds.saturating_add(1);
+            self.machine += off * MACHINE_SHARE.max(1.0 / f64::from(self.rounds + 3));
+            *correction += off * CORRECTION_SHARE;
+        } else {
+            *correction += off * if at_level.is_empty() { PLAIN_SHARE } else { BESIDE_SHARE };
+        }
+        self.run = (key, if self.run.0 == key { self.run.1.saturating_add(1) } else { 1 });
+        if self.run.1 >= USUAL {
+            self.usual = Some(key);
+        }
     }
 
     fn correction(&self, batch: usize, rows: usize, steps: usize, topk: usize) -> f64 {
@@ -331,7 +365,7 @@ impl RoundCosts {
 }
 
 /// Rounds that share a correction: the same steps and width, about the same batch and rows.
-fn cell(batch: usize, rows: usize, steps: usize, topk: usize) -> (usize, usize, usize, usize) {
+fn cell(batch: usize, rows: usize, steps: usize, topk: usize) -> Kind {
     let octave = |n: usize| (usize::BITS - n.leading_zeros()) as usize;
     (octave(batch), (2 * rows).div_ceil(batch.max(1)).min(16), steps, topk)
 }

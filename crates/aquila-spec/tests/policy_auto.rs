@@ -407,7 +407,11 @@ fn while_nothing_pays_no_more_is_lost_than_is_allowed() {
                 let seconds = seconds + live_on(&mut auto, &costs, &decision, &mut views, n);
                 extra += if n < 200 { 0.0 } else { seconds / costs.plain(batch) - 1.0 };
             }
-            assert!(extra / 2000.0 <= settings.loss_allowance + 1e-3, "{name}, {batch}: {extra}");
+            // Where nothing was heard for long, a prompt may be read from the account: seen where
+            // that takes five rounds.
+            let dear = name == "a small model's head";
+            let allowed = if dear { settings.loss_allowance } else { settings.probe_share };
+            assert!(extra / 2000.0 <= allowed + 1e-3, "{name}, {batch}: {extra}");
             // Where drafts could not pay, were they all right, nobody looks at them.
             let looks = auto.state().probes;
             let could_pay = Auto::new(settings, table.clone()).admits(batch, Reading::prompt(50));

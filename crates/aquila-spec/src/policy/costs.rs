@@ -248,10 +248,10 @@ pub struct RoundCosts {
     table: CostTable,
     /// The logarithm of how much slower the machine is than when the table was measured.
     machine: f64,
-    /// Rounds that were taken in.
-    rounds: u32,
     /// The same for rounds of one kind, beside that.
     corrections: HashMap<Kind, f64>,
+    /// Rounds that were taken for the machine's.
+    rounds: u32,
     /// The kind of which many rounds were run in a row: they say how fast the machine is.
     usual: Option<Kind>,
     /// The kind that was run last, and how many times in a row.

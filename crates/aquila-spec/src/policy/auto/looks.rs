@@ -1,4 +1,5 @@
-//! What `auto` spends to know how drafts would do: looks at them, and prompts that they read.
+//! What `auto` spends to know how drafts would do: looks at them, trials, which are verified, and
+//! prompts that they read.
 //!
 //! Looks are free where a draft has said already what it would draft. The others, and prompts where
 //! plain decoding is faster, are paid from a share of plain decoding's time that is saved up.

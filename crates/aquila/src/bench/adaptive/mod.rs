@@ -2,8 +2,8 @@
 //!
 //! A workload that changes (easy and hard texts, few and many requests) is run with plain decoding,
 //! with trees that never change, with SGLang's policy and with `auto`. They take turns in one engine,
-//! phase by phase, so that whatever else the machine does falls on all of them alike; a policy that
-//! learns starts each pass anew and goes on learning from phase to phase. Unless acceptance is
+//! a few answers at a time, so that whatever else the machine does falls on all of them alike; a
+//! policy that learns starts each pass anew and goes on learning from turn to turn. Unless acceptance is
 //! simulated, every answer must be plain decoding's.
 
 mod chart;
@@ -197,14 +197,15 @@ impl Adaptive {
             // The pass before the first warms the machine up, for which one phase is enough.
             let phases = if pass == 0 { 1 } else { workload.len() };
             for (at, streams) in workload.iter().enumerate().take(phases) {
-                let mut runs: Vec<Option<Run>> = contenders.iter().map(|_| None).collect();
-                for turn in 0..contenders.len() {
-                    // Nobody always follows the same one.
-                    let who = (turn + pass + at) % contenders.len();
-                    let (contender, policy) = (&contenders[who], &policies[who]);
-                    runs[who] = Some(Run::of(&mut engine, streams, contender, policy)?);
+                let mut runs: Vec<Run> =
+                    contenders.iter().map(|_| Run::new(streams.len())).collect();
+                for (number, turn) in phase::turns(streams).enumerate() {
+                    for after in 0..contenders.len() {
+                        // Nobody always follows the same one.
+                        let who = (after + pass + at + number) % contenders.len();
+                        runs[who].go_on(&mut engine, &turn, &contenders[who], &policies[who])?;
+                    }
                 }
-                let runs: Vec<Run> = runs.into_iter().flatten().collect();
                 for (contender, run) in contenders.iter().zip(&runs) {
                     if exact && run.answers != runs[0].answers {
                         return Err(Error::Other(format!(

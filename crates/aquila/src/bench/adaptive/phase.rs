@@ -1,7 +1,8 @@
 //! A phase of the workload, and one run of it.
 //!
 //! A phase keeps a number of streams busy: each asks for one answer after the other, all for as
-//! many tokens. Prompts are in the prefix cache before the clock starts, since reading them says
+//! many tokens. It is cut into turns, which whoever is compared takes one by one: machines change
+//! their speed from one second to the next. Prompts are in the prefix cache before the clock starts, since reading them says
 //! nothing about who decides well. The one invariant: the requests of a phase are the same for
 //! whoever runs it, so runs of it compare by time alone.
 
@@ -21,6 +22,9 @@ use crate::error::{Error, Result};
 
 /// Tokens of an answer for which a prompt is read by target and draft, and kept.
 const READ_TOKENS: usize = 2;
+/// Answers of a turn for each stream, times the streams: they end one after the other, which leaves
+/// fewer and fewer for the last rounds of a turn, so more streams have longer turns.
+const TURN_ANSWERS: usize = 4;
 
 /// What kind of text, for how many requests at a time.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,7 +72,7 @@ pub struct Ask {
 /// The state at the end of a round that brought tokens.
 #[derive(Debug, Clone, Copy)]
 struct Tick {
-    /// Since the phase began.
+    /// Of the phase, without what others took.
     seconds: f64,
     /// That have come by then.
     tokens: u64,
@@ -111,43 +115,58 @@ pub struct Run {
     ticks: Vec<Tick>,
 }
 
+/// The turns of a phase: what each stream asks for in them.
+pub fn turns(streams: &[Vec<Ask>]) -> impl Iterator<Item = Vec<&[Ask]>> {
+    let answers = TURN_ANSWERS * streams.len();
+    let most = streams.iter().map(Vec::len).max().unwrap_or(0);
+    (0..most).step_by(answers).map(move |from| {
+        let part = |asks: &Vec<Ask>| from.min(asks.len())..asks.len().min(from + answers);
+        streams.iter().map(|asks| &asks[part(asks)]).collect()
+    })
+}
+
 impl Run {
-    /// Runs `streams` on `engine`, which is idle; its trees are as `policy` decides. Nothing of it
-    /// is left in the prefix cache.
-    pub fn of(
+    /// A run that has not begun.
+    pub fn new(streams: usize) -> Self {
+        Self { totals: Totals::default(), answers: vec![Vec::new(); streams], ticks: Vec::new() }
+    }
+
+    /// Runs a turn on `engine`, which is idle; its trees are as `policy` decides. Nothing of it is
+    /// left in the prefix cache.
+    pub fn go_on(
+        &mut self,
         engine: &mut Engine<CpuBackend>,
-        streams: &[Vec<Ask>],
+        turn: &[&[Ask]],
         contender: &Contender,
         policy: &Observed,
-    ) -> Result<Self> {
+    ) -> Result<()> {
         let speculation = contender.speculation();
         // Another policy reads the prompts, lest this one learn from it.
         engine.draft_by(Box::new(Fixed::new(engine.config().shape)))?;
         let prompts: BTreeSet<&Vec<u32>> =
-            streams.iter().flatten().map(|ask| &ask.prompt).collect();
-        let read = |prompt: &&Vec<u32>| vec![Ask { prompt: prompt.to_vec(), tokens: READ_TOKENS }];
-        Self::answers(engine, &prompts.iter().map(read).collect::<Vec<_>>(), speculation)?;
+            turn.iter().copied().flatten().map(|ask| &ask.prompt).collect();
+        let read = |prompt: &Vec<u32>| Ask { prompt: prompt.clone(), tokens: READ_TOKENS };
+        let read: Vec<Ask> = prompts.into_iter().map(read).collect();
+        let each: Vec<&[Ask]> = read.chunks(1).collect();
+        Self::new(each.len()).ask(engine, &each, speculation)?;
         engine.draft_by(Box::new(policy.clone()))?;
         policy.take_chosen();
-        let mut run = Self::answers(engine, streams, speculation)?;
-        run.totals.chosen = policy.take_chosen();
+        self.ask(engine, turn, speculation)?;
+        self.totals.chosen.add(&policy.take_chosen());
         engine.flush_cache();
-        Ok(run)
+        Ok(())
     }
 
     /// Asks everything of `streams`.
-    fn answers(
+    fn ask(
+        &mut self,
         engine: &mut Engine<CpuBackend>,
-        streams: &[Vec<Ask>],
+        streams: &[&[Ask]],
         speculation: Speculation,
-    ) -> Result<Self> {
+    ) -> Result<()> {
         let stats = engine.stats();
         let before = stats.snapshot().completion_tokens;
-        let mut run = Self {
-            totals: Totals::default(),
-            answers: vec![Vec::new(); streams.len()],
-            ticks: Vec::new(),
-        };
+        let (seconds_before, tokens_before) = (self.totals.seconds, self.totals.tokens);
         let (done, ended) = channel();
         let mut waiting: Vec<_> = streams.iter().map(|asks| asks.iter()).collect();
         let mut free: Vec<usize> = (0..streams.len()).collect();
@@ -162,19 +181,19 @@ impl Run {
                 break;
             }
             engine.step();
-            let tokens = stats.snapshot().completion_tokens - before;
-            if tokens > run.totals.tokens {
-                let seconds = began.elapsed().as_secs_f64();
-                run.ticks.push(Tick { seconds, tokens });
-                (run.totals.seconds, run.totals.tokens) = (seconds, tokens);
+            let tokens = tokens_before + stats.snapshot().completion_tokens - before;
+            if tokens > self.totals.tokens {
+                let seconds = seconds_before + began.elapsed().as_secs_f64();
+                self.ticks.push(Tick { seconds, tokens });
+                (self.totals.seconds, self.totals.tokens) = (seconds, tokens);
             }
             for answer in ended.try_iter() {
                 let stream = answer.stream;
-                run.take(answer)?;
+                self.take(answer)?;
                 free.push(stream);
             }
         }
-        Ok(run)
+        Ok(())
     }
 
     fn take(&mut self, answer: Answer) -> Result<()> {

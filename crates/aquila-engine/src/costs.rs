@@ -29,6 +29,9 @@ const TIMES: usize = 5;
 const CONTEXT: usize = 160;
 /// Tokens of a prompt before drafting is measured.
 const PROMPT: usize = 8;
+/// Rounds that a return of a draft makes longer, about.
+const AFTER: usize = 8;
+
 impl<C: Compute> Scheduler<C> {
     /// Measures what rounds cost, for about as long as `limit`, but those of one request at least
     /// once: what there was no time for is taken to cost in proportion to what was measured. `key`
@@ -55,6 +58,7 @@ impl<C: Compute> Scheduler<C> {
             passes: BTreeMap::new(),
             drafts: Vec::new(),
             returns: BTreeMap::new(),
+            apart: None,
         };
         if gauge.room_for(1) < gauge.least_text() {
             return Ok(None);
@@ -108,6 +112,8 @@ struct Gauge<'a, C> {
     drafts: Vec<(usize, usize, usize, f64)>,
     /// Returns of drafts that were measured: seconds by rows that they missed.
     returns: BTreeMap<usize, f64>,
+    /// What a return among plain rounds took longer.
+    apart: Option<f64>,
 }
 
 /// Requests that are there.
@@ -161,7 +167,41 @@ impl<C: Compute> Gauge<'_, C> {
                 self.returns.insert(missed, seconds);
                 Ok(seconds)
             }
+            Measured::Apart { missed } => {
+                if let Some(seconds) = self.apart.filter(|_| late) {
+                    return Ok(seconds);
+                }
+                let seconds = self.apart(missed)?;
+                self.apart = Some(seconds);
+                Ok(seconds)
+            }
         }
+    }
+
+    /// What it takes longer to decode plainly if a draft returns once; nothing where there is no
+    /// room to find out.
+    fn apart(&mut self, missed: usize) -> Result<f64> {
+        if self.room_for(1) < self.least_text() + missed + AFTER + 1 {
+            return Ok(0.0);
+        }
+        self.stage_drafts(1)?;
+        let mut decode = |rounds: usize, watch: bool| -> Result<f64> {
+            let mut seconds = 0.0;
+            for _ in 0..rounds {
+                let task = Task::Decode { shape: Shape::PLAIN, watch };
+                let parts = vec![Part { request: RequestId(0), task }];
+                let (times, _) = self.run(Job { parts, ..Job::default() })?;
+                seconds += times.steps().as_secs_f64();
+            }
+            Ok(seconds)
+        };
+        let warm = missed.min(AFTER);
+        decode(missed - warm, false)?;
+        let plain = decode(warm, false)? / warm as f64;
+        let seconds = decode(1, true)? + decode(AFTER, false)?;
+        let stage = self.stage.as_mut().expect("requests are there");
+        stage.rows[0] += missed + 1 + AFTER;
+        Ok(seconds - (AFTER + 1) as f64 * plain)
     }
 
     /// What the return of a draft takes that sat out for so many rounds; nothing where there is no

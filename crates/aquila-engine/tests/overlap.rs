@@ -166,7 +166,7 @@ fn live_policies() -> [Box<dyn Policy>; 2] {
         Ok(match what {
             Measured::Verify { batch, nodes } => 1e-3 * (1.0 + 0.12 * (batch * nodes) as f64),
             Measured::Draft { steps, .. } => 6e-5 * steps as f64,
-            Measured::Return { missed } => 1e-5 * missed as f64,
+            Measured::Return { missed } | Measured::Apart { missed } => 1e-5 * missed as f64,
         })
     };
     let costs = ("made up".into(), (&[1, 8, 32][..], &[1, 2, 4, 6][..]));

@@ -6,16 +6,17 @@
 use std::collections::VecDeque;
 
 use super::answers::Answers;
-use super::costs::RoundCosts;
 use super::worth::{Group, Ladder, Plan, group, share, weigh};
 use super::{
-    CostTable, Decision, LossAccount, Policy, PolicyState, Reading, RoundOutcome, RoundView,
-    Setting, SlotState, Survival,
+    CostTable, Decision, LossAccount, Policy, PolicyState, Reading, RequestView, RoundCosts,
+    RoundOutcome, RoundView, Setting, SlotState, Survival,
 };
 use crate::Shape;
 
+mod doubts;
 mod looks;
 
+use doubts::{Doubts, TRIED};
 use looks::{Arrivals, Probe};
 
 /// What `auto` is given. The defaults hold its bars.
@@ -72,11 +73,6 @@ const WELL_KNOWN: f64 = 60.0;
 const RECONSIDERED: u64 = 4;
 /// Rounds after which it asks anew whether drafts could pay.
 const REPRICED: u64 = 64;
-/// Rounds that are drafted before a plain one, beside that many for each time that drafting is ahead
-/// by a plain round's speed; and plain rounds before any are drafted.
-const COMPARED: f64 = 24.0;
-const COMPARED_AHEAD: f64 = 256.0;
-const FIRST_COMPARED: u32 = 6;
 /// Results after which trees are put in order anew.
 const TREE_RESULTS: u32 = 8;
 
@@ -85,8 +81,9 @@ const TREE_RESULTS: u32 = 8;
 struct Charge {
     /// For its trees, in plain rounds.
     trees: f64,
-    /// Whether drafts returned in it, which no table tells round by round.
-    returns: bool,
+    /// What it was expected to take that drafts return, in seconds, which no table tells round by
+    /// round.
+    returns: f64,
     /// What of it was not saved up before, where it was only to find out.
     unsaved: Option<f64>,
 }
@@ -102,12 +99,14 @@ pub struct Auto {
     held: Plan,
     held_batch: usize,
     held_rounds: u32,
-    /// Plain rounds, and rounds since the last one.
-    plain_rounds: u32,
-    since_plain: u32,
+    /// Rounds for which the plan is held at least.
+    least_rounds: u32,
+    doubts: Doubts,
+    /// Rounds in which plain decoding went on, since one was thought about.
+    went_on: u32,
     unsettled: bool,
-    /// Whether drafts could pay at the batch size of the last round.
-    payable: Option<(usize, bool)>,
+    /// What drafts could give at best at the batch size of the last round.
+    best: Option<(usize, f64)>,
     /// Whether a result about drafts came since the last decision, and the round it came in last.
     heard: bool,
     last_heard: u64,
@@ -149,10 +148,11 @@ impl Auto {
             held,
             held_batch: 0,
             held_rounds: 0,
-            plain_rounds: 0,
-            since_plain: 0,
+            least_rounds: 0,
+            doubts: Doubts::default(),
+            went_on: 0,
             unsettled: true,
-            payable: None,
+            best: None,
             heard: false,
             last_heard: 0,
             probing: 0.0,
@@ -183,34 +183,57 @@ impl Auto {
         &self.account
     }
 
+    /// Whether plain decoding goes on without a thought: nothing was heard of drafts, and none can be
+    /// looked at for nothing.
+    fn goes_on(&self, round: &RoundView<'_>) -> bool {
+        let free = |request: &RequestView| request.behind == 0 && request.most_steps() > 0;
+        self.held.ladder.is_none()
+            && self.held_batch == round.requests.len()
+            && !(self.heard || self.unsettled || self.looks_on())
+            && !self.rounds.is_multiple_of(RECONSIDERED)
+            && !round.requests.iter().any(free)
+    }
+
     /// The plan of a round: the one held, unless another is faster by the margin.
     fn plan(&mut self, round: &RoundView<'_>, plain_seconds: f64) -> Plan {
         let batch = round.requests.len();
-        // While nothing is drafted and nothing was heard, there is little to think about anew.
-        let heard = std::mem::take(&mut self.heard);
-        let as_before = self.held.ladder.is_none() && self.held_batch == batch;
-        if as_before && !heard && !self.unsettled && !self.rounds.is_multiple_of(RECONSIDERED) {
-            self.held_rounds = self.held_rounds.saturating_add(1);
-            return self.held;
-        }
+        self.heard = false;
         group(round.requests, &self.survival, &mut self.groups, &mut self.group_of);
         let most_seconds = plain_seconds * (1.0 + self.account.balance());
         let ladders = (&self.ladders[..], &self.groups[..]);
         let choice = weigh(ladders, &self.costs, batch, self.held, most_seconds);
         let free = self.unsettled || self.held_batch != batch;
-        let margin = match self.held.ladder {
-            Some(_) => self.settings.margin,
-            None => self.settings.margin_to_draft,
+        let margin = match (self.held.ladder, choice.best.ladder) {
+            (None, _) => self.settings.margin_to_draft,
+            (Some(_), Some(_)) => self.settings.margin,
+            (Some(_), None) => 0.0,
         };
+        let is_new = |held: &Plan| choice.best.speed() > held.speed() * (1.0 + margin);
+        let mut least_rounds = self.settings.dwell;
         let plan = match choice.held {
-            Some(held) if !free && self.held_rounds < self.settings.dwell => held,
-            Some(held) if choice.best.speed() <= held.speed() * (1.0 + margin) => held,
+            Some(held) if !free && self.held_rounds < self.least_rounds => held,
+            Some(held) if !is_new(&held) => match self.try_out(&choice, batch) {
+                Some(plan) => {
+                    least_rounds = TRIED;
+                    plan
+                }
+                None => held,
+            },
             _ => choice.best,
+        };
+        let plan = match plan.ladder.is_some() == self.held.ladder.is_some() {
+            false if !free && self.is_of_the_moment(round, most_seconds) => {
+                // However sure of the next token a draft is, or not.
+                let drafting = choice.drafting.filter(|_| plan.ladder.is_none());
+                drafting.unwrap_or(Plan::plain(batch, plain_seconds))
+            }
+            _ => plan,
         };
         if plan.is_like(&self.held) {
             self.held_rounds = self.held_rounds.saturating_add(1);
         } else {
             self.held_rounds = 0;
+            self.least_rounds = least_rounds;
             self.switches += 1;
             if plan.ladder.is_none() && self.survival.known() < WELL_KNOWN {
                 self.second_looks = SECOND_LOOKS;
@@ -220,22 +243,6 @@ impl Auto {
         self.held_batch = batch;
         self.unsettled = false;
         plan
-    }
-
-    /// Whether a round of a plan that drafts is decoded plainly to hear what that takes now. The less
-    /// a plan is ahead, the more often, and at first a few times at once: the table may be wrong.
-    fn compares(&mut self, plan: &Plan, batch: usize, plain_seconds: f64) -> bool {
-        self.since_plain = self.since_plain.saturating_add(1);
-        if plan.ladder.is_some() {
-            let ahead = plan.speed() * plain_seconds / batch as f64 - 1.0;
-            let due = self.since_plain as f64 > COMPARED + COMPARED_AHEAD * ahead.max(0.0);
-            if !due && self.plain_rounds >= FIRST_COMPARED {
-                return false;
-            }
-        }
-        self.since_plain = 0;
-        self.plain_rounds = self.plain_rounds.saturating_add(1);
-        plan.ladder.is_some()
     }
 
     fn shared_out(&self, plan: &Plan, round: &RoundView<'_>) -> Vec<Shape> {
@@ -278,9 +285,16 @@ impl Policy for Auto {
         }
         self.rounds += 1;
         self.account.earn();
-        let known = self.payable.is_some_and(|(of, _)| of == batch);
+        if self.goes_on(round) {
+            self.held_rounds = self.held_rounds.saturating_add(1);
+            self.went_on += 1;
+            let setting = Setting { batch, slot: 1, shape: Shape::PLAIN, watches: false };
+            let (shapes, expected) = (vec![Shape::PLAIN; batch], Some(batch as f64));
+            return Decision { setting, shapes, expected, watch: Vec::new() };
+        }
+        let known = self.best.is_some_and(|(of, _)| of == batch);
         if !known || self.rounds.is_multiple_of(REPRICED) {
-            self.payable = Some((batch, self.could_pay(batch)));
+            self.best = Some((batch, self.at_best(batch)));
         }
         let plain_seconds = self.costs.plain(batch);
         let mut plan = self.plan(round, plain_seconds);
@@ -288,7 +302,8 @@ impl Policy for Auto {
         if compares {
             plan = Plan::plain(batch, plain_seconds);
         }
-        self.save_up(batch, plain_seconds);
+        let rounds = 1 + std::mem::take(&mut self.went_on);
+        self.save_up(rounds, batch, plain_seconds);
         let mut shapes = self.shared_out(&plan, round);
         let Probe { requests: mut watch, verified } = match plan.ladder {
             None if compares => Probe::default(),
@@ -321,7 +336,7 @@ impl Policy for Auto {
         let shape = largest.unwrap_or(Shape::PLAIN);
         if shape.steps() > 0 || !watch.is_empty() {
             self.in_flight += 1;
-            let (trees, returns) = (trees.max(0.0), returning > 0.0);
+            let (trees, returns) = (trees.max(0.0), returning * plain_seconds);
             let unsaved = verified.map(|(_, unsaved)| unsaved);
             self.charged.push_back(Charge { trees, returns, unsaved });
         }
@@ -338,11 +353,12 @@ impl Policy for Auto {
         let mut like_the_table = whole;
         let correct: usize = outcome.requests.iter().map(|r| r.correct).sum();
         let earned = correct as f64 / batch as f64;
-        let mut unsaved = None;
+        let (mut unsaved, mut returns) = (None, 0.0);
         if drafted || watched {
             let charge = self.charged.pop_front().unwrap_or_default();
             unsaved = charge.unsaved;
-            like_the_table &= !charge.returns;
+            like_the_table &= charge.returns == 0.0;
+            returns = charge.returns;
             if whole {
                 // Trees that were looked up may have come out smaller, or not at all.
                 let seconds = self.seconds(outcome.requests.iter().map(|r| r.shape));
@@ -350,10 +366,7 @@ impl Policy for Auto {
                 self.account.pay_back((charge.trees - spent).max(0.0));
             }
         }
-        if let Some(seconds) = outcome.seconds.filter(|_| like_the_table) {
-            let (batch, rows, topk) = self.count(outcome.requests.iter().map(|r| r.shape));
-            self.costs.refine((batch, rows), &self.at_level, topk, seconds);
-        }
+        self.take_in_costs(outcome, like_the_table, returns);
         if !drafted && !watched {
             return;
         }

@@ -8,8 +8,7 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-use super::costs::RoundCosts;
-use super::{RequestView, Survival};
+use super::{RequestView, RoundCosts, Survival};
 use crate::Shape;
 
 /// Chances below which nodes are left out; 0 leaves none out.
@@ -162,13 +161,16 @@ pub(super) struct Plan {
     /// The most steps of any request.
     pub(super) steps: usize,
     pub(super) threshold: f64,
+    /// Rows that are verified.
+    pub(super) rows: usize,
     pub(super) tokens: f64,
     pub(super) seconds: f64,
 }
 
 impl Plan {
     pub(super) fn plain(batch: usize, seconds: f64) -> Self {
-        Self { ladder: None, steps: 0, threshold: 0.0, tokens: batch as f64, seconds }
+        let tokens = batch as f64;
+        Self { ladder: None, steps: 0, threshold: 0.0, rows: batch, tokens, seconds }
     }
 
     pub(super) fn speed(&self) -> f64 {
@@ -181,10 +183,11 @@ impl Plan {
     }
 }
 
-/// The best plan of all, and the best of those that are like the one that is held.
+/// The best plan of all, of those that draft, and of those that are like the one that is held.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Choice {
     pub(super) best: Plan,
+    pub(super) drafting: Option<Plan>,
     pub(super) held: Option<Plan>,
 }
 
@@ -197,7 +200,8 @@ pub(super) fn weigh(
     most_seconds: f64,
 ) -> Choice {
     let plain = Plan::plain(batch, costs.plain(batch));
-    let mut choice = Choice { best: plain, held: held.is_like(&plain).then_some(plain) };
+    let mut choice =
+        Choice { best: plain, drafting: None, held: held.is_like(&plain).then_some(plain) };
     let costs = costs.of_batch(batch);
     for (at, ladder) in ladders.iter().enumerate() {
         let sums = Sums::of(ladder, groups);
@@ -222,12 +226,15 @@ pub(super) fn weigh(
                 if seconds > most_seconds {
                     continue;
                 }
-                let plan = Plan { ladder: Some(at), steps, threshold, tokens, seconds };
+                let plan = Plan { ladder: Some(at), steps, threshold, rows, tokens, seconds };
                 if plan.speed() > choice.best.speed() {
                     choice.best = plan;
                 }
-                let faster = choice.held.is_none_or(|held| plan.speed() > held.speed());
-                if plan.is_like(&held) && faster {
+                let beats = |other: Option<Plan>| other.is_none_or(|o| plan.speed() > o.speed());
+                if beats(choice.drafting) {
+                    choice.drafting = Some(plan);
+                }
+                if plan.is_like(&held) && beats(choice.held) {
                     choice.held = Some(plan);
                 }
             }

@@ -18,6 +18,12 @@ const MOST_PROBING: f64 = 0.15;
 const SAVED_LOOKS: f64 = 8.0;
 /// How many times what a look costs at best makes it too dear to be had at once.
 const DEAR: f64 = 1.5;
+/// What a look costs, in plain rounds, that is dear; and drafts in a row that are verified then instead
+/// of looks: to bring drafts back is what costs most, and what is right pays for itself.
+const DEAR_LOOK: f64 = 0.3;
+const IN_A_ROW: f64 = 6.0;
+/// What may be spent to know of drafts, as a share of what they could give at best.
+const SHARE_OF_LEAD: f64 = 0.0125;
 /// Rounds between two looks at requests that are left out of drafting.
 const LEFT_OUT_ROUNDS: u64 = 8;
 /// Rounds after which the result of a look is taken to be lost.
@@ -45,11 +51,14 @@ pub(super) struct Arrivals {
 }
 
 impl Auto {
-    /// Saves up for looks and prompts: the share of a round.
-    pub(super) fn save_up(&mut self, batch: usize, plain_seconds: f64) {
+    /// Saves up for looks and prompts: the share of so many rounds.
+    pub(super) fn save_up(&mut self, rounds: u32, batch: usize, plain_seconds: f64) {
+        self.since_probe = self.since_probe.saturating_add(rounds);
         let looks = SAVED_LOOKS * self.look(batch, plain_seconds);
         let most = self.saving_for + MOST_PROBING.max(looks);
-        self.probing = (self.probing + self.settings.probe_share).min(most);
+        let lead = self.best.map_or(0.0, |(_, times)| times - 1.0).max(0.0);
+        let share = self.settings.probe_share.min(SHARE_OF_LEAD * lead);
+        self.probing = (self.probing + f64::from(rounds) * share).min(most);
     }
 
     /// Whose drafts to try in a plain round: those who have said already what they would draft, else
@@ -57,12 +66,12 @@ impl Auto {
     /// promising.
     pub(super) fn probe(&mut self, round: &RoundView<'_>, plain_seconds: f64) -> Probe {
         let batch = round.requests.len();
-        self.since_probe = self.since_probe.saturating_add(1);
         if self.since_probe >= LOST_ROUNDS {
             self.in_flight = 0;
             self.charged.clear();
         }
-        if !self.payable.is_some_and(|(of, pays)| of == batch && pays) {
+        let least = 1.0 + self.settings.margin_to_draft;
+        if !self.best.is_some_and(|(of, times)| of == batch && times > least) {
             return Probe::default();
         }
         // Spread over the batch, as neighbours may be alike.
@@ -82,22 +91,23 @@ impl Auto {
         }
         let extra = self.looking(round, &watch, plain_seconds);
         let look = self.look(batch, plain_seconds);
-        // Looks at once leave enough to draft with what they find.
-        let dear = extra > DEAR * look;
-        let at_once = self.second_looks > 0 || self.survival.promise() > PROMISING;
-        let at_once = at_once && self.is_affluent() && !dear;
-        // What is saved for a prompt is not spent on looks, be they at once, but lent to trials: a
-        // draft that is verified pays for itself where it is right.
-        let surplus = (self.probing - self.saving_for).max(0.0);
-        if !at_once && free == 0 && self.probing < extra {
-            return Probe::default();
-        }
         let shape = self.ladders.first().map_or(Shape::PLAIN, |ladder| ladder.largest.capped(1));
         let tried = (0..batch).map(|at| if watch.contains(&at) { shape } else { Shape::PLAIN });
         let trial = extra + self.seconds(tried) / plain_seconds - 1.0;
         let right = watch.len() as f64 / batch as f64 * self.survival.rate(1);
+        // Looks at once leave enough to draft with what they find.
+        let dear = extra > DEAR * look;
+        let at_once = self.looks_on() && self.is_affluent() && !dear;
+        // What is saved for a prompt is not spent on looks, be they at once, but lent to trials: a
+        // draft that is verified pays for itself where it is right.
+        let surplus = (self.probing - self.saving_for).max(0.0);
+        let others = self.in_a_row(look, trial - extra - right);
+        if !at_once && free == 0 && self.probing < extra + others {
+            return Probe::default();
+        }
+        let in_a_row = free > 0 && look > DEAR_LOOK && self.probing >= trial - right;
         let drafts = trial - right < extra.max(look)
-            && (at_once || (self.probing >= trial && surplus >= trial - right))
+            && (at_once || (self.probing >= trial && surplus >= trial - right) || in_a_row)
             && self.account.affords(trial);
         if !(drafts || at_once || free > 0 || surplus >= extra) {
             return Probe::default();
@@ -111,23 +121,39 @@ impl Auto {
         Probe { requests: watch, verified: drafts.then_some((shape, extra - paid)) }
     }
 
-    /// Whether drafts could pay in a batch of so many, were they all right: those of all requests
-    /// or of one.
-    pub(super) fn could_pay(&self, batch: usize) -> bool {
+    /// How many times as fast as plain decoding a batch of so many could be, were the drafts of all
+    /// requests right, or those of one.
+    pub(super) fn at_best(&self, batch: usize) -> f64 {
         let plain = batch as f64 / self.costs.plain(batch);
-        let least = plain * (1.0 + self.settings.margin_to_draft);
-        let pays = |shape: &Shape, requests: usize| {
+        let speed = |shape: &Shape, requests: usize| {
             let (steps, others) = (shape.steps(), batch - requests);
             let tokens = (batch + requests * steps) as f64;
             let rows = others + requests * shape.nodes();
-            tokens / self.costs.round(batch, rows, &vec![requests; steps], shape.topk()) > least
+            tokens / self.costs.round(batch, rows, &vec![requests; steps], shape.topk())
         };
         let drafts = self.settings.candidates.iter().filter(|shape| shape.steps() > 0);
-        drafts.into_iter().any(|shape| pays(shape, batch) || pays(shape, 1))
+        let speeds = drafts.map(|shape| speed(shape, batch).max(speed(shape, 1)));
+        speeds.fold(0.0, f64::max) / plain
+    }
+
+    /// Whether drafts could pay in a batch of so many.
+    pub(super) fn could_pay(&self, batch: usize) -> bool {
+        self.at_best(batch) > 1.0 + self.settings.margin_to_draft
+    }
+
+    /// What drafts in a row cost where looks are dear, of which each costs `trial` beyond what it
+    /// gives.
+    fn in_a_row(&self, look: f64, trial: f64) -> f64 {
+        if look > DEAR_LOOK { IN_A_ROW * trial.max(0.0) } else { 0.0 }
+    }
+
+    /// Whether drafts are to be looked at again at once.
+    pub(super) fn looks_on(&self) -> bool {
+        self.second_looks > 0 || self.survival.promise() > PROMISING
     }
 
     /// Whether there is enough to draft with after something was spent.
-    fn is_affluent(&self) -> bool {
+    pub(super) fn is_affluent(&self) -> bool {
         self.account.balance() > self.settings.loss_limit / 4.0
     }
 
@@ -186,7 +212,10 @@ impl Auto {
         let can_be_had = if rationed {
             // One that comes alone leaves enough for the first of many that may come together.
             let affords = self.account.affords(reading);
-            let most = if batch > 1 { 2.0 * reading } else { reading };
+            let look = self.look(batch, plain.seconds);
+            let trial = self.costs.round(batch, batch + 1, &[1], 1) / plain.seconds - 1.0;
+            let others = self.in_a_row(look, trial - self.survival.rate(1) / batch as f64);
+            let most = others + if batch > 1 { 2.0 * reading } else { reading };
             self.saving_for = if affords { most } else { 0.0 };
             affords && self.probing >= if self.arrivals.asked == 1 { most } else { reading }
         } else {
@@ -200,6 +229,9 @@ impl Auto {
             return false;
         }
         self.arrivals.admitted += 1;
+        if self.held.ladder.is_none() {
+            self.costs.interrupt(false);
+        }
         if rationed {
             self.probing -= reading;
         }

@@ -40,9 +40,7 @@ impl<C: Compute> Scheduler<C> {
     /// # Errors
     /// If a round fails, or if the lanes are apart or requests are there already.
     pub fn measure_costs(&mut self, key: String, limit: Duration) -> Result<Option<CostTable>> {
-        // Whoever weighs costs asks drafts how sure they are, which costs something too.
-        let mut room = self.draft_room();
-        room.candidates = room.candidates.max(2);
+        let room = self.draft_room();
         let idle = self.is_idle();
         let busy = || Error::Config("costs are measured before anything is served".into());
         let compute = self.lanes.joined_mut().filter(|_| idle).ok_or_else(busy)?;
@@ -65,6 +63,12 @@ impl<C: Compute> Scheduler<C> {
         }
         // The first pass of all touches memory for the first time.
         gauge.pass(1, 1)?;
+        let plain = gauge.pass(1, 1)?.verify.as_secs_f64();
+        // Whoever weighs costs asks drafts how sure they are where that is worth it, which costs
+        // something too.
+        if CostTable::asks_confidence(plain) {
+            gauge.room.candidates = gauge.room.candidates.max(2);
+        }
         let measure = |what| gauge.seconds(what);
         let (batches, nodes) = (&axes.batches[..], &axes.nodes[..]);
         let table =

@@ -408,7 +408,7 @@ impl Policy for Auto {
     }
 
     fn weighs_confidence(&self) -> bool {
-        true
+        self.costs.table().affords_confidence()
     }
 
     fn costs(&self) -> Option<&CostTable> {

@@ -35,6 +35,10 @@ pub struct CostTable {
     pub apart: f64,
 }
 
+/// Seconds of a plain round that leave time to ask a draft how sure it is of its first token: to say
+/// so takes longer than it gives where a round is shorter. On a model of 0.3 ms a round, 1.10 times as
+/// fast as plain decoding without it was 1.01 with it.
+const CONFIDENT: f64 = 1e-3;
 /// Rows that a draft misses to see what its return costs.
 const MISSED: usize = 17;
 
@@ -189,6 +193,16 @@ impl CostTable {
     /// Seconds of a pass over `nodes` rows on average for each of `batch` requests.
     pub fn verify(&self, batch: f64, nodes: f64) -> f64 {
         self.verify_in(Place::of(&self.batches, batch), nodes)
+    }
+
+    /// Whether drafts are asked how sure they are of their first tokens.
+    pub fn affords_confidence(&self) -> bool {
+        Self::asks_confidence(self.verify(1.0, 1.0))
+    }
+
+    /// The same where a plain round of one request takes so long.
+    pub fn asks_confidence(plain: f64) -> bool {
+        plain >= CONFIDENT
     }
 
     /// Seconds for each row beyond the first that a pass reads of one text.

@@ -20,7 +20,7 @@ const SAVED_LOOKS: f64 = 8.0;
 const DEAR: f64 = 1.5;
 /// What a look costs, in plain rounds, that is dear; and drafts in a row that are verified then instead
 /// of looks: to bring drafts back is what costs most, and what is right pays for itself.
-const DEAR_LOOK: f64 = 0.3;
+const DEAR_LOOK: f64 = 0.5;
 const IN_A_ROW: f64 = 6.0;
 /// What may be spent to know of drafts, as a share of what they could give at best.
 const SHARE_OF_LEAD: f64 = 0.0125;

@@ -146,3 +146,27 @@ fn a_table_that_is_wrong_about_plain_rounds_is_found_out() {
         assert!(ratio(0) >= 0.97 && ratio(1) >= 0.98, "{name}: {:.3} {:.3}", ratio(0), ratio(1));
     }
 }
+
+#[test]
+fn a_table_that_is_wrong_about_drafts_is_found_out() {
+    // Prose pays with this draft. Had everything but plain rounds taken so much longer when the
+    // table was made, it would not.
+    let (name, right) = tables()[2].clone();
+    let mut wrong = right.clone();
+    wrong.verify.iter_mut().for_each(|row| row[1..].iter_mut().for_each(|s| *s *= 1.2));
+    wrong.draft.iter_mut().flatten().flatten().for_each(|s| *s *= 1.2);
+    let (costs, believed) = (RoundCosts::new(right), RoundCosts::new(wrong.clone()));
+    let prose =
+        Phase { name: "prose", batch: 1, first: 0.5, fade: 0.93, spread: 0.8, rounds: 6000 };
+    assert!(prose.speed(&believed, 1) < prose.speed(&believed, 0));
+    let mut short = Vec::new();
+    for seed in SEEDS {
+        let mut auto = Auto::new(AutoSettings::default(), wrong.clone());
+        let played = play(&mut auto, &[prose, prose], &costs, seed);
+        let ratio = played[1].speed() / best_fixed(&prose, &costs);
+        if ratio < 0.97 {
+            short.push(format!("{name}, seed {seed}: {ratio:.3}"));
+        }
+    }
+    assert!(short.len() <= 1, "{short:#?}");
+}

@@ -22,9 +22,10 @@ use crate::error::{Error, Result};
 
 /// Tokens of an answer for which a prompt is read by target and draft, and kept.
 const READ_TOKENS: usize = 2;
-/// Answers of a turn for each stream, times the streams: they end one after the other, which leaves
-/// fewer and fewer for the last rounds of a turn, so more streams have longer turns.
-const TURN_ANSWERS: usize = 4;
+/// Answers of a turn for a stream that is alone, and for each of several: they end one after the
+/// other, which leaves fewer and fewer for the last rounds of a turn.
+const TURN_ALONE: usize = 4;
+const TURN_TOGETHER: usize = 8;
 
 /// What kind of text, for how many requests at a time.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,7 +118,7 @@ pub struct Run {
 
 /// The turns of a phase: what each stream asks for in them.
 pub fn turns(streams: &[Vec<Ask>]) -> impl Iterator<Item = Vec<&[Ask]>> {
-    let answers = TURN_ANSWERS * streams.len();
+    let answers = if streams.len() == 1 { TURN_ALONE } else { TURN_TOGETHER };
     let most = streams.iter().map(Vec::len).max().unwrap_or(0);
     (0..most).step_by(answers).map(move |from| {
         let part = |asks: &Vec<Ask>| from.min(asks.len())..asks.len().min(from + answers);

@@ -73,7 +73,7 @@ impl Auto {
         let hope = || self.costs.doubt(batch, plan.rows, plan.steps, topk).min(MOST_HOPE).exp();
         let least = self.held.speed() * (1.0 + self.settings.margin_to_draft);
         let known = self.survival.known() > 0.0 && self.is_affluent();
-        if !(due && known && plan.speed() * hope() > least) {
+        if !(due && known && self.may_pay(batch) && plan.speed() * hope() > least) {
             return None;
         }
         self.doubts.tried = self.rounds;

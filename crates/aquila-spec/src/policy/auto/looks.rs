@@ -70,8 +70,7 @@ impl Auto {
             self.in_flight = 0;
             self.charged.clear();
         }
-        let least = 1.0 + self.settings.margin_to_draft;
-        if !self.best.is_some_and(|(of, times)| of == batch && times > least) {
+        if !self.may_pay(batch) {
             return Probe::default();
         }
         // Spread over the batch, as neighbours may be alike.
@@ -134,6 +133,12 @@ impl Auto {
         let drafts = self.settings.candidates.iter().filter(|shape| shape.steps() > 0);
         let speeds = drafts.map(|shape| speed(shape, batch).max(speed(shape, 1)));
         speeds.fold(0.0, f64::max) / plain
+    }
+
+    /// Whether drafts may pay in the batch of this round.
+    pub(super) fn may_pay(&self, batch: usize) -> bool {
+        let least = 1.0 + self.settings.margin_to_draft;
+        self.best.is_some_and(|(of, times)| of == batch && times > least)
     }
 
     /// Whether drafts could pay in a batch of so many.

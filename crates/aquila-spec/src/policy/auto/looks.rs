@@ -30,7 +30,9 @@ const LEFT_OUT_ROUNDS: u64 = 8;
 const LOST_ROUNDS: u32 = 64;
 /// Rounds after which what is known of drafts is old.
 const STALE: u64 = 500;
-/// The share of time that drafts are hoped to save once what is known of them is old.
+/// How far drafts must be ahead at best for it to matter that what is known of them is old.
+const LEAST_LEAD: f64 = 0.1;
+/// The share of time that they are hoped to save then.
 const HOPE: f64 = 0.25;
 
 /// Whose drafts are tried to find out.
@@ -141,11 +143,6 @@ impl Auto {
         self.best.is_some_and(|(of, times)| of == batch && times > least)
     }
 
-    /// Whether drafts could pay in a batch of so many.
-    pub(super) fn could_pay(&self, batch: usize) -> bool {
-        self.at_best(batch) > 1.0 + self.settings.margin_to_draft
-    }
-
     /// What drafts in a row cost where looks are dear, of which each costs `trial` beyond what it
     /// gives.
     fn in_a_row(&self, look: f64, trial: f64) -> f64 {
@@ -212,7 +209,9 @@ impl Auto {
         self.arrivals.asked += 1;
         // Where plain decoding is faster, drafts read as much as their share of time allows.
         // Results that are old say little of that, and no results nothing.
-        let stale = self.survival.known() == 0.0 || self.rounds - self.last_heard > STALE;
+        let lead = self.at_best(batch) - 1.0;
+        let old = self.rounds - self.last_heard > STALE && lead > LEAST_LEAD;
+        let stale = self.survival.known() == 0.0 || old;
         let rationed = (best.ladder.is_none() && !stale) || !self.is_affluent();
         let can_be_had = if rationed {
             // One that comes alone leaves enough for the first of many that may come together.
@@ -230,7 +229,7 @@ impl Auto {
             };
             self.account.affords(reading) || self.answers.tokens() / batch as f64 * saved > reading
         };
-        if !can_be_had || !self.could_pay(batch) {
+        if !can_be_had || lead <= self.settings.margin_to_draft {
             return false;
         }
         self.arrivals.admitted += 1;

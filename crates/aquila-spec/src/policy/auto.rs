@@ -24,7 +24,7 @@ use looks::{Arrivals, Probe};
 pub struct AutoSettings {
     /// Shapes among which it chooses; plain decoding always is one.
     pub candidates: Vec<Shape>,
-    /// By how much another shape must be faster to be taken.
+    /// By how much another shape must be faster to be taken, unless it is plain decoding.
     pub margin: f64,
     /// By how much a shape must be faster than plain decoding to begin drafting.
     pub margin_to_draft: f64,

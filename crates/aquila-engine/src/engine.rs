@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use aquila_compute::Backend;
 use aquila_kv::{CacheConfig, Group, GroupConfig, KvCache};
-use aquila_spec::policy::{Fixed, Policy, Reading};
+use aquila_spec::policy::{Fixed, Policy, PromptRows};
 use aquila_spec::{HiddenStates, MOST_DRAFT_GROUPS, Shape, Verify};
 
 #[cfg(feature = "known-bugs")]
@@ -29,6 +29,7 @@ use crate::report::{REPORT_EVERY, Report};
 use crate::request::{Request, RequestId};
 use crate::settle::Flight;
 use crate::stats::{DraftingState, Stats};
+use crate::times::Times;
 
 /// The scheduler of a model on its backend.
 pub type Engine<B> = Scheduler<Lane<B>>;
@@ -51,8 +52,10 @@ pub struct Scheduler<C> {
     pub(crate) left: Vec<Left>,
     pub(crate) jobs: u64,
     pub(crate) era: u64,
-    next_id: u64,
+    pub(crate) next_id: u64,
     pub(crate) stats: Arc<Stats>,
+    /// How long the steps of the last settled round took.
+    pub(crate) last_times: Times,
     pub(crate) settled: Instant,
     pub(crate) report: Report,
 }
@@ -110,6 +113,7 @@ impl<C: Compute> Scheduler<C> {
             era: 0,
             next_id: 0,
             stats,
+            last_times: Times::default(),
             settled: Instant::now(),
             report: Report::new(REPORT_EVERY),
         })
@@ -170,15 +174,15 @@ impl<C: Compute> Scheduler<C> {
         let rank = self.priorities.rank(request.priority);
         let longest = self.config.longest_sequence();
         let mut seat = Box::new(Seat::new(id, request, rank, longest, self.draft_room()));
-        if seat.speculates && !self.admits_draft(&seat) {
+        if seat.speculates && !self.draft_reads_prompt(&seat) {
             seat.decode_plainly();
         }
         self.waiting.put(Waiting { seat });
         self.count();
     }
 
-    /// Whether the policy lets the draft of one that comes read its prompt.
-    fn admits_draft(&mut self, seat: &Seat) -> bool {
+    /// Whether the policy lets the draft of a request process its prompt.
+    fn draft_reads_prompt(&mut self, seat: &Seat) -> bool {
         let there = self.running.len() + self.waiting.len() + 1;
         let batch = there.min(self.config.max_running_requests);
         let cached = |groups: &[Group]| {
@@ -186,19 +190,18 @@ impl<C: Compute> Scheduler<C> {
         };
         let both = cached(seat.groups());
         let target = cached(&[TARGET]).saturating_sub(both);
-        self.drafting.admits(batch, Reading { draft: seat.tokens.len() - both, target })
+        self.drafting.reads_prompt(batch, PromptRows { draft: seat.tokens.len() - both, target })
     }
 
     pub(crate) fn draft_room(&self) -> DraftRoom {
         let Some(declaration) = &self.profile.declaration else { return DraftRoom::NONE };
         // Pretended acceptance takes the target's choices.
         let simulated = self.config.simulate.is_some();
-        let weighs = self.drafting.weighs_confidence();
         DraftRoom {
             shape: self.config.shape,
             groups: declaration.groups.len(),
             lookahead: declaration.lookahead(),
-            candidates: self.config.shape.topk().max(1 + usize::from(weighs)),
+            candidates: self.config.shape.topk(),
             verify: if simulated { Verify::Match } else { self.config.verify },
         }
     }

@@ -153,10 +153,8 @@ pub(crate) struct Running {
     pub coming: Coming,
     /// How many slots of each group the compute lane was told; none before it knows the request.
     pub told: Option<Vec<usize>>,
-    /// Rounds that its draft has missed since it last took part.
+    /// Rounds that its draft has missed since it was paused.
     pub missed: usize,
-    /// How sure the draft is of the first token of the next tree, where that is known.
-    pub confidence: Option<f32>,
 }
 
 impl Waiting {
@@ -195,7 +193,6 @@ impl Waiting {
             coming: Coming::default(),
             told: None,
             missed: 0,
-            confidence: None,
         })
     }
 }
@@ -217,23 +214,16 @@ impl Running {
         self.unread() == 0 && self.seat.tokens.len() + self.coming.least < self.seat.order.longest
     }
 
-    /// Notes what its next round grants its draft.
-    pub fn follow_draft(&mut self, shape: Shape, watch: bool) {
-        self.confidence = None;
-        self.missed = match (shape.steps() > 0, watch) {
-            (true, _) => 0,
-            (false, true) => 1,
-            (false, false) => self.missed.saturating_add(1),
-        };
+    /// Notes whether its next round pauses its draft.
+    pub fn follow_draft(&mut self, paused: bool) {
+        self.missed = if paused { self.missed.saturating_add(1) } else { 0 };
     }
 
     /// What a policy is told of it; `most_missed` is how many rounds its draft may miss.
     pub fn view(&self, most_missed: usize) -> RequestView {
         let steps = self.seat.order.most_steps(self.seat.tokens.len() + self.coming.least);
         let cap = if self.missed > most_missed { 0 } else { steps };
-        // What is known of a tree is that of the next one only while no round is on its way.
-        let confidence = self.confidence.filter(|_| self.coming == Coming::default());
-        RequestView { id: self.seat.id().0, cap: Some(cap), confidence, behind: self.missed }
+        RequestView { id: self.seat.id().0, cap: Some(cap), behind: self.missed }
     }
 
     /// How many rows beyond its committed ones the next round may need in each of its groups,

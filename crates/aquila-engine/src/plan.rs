@@ -151,35 +151,49 @@ impl<C: Compute> Scheduler<C> {
 
     /// Sends the next round on its way, if there is one; who left is told in any case.
     pub(crate) fn send_round(&mut self, began: Instant) -> bool {
-        let mut job = Job { number: self.jobs, era: self.era, ..Job::default() };
-        let mut parts = Vec::with_capacity(self.running.len());
         let decision = self.decide();
+        let row_budget = decision.rows;
+        let mut job = Job { number: self.jobs, era: self.era, row_budget, ..Job::default() };
+        let mut parts = Vec::with_capacity(self.running.len());
+        let most_missed = self.most_missed();
+        let mut left_plain = 0;
         let mut shapes = decision.shapes.iter().copied().enumerate();
         let mut room = Room {
             prefill_rows: self.config.chunked_prefill_size,
-            outputs: self.config.max_outputs() - decision.rows(),
+            outputs: self.config.max_outputs() - decision.most_rows(),
         };
         for request in &mut self.running {
             let task = if request.unread() > 0 {
                 next_chunk(request, &mut room)
             } else if request.decodes_next() {
                 let granted = shapes.next();
-                granted.map(|(at, shape)| next_tree(shape, decision.watch.contains(&at)))
+                granted.map(|(at, shape)| {
+                    let rate = decision.weights.get(at).copied().unwrap_or(1.0);
+                    next_tree(shape, rate, decision.pause)
+                })
             } else {
                 None
             };
             let Some((task, coming)) = task else { continue };
             tell(request, &mut job);
-            let confidence = request.confidence;
             match &task {
                 Task::Read { rows, .. } => request.read = rows.end,
-                Task::Decode { shape, watch } => request.follow_draft(*shape, *watch),
+                Task::Decode { shape, pause, .. } => {
+                    let paused = *pause && shape.steps() == 0;
+                    if paused && request.missed == most_missed && request.seat.order.drafts() {
+                        left_plain += 1;
+                    }
+                    request.follow_draft(paused);
+                }
             }
             request.coming.least += coming.least;
             request.coming.most += coming.most;
             let id = request.seat.id();
-            parts.push(Planned { request: id, task: task.clone(), coming, confidence });
+            parts.push(Planned { request: id, task: task.clone(), coming });
             job.parts.push(Part { request: id, task });
+        }
+        if left_plain > 0 {
+            self.stats.change_drafting(|state| state.left_plain += left_plain);
         }
         if parts.is_empty() && self.left.is_empty() {
             return false;
@@ -207,8 +221,8 @@ pub(crate) fn headroom(request: &Running) -> usize {
 }
 
 /// A tree of this shape, and what that brings.
-fn next_tree(shape: Shape, watch: bool) -> (Task, Coming) {
-    (Task::Decode { shape, watch }, Coming { least: 1, most: shape.steps() + 1 })
+fn next_tree(shape: Shape, rate: f32, pause: bool) -> (Task, Coming) {
+    (Task::Decode { shape, rate, pause }, Coming { least: 1, most: shape.steps() + 1 })
 }
 
 /// The chunk that a request reads in the next round, and what that brings.

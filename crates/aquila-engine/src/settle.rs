@@ -34,8 +34,6 @@ pub(crate) struct Planned {
     pub request: RequestId,
     pub task: Task,
     pub coming: Coming,
-    /// How sure its draft was of the first token of its tree.
-    pub confidence: Option<f32>,
 }
 
 impl Flight {
@@ -60,6 +58,7 @@ impl<C: Compute> Scheduler<C> {
                 self.fail(&flight, Failure::Round(why));
             }
         }
+        self.last_times = done.times;
         let waited_since = flight.began.max(self.settled);
         self.settled = Instant::now();
         if flight.parts.is_empty() {
@@ -89,8 +88,6 @@ impl<C: Compute> Scheduler<C> {
                 correct: yielded.correct,
                 ranks: &yielded.lesson.ranks,
                 refused: yielded.lesson.refused,
-                watched: yielded.lesson.watched,
-                confidence: part.confidence,
             });
         }
         let seconds = times.steps().as_secs_f64();
@@ -154,7 +151,6 @@ impl<C: Compute> Scheduler<C> {
             let request = &mut self.running[index];
             request.coming.least -= part.coming.least;
             request.coming.most -= part.coming.most;
-            request.confidence = yielded.lesson.confidence;
             let known = yielded.known;
             let reason = match &part.task {
                 Task::Read { rows, last, .. } => {

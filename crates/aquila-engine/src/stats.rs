@@ -69,6 +69,9 @@ pub struct DraftingState {
     pub expected_tokens: f64,
     /// Tokens that they yielded.
     pub real_tokens: u64,
+    /// Requests whose draft was paused for longer than the target's hidden states are kept, and
+    /// which are decoded plainly from then on.
+    pub left_plain: u64,
 }
 
 impl Stats {

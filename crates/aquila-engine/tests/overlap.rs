@@ -5,9 +5,7 @@ mod support;
 
 use aquila_engine::lanes::Lane;
 use aquila_engine::{Engine, EngineConfig, Priorities, Scheduler, Snapshot};
-use aquila_spec::policy::{
-    Adaptive, AdaptiveTable, Auto, AutoSettings, CostTable, Measured, Policy,
-};
+use aquila_spec::policy::{Adaptive, AdaptiveTable, Auto, AutoSettings, CostTable, Policy, Timing};
 use aquila_spec::{Shape, Verify};
 use support::Numbers;
 use support::answers::shape;
@@ -164,15 +162,15 @@ fn sampled_verification_is_the_same_in_both_lanes() {
 fn live_policies() -> [Box<dyn Policy>; 2] {
     let seconds = |what| -> Result<f64, ()> {
         Ok(match what {
-            Measured::Verify { batch, nodes } => 1e-3 * (1.0 + 0.12 * (batch * nodes) as f64),
-            Measured::Draft { steps, .. } => 6e-5 * steps as f64,
-            Measured::Return { missed } | Measured::Apart { missed } => 1e-5 * missed as f64,
+            Timing::Verify { rows, .. } => 1e-3 * (1.0 + 0.12 * rows as f64),
+            Timing::Draft { steps, .. } => 6e-5 * steps as f64,
+            Timing::DraftRow => 1e-5,
         })
     };
-    let costs = ("made up".into(), (&[1, 8, 32][..], &[1, 2, 4, 6][..]));
-    let table = CostTable::measure(costs.0, costs.1, (&[1, 3, 5], &[1]), 1, seconds).unwrap();
+    let rows = [1, 2, 4, 8, 16, 64];
+    let table = CostTable::measure("made up".into(), &rows, &[1, 8, 32], &[1, 5], seconds).unwrap();
     let adaptive = Adaptive::new(AdaptiveTable::default(), Some(7), Vec::new()).unwrap();
-    [Box::new(adaptive), Box::new(Auto::new(AutoSettings::chains(7), table))]
+    [Box::new(adaptive), Box::new(Auto::new(AutoSettings::new(Shape::chain(7)), table))]
 }
 
 #[test]

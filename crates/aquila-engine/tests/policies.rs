@@ -9,7 +9,8 @@ use aquila_compute::cpu::CpuBackend;
 use aquila_engine::{Engine, EngineConfig, Speculation};
 use aquila_spec::Shape;
 use aquila_spec::policy::{
-    Adaptive, AdaptiveTable, Policy, Reading, RequestOutcome, RequestView, RoundOutcome, RoundView,
+    Adaptive, AdaptiveTable, Policy, PromptRows, RequestOutcome, RequestView, RoundOutcome,
+    RoundView,
 };
 use support::Numbers;
 use support::answers::*;
@@ -22,30 +23,30 @@ fn switching(parked_rows: usize) -> EngineConfig {
     EngineConfig { parked_rows, ..config(Shape::chain(3)) }
 }
 
-fn always(_: u64, _: usize) -> (Shape, bool) {
-    (Shape::chain(3), false)
+fn always(_: u64, _: usize) -> Shape {
+    Shape::chain(3)
 }
 
-/// Anything, sitting out for a few rounds now and then.
-fn anything(request: u64, round: usize) -> (Shape, bool) {
+/// Anything, with rounds now and then in which the draft is paused.
+fn anything(request: u64, round: usize) -> Shape {
     let mut numbers = Numbers(request * 1000 + round as u64 / 2 + 1);
     match numbers.below(6) {
-        0 => (Shape::chain(1), false),
-        1 => (Shape::chain(2), false),
-        2 => (Shape::PLAIN, true),
-        3 => (Shape::chain(3), false),
-        _ => (Shape::PLAIN, false),
+        0 => Shape::chain(1),
+        1 => Shape::chain(2),
+        2 => Shape::PLAIN,
+        3 => Shape::chain(3),
+        _ => Shape::PLAIN,
     }
 }
 
-/// The other way round, so that drafts sit out at other places.
-fn otherwise(request: u64, round: usize) -> (Shape, bool) {
+/// The same, paused at other places.
+fn otherwise(request: u64, round: usize) -> Shape {
     anything(request + 77, round)
 }
 
-/// Sits out for ten rounds.
-fn late(_: u64, round: usize) -> (Shape, bool) {
-    if round < 10 { (Shape::PLAIN, false) } else { (Shape::chain(3), false) }
+/// Paused for ten rounds.
+fn late(_: u64, round: usize) -> Shape {
+    if round < 10 { Shape::PLAIN } else { Shape::chain(3) }
 }
 
 fn run(
@@ -82,12 +83,10 @@ impl Places {
         let mut tokens: HashMap<u64, usize> = HashMap::new();
         for round in rounds {
             let place = tokens.entry(round.request).or_insert(1);
-            let said = match (round.watched, round.shape.steps(), round.refused) {
-                (Some(true), ..) => Some(Right { least: 1, most: usize::MAX }),
-                (Some(false), ..) => Some(Right { least: 0, most: 0 }),
-                (None, 0, _) => None,
-                (None, _, true) => Some(Right { least: round.correct, most: round.correct }),
-                (None, _, false) => Some(Right { least: round.correct, most: usize::MAX }),
+            let said = match (round.shape.steps(), round.refused) {
+                (0, _) => None,
+                (_, true) => Some(Right { least: round.correct, most: round.correct }),
+                (_, false) => Some(Right { least: round.correct, most: usize::MAX }),
             };
             if let Some(said) = said {
                 let key = (round.request, *place);
@@ -103,7 +102,7 @@ impl Places {
 }
 
 #[test]
-fn what_a_draft_offers_depends_on_the_text_however_long_it_sat_out() {
+fn drafts_depend_on_the_text_however_long_they_were_paused() {
     let prompts: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).step_by(3).collect();
     for (mode, change) in [("greedy", greedy as Change), ("hot", hot)] {
         let plain =
@@ -126,13 +125,13 @@ fn what_a_draft_offers_depends_on_the_text_however_long_it_sat_out() {
 
 #[test]
 fn trees_and_lookups_may_come_and_go() {
-    fn trees(request: u64, round: usize) -> (Shape, bool) {
+    fn trees(request: u64, round: usize) -> Shape {
         match Numbers(request * 100 + round as u64 + 1).below(5) {
-            0 => (shape(3, 4, 12), false),
-            1 => (Shape::chain(3), false),
-            2 => (shape(2, 2, 5), false),
-            3 => (Shape::PLAIN, true),
-            _ => (Shape::PLAIN, false),
+            0 => shape(3, 4, 12),
+            1 => Shape::chain(3),
+            2 => shape(2, 2, 5),
+            3 => Shape::PLAIN,
+            _ => Shape::PLAIN,
         }
     }
     let prompts: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).step_by(4).collect();
@@ -150,16 +149,61 @@ fn trees_and_lookups_may_come_and_go() {
 }
 
 #[test]
-fn a_head_that_missed_more_than_is_kept_stays_out_and_a_model_returns() {
+fn a_head_paused_too_long_stays_plain_and_a_model_resumes() {
     let prompts: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).step_by(5).collect();
     let plain = answers(&mut engine(Algorithm::None, config(Shape::PLAIN)), &prompts, 48, greedy);
     for (algorithm, parked, returns) in
         [("EAGLE3", 4, false), ("EAGLE3", 10, true), ("MTP", 9, false), ("STANDALONE", 0, true)]
     {
-        let (got, _) = run(named(algorithm, switching(parked)), late, &prompts, greedy);
+        let engine = named(algorithm, switching(parked));
+        let stats = engine.stats();
+        let (got, _) = run(engine, late, &prompts, greedy);
+        let left = stats.drafting().left_plain;
         assert_eq!(texts(&got), texts(&plain), "{algorithm}");
         let proposed: u64 = got.iter().map(|answer| answer.spec.proposed_drafts).sum();
         assert_eq!(proposed > 0, returns, "{algorithm}, {parked} rows: {proposed} drafts");
+        assert_eq!(left > 0, !returns, "{algorithm}, {parked} rows: {left} requests left plain");
+    }
+}
+
+#[test]
+fn a_row_budget_prunes_trees_and_never_the_text() {
+    let prompts: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).step_by(4).collect();
+    let plain = answers(&mut engine(Algorithm::None, config(Shape::PLAIN)), &prompts, 48, hot);
+    for algorithm in ["EAGLE3", "STANDALONE", "EAGLE", "MTP", "NGRAM"] {
+        let mut engine = named(algorithm, config(shape(3, 4, 12)));
+        let mut policy = Scripted::new(&[shape(3, 4, 12)], |_, _| shape(3, 4, 12));
+        policy.rows_each = Some(3);
+        let heard = policy.heard.clone();
+        engine.draft_by(Box::new(policy)).unwrap();
+        let got = answers(&mut engine, &prompts, 48, hot);
+        assert_eq!(texts(&got), texts(&plain), "{algorithm}");
+        let rows = |round: &Round| round.shape.nodes();
+        let rounds = heard.lock().unwrap();
+        let all: usize = rounds.iter().map(rows).sum();
+        assert!(all <= 3 * rounds.len(), "{algorithm}: {all} rows in {} rounds", rounds.len());
+        let most = rounds.iter().map(rows).max();
+        assert!(most > Some(3), "{algorithm}: some requests get more than others: {most:?}");
+    }
+}
+
+#[test]
+fn a_draft_that_is_not_paused_follows_plain_rounds() {
+    fn late(_: u64, round: usize) -> Shape {
+        if round < 10 { Shape::PLAIN } else { Shape::chain(3) }
+    }
+    let prompts: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).step_by(5).collect();
+    for algorithm in ["EAGLE3", "MTP"] {
+        let drafts = |pause| {
+            let mut engine = named(algorithm, switching(0));
+            let mut policy = Scripted::new(&[Shape::chain(3)], late);
+            policy.pause = pause;
+            engine.draft_by(Box::new(policy)).unwrap();
+            let got = answers(&mut engine, &prompts, 48, greedy);
+            got.iter().map(|answer| answer.spec.correct_drafts).sum::<u64>()
+        };
+        assert_eq!(drafts(true), 0, "{algorithm}: no hidden states were kept");
+        assert!(drafts(false) > 10, "{algorithm}");
     }
 }
 
@@ -207,7 +251,7 @@ fn a_policy_is_told_what_of_a_prompt_is_cached_and_for_whom() {
         ask(Speculation::Free, &[5]);
         // The last row is always made anew.
         let readings = [(20, 19), (1, 0), (21, 0)];
-        let readings = readings.map(|(draft, target)| Reading { draft, target });
+        let readings = readings.map(|(draft, target)| PromptRows { draft, target });
         assert_eq!(*asked.lock().unwrap(), readings, "{algorithm}");
     }
 }

@@ -245,8 +245,13 @@ impl Metrics {
             ),
             (
                 "aquila:spec_policy_probes_total",
-                "Rounds in which drafts were only looked at",
+                "Runs of verified drafts among plain rounds",
                 drafting.policy.probes as f64,
+            ),
+            (
+                "aquila:spec_left_plain_total",
+                "Requests whose draft was paused for too long to resume",
+                drafting.left_plain as f64,
             ),
             ("aquila:refused_requests_total", "Requests not taken", read(&self.refused)),
             ("aquila:rounds_total", "Rounds run", engine.rounds as f64),

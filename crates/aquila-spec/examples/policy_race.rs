@@ -1,7 +1,7 @@
 //! Races the policies over a workload that changes, in virtual time, and draws what they did:
 //! `cargo run --release -p aquila-spec --example policy_race -- race.svg`
 //!
-//! The tables of costs are made, not measured: they have the shape of a CPU's and of an H200's.
+//! The costs of the worlds: measured on a CPU, and made in the shape of an H200's.
 
 #[path = "../tests/race/mod.rs"]
 #[allow(dead_code)]
@@ -9,8 +9,7 @@ mod race;
 
 use std::fmt::Write as _;
 
-use aquila_spec::policy::RoundCosts;
-use race::{FIXED, Phase, Played, play, racers, tables, workload};
+use race::{FIXED, Phase, Played, World, play, racers, workload, worlds};
 
 const COLORS: [&str; 7] =
     ["#555555", "#a6cee3", "#6baed6", "#3182bd", "#08519c", "#e6892b", "#c0202a"];
@@ -20,13 +19,13 @@ fn main() -> std::io::Result<()> {
     let phases = workload();
     let mut charts = String::new();
     let mut down = 0;
-    for (name, table) in tables() {
-        let costs = RoundCosts::new(table.clone());
+    for world in worlds() {
+        let name = world.name;
         let mut runs = Vec::new();
-        for (policy, mut racer) in racers(&table) {
-            runs.push((policy, play(racer.as_mut(), &phases, &costs, 1)));
+        for (policy, mut racer) in racers(&world) {
+            runs.push((policy, play(racer.as_mut(), &phases, &world, 1)));
         }
-        print!("{}", report(name, &phases, &costs, &runs));
+        print!("{}", report(name, &phases, &world, &runs));
         charts += &chart(name, &phases, &runs, down);
         down += 360;
     }
@@ -40,19 +39,14 @@ fn main() -> std::io::Result<()> {
 }
 
 /// Tokens per second by phase and policy, and the whole.
-fn report(
-    name: &str,
-    phases: &[Phase],
-    costs: &RoundCosts,
-    runs: &[(String, Vec<Played>)],
-) -> String {
+fn report(name: &str, phases: &[Phase], world: &World, runs: &[(String, Vec<Played>)]) -> String {
     let mut out = format!("## {name}: tokens per virtual second\n\n| phase | best fixed |");
     runs.iter().for_each(|(policy, _)| _ = write!(out, " {policy} |"));
     out += "\n|---|---|";
     out += &"---|".repeat(runs.len());
     out.push('\n');
     for (at, phase) in phases.iter().enumerate() {
-        let speed = |&steps: &usize| phase.speed(costs, steps);
+        let speed = |&steps: &usize| phase.speed(world, steps);
         let best = [0].into_iter().chain(FIXED).max_by(|a, b| speed(a).total_cmp(&speed(b)));
         _ = write!(out, "| {} × {} | {} |", phase.name, phase.batch, best.unwrap_or(0));
         runs.iter().for_each(|(_, run)| _ = write!(out, " {:.1} |", run[at].speed()));

@@ -9,6 +9,7 @@
 //! - [`ngram`]: drafts from what followed the same tokens before, without any model.
 //! - [`Mixed`]: a model and n-grams together, whichever promises more.
 //! - [`Registry`]: algorithms by name, from the flag to something that drafts.
+//! - [`prune_to_rows`]: which nodes of a batch's trees are verified where rows are few.
 //! - [`accept`]: which drafts the target confirms; [`Verify`] where that is a matter of
 //!   probability, [`Simulate`] where it is only pretended.
 //! - [`commit()`]: one operation over everything that has a row per node.
@@ -29,12 +30,12 @@ mod kept_states;
 pub mod known_bugs;
 mod mixed;
 mod mixed_entry;
-mod mixed_worth;
 mod mtp;
 mod mtp_entry;
 pub mod ngram;
 pub mod policy;
 mod registry;
+mod row_budget;
 mod shape;
 mod simulate;
 mod standalone;
@@ -58,8 +59,9 @@ pub use mtp::{Mtp, MtpRoom};
 pub use registry::{
     Allowance, AskedShape, DraftFlag, DraftFor, Entry, NONE, Opened, Opening, Registry,
 };
+pub use row_budget::{Weighted, prune_to_rows};
 pub use shape::{MOST_STEPS, MOST_TOPK, Shape, ShapeError};
-pub use simulate::{Simulate, SimulateMethod};
+pub use simulate::{RateSchedule, Simulate, SimulateMethod, SimulatedRound};
 pub use standalone::Standalone;
 pub use stats::SpecStats;
 pub use tree::{Growth, Node, Tree};

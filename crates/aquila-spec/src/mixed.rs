@@ -1,26 +1,31 @@
-//! A model that drafts and n-grams, together: the n-grams' tree where it promises more, the
-//! model's where it does not.
+//! A model that drafts and n-grams, together: the n-grams' tree where they have been right, the
+//! model's elsewhere.
 //!
-//! Its one invariant: the model knows every text, whoever drafts for it; it is asked for trees,
-//! all at once, only where theirs are wanted. Looking n-grams up is nearly free, so they are asked
-//! first.
-//!
-//! What n-grams promise is what they would have been right about so far: each token that becomes
-//! certain is compared with what they said before it. What the model promises is how sure its seed
-//! is. In the scope of a request nothing else counts, so the choice is a function of the request's
-//! text; in the scope of the server, what is counted of all requests does too.
+//! One rule, which looks at the n-grams alone: their tree is verified where guesses like its first
+//! one (that rest on as long a match, and as certain a one) were right four times in five, counted
+//! over this request's text. Its one invariant: the model processes every text, whichever side
+//! drafts for it, and the choice is a function of the request's text and of what n-grams know, never
+//! of tokens that a draft drew, which would change their distribution.
 
 use std::collections::HashMap;
 
 use aquila_compute::Backend;
 use aquila_model::Result;
 
-use crate::mixed_worth::{Hits, Known, first_rate};
-use crate::ngram::{Guess, Ngram, NgramScope};
+use crate::ngram::{Guess, Ngram};
 use crate::{Algorithm, Declaration, Drafting, Extending, Seed, Tree};
 
-/// Candidates without which a seed does not say how sure it is: a single one is taken for certain.
-const CANDIDATES: usize = 2;
+/// How often guesses must have been right.
+const LEAST_RATE: f32 = 0.8;
+/// Tokens of a match that is long.
+const LONG: usize = 4;
+/// How often guesses are taken to be right before any was counted: after a short match, after a
+/// long one, and after a long one that nothing else ever followed; and the guesses that this counts
+/// for.
+const FIRST_RATES: [f32; 3] = [0.3, 0.5, 0.9];
+const FIRST_WEIGHT: f32 = 4.0;
+/// Guesses that are remembered.
+const MEMORY: f32 = 50.0;
 
 /// How many trees each side of a mix drafted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -31,12 +36,11 @@ pub struct Drafted {
     pub model: u64,
 }
 
-/// A model that drafts, and n-grams where those promise more.
+/// A model that drafts, and n-grams where those have been right.
 pub struct Mixed<B: Backend> {
     declaration: Declaration,
     model: Box<dyn Algorithm<B>>,
     ngram: Ngram,
-    known: Known,
     requests: HashMap<u64, Course>,
     drafted: Drafted,
 }
@@ -44,29 +48,41 @@ pub struct Mixed<B: Backend> {
 /// What is kept of a request.
 #[derive(Default)]
 struct Course {
-    hits: Hits,
-    /// In the scope of the server, what was said of the tokens to come.
-    said: Option<Said>,
+    /// Guesses of each class that were right, and all of them.
+    guesses: [(f32, f32); FIRST_RATES.len()],
     drafted: Drafted,
 }
 
-/// What both sides said when a tree was drafted.
-struct Said {
-    /// The tokens that there were.
-    tokens: usize,
-    guesses: Vec<Guess>,
-    /// The model's first draft, and how likely it seemed.
-    first: Option<(u32, f32)>,
-    /// The model's tree, where it drafted one.
-    tree: Option<Tree>,
+impl Course {
+    fn class(guess: &Guess) -> usize {
+        match (guess.length >= LONG, guess.sole) {
+            (false, _) => 0,
+            (true, false) => 1,
+            (true, true) => 2,
+        }
+    }
+
+    fn count(&mut self, guess: &Guess, token: u32) {
+        let (right, all) = &mut self.guesses[Self::class(guess)];
+        let keep = 1.0 - 1.0 / MEMORY;
+        *right = *right * keep + f32::from(u8::from(guess.token == token));
+        *all = *all * keep + 1.0;
+    }
+
+    fn trusts(&self, guess: &Guess) -> bool {
+        let class = Self::class(guess);
+        let (right, all) = self.guesses[class];
+        let expected = FIRST_WEIGHT * FIRST_RATES[class];
+        right + expected >= LEAST_RATE * (all + FIRST_WEIGHT)
+    }
 }
 
 impl<B: Backend> Mixed<B> {
     /// Of `model` and `ngram`, under a name of its own.
     pub fn new(name: &'static str, model: Box<dyn Algorithm<B>>, ngram: Ngram) -> Self {
         let declaration = Declaration { name, ..model.declaration().clone() };
-        let (known, drafted) = (Known::default(), Drafted::default());
-        Self { declaration, model, ngram, known, requests: HashMap::new(), drafted }
+        let drafted = Drafted::default();
+        Self { declaration, model, ngram, requests: HashMap::new(), drafted }
     }
 
     /// How many trees each side has drafted.
@@ -74,79 +90,29 @@ impl<B: Backend> Mixed<B> {
         self.drafted
     }
 
-    fn counts_all(&self) -> bool {
-        self.ngram.settings().scope == NgramScope::Server
-    }
-
-    /// Reads what is new of a request, and counts what n-grams said of it.
+    /// Reads what is new of a request, and counts which guesses were right.
     fn read(&mut self, request: u64, tokens: &[u32]) {
-        let counts_all = self.counts_all();
-        let Self { ngram, known, requests, .. } = self;
+        let Self { ngram, requests, .. } = self;
         let course = requests.entry(request).or_default();
         for at in ngram.tokens_read(request)..tokens.len() {
             if let Some(guess) = ngram.guess(request) {
-                course.hits.count(&guess, tokens[at]);
-                if counts_all {
-                    known.count_guess(&guess, tokens[at]);
-                }
+                course.count(&guess, tokens[at]);
             }
             ngram.read(request, &tokens[..=at]);
         }
-        if let Some(said) = course.said.take_if(|said| said.tokens < tokens.len()) {
-            said.count(&tokens[said.tokens..], known);
-        }
     }
 
-    /// The tree from n-grams, if it promises more than the model's would.
+    /// The tree from n-grams, where they have been right.
     fn tree_of_ngrams(&mut self, request: &Drafting<'_>) -> Option<Tree> {
-        let Drafting { request: number, tokens, shape, seed, .. } = *request;
+        let Drafting { request: number, tokens, shape, .. } = *request;
         self.read(number, tokens);
-        let (tree, guesses) = self.ngram.tree_with_guesses(number, tokens, shape);
-        let counts_all = self.counts_all();
+        let (tree, first) = self.ngram.tree_with_guess(number, tokens, shape);
         let course = self.requests.entry(number).or_default();
-        let greedy = request.asking.sampling.is_greedy();
-        let worth = self.known.of_ngrams(&course.hits, &guesses, shape, greedy);
-        let better = tree.len() > 1 && worth >= self.known.of_model(&seed.offer, shape, greedy);
-        let drafted = |of: &mut Drafted| if better { of.ngram += 1 } else { of.model += 1 };
-        drafted(&mut course.drafted);
-        drafted(&mut self.drafted);
-        if counts_all {
-            let likely = first_rate(&seed.offer, greedy);
-            let first = seed.offer.candidates.first().map(|first| (first.token, likely));
-            course.said = Some(Said { tokens: tokens.len(), guesses, first, tree: None });
+        let trusted = tree.len() > 1 && first.is_some_and(|guess| course.trusts(&guess));
+        for drafted in [&mut course.drafted, &mut self.drafted] {
+            if trusted { drafted.ngram += 1 } else { drafted.model += 1 }
         }
-        better.then_some(tree)
-    }
-}
-
-impl Said {
-    /// Counts what was said of tokens that have become certain.
-    fn count(&self, tokens: &[u32], known: &mut Known) {
-        if let (Some((token, likely)), Some(&first)) = (self.first, tokens.first()) {
-            known.count_first(likely, token == first);
-        }
-        for (guess, &token) in self.guesses.iter().zip(tokens) {
-            // Those of texts were counted as the texts were read.
-            if guess.corpus {
-                known.count_guess(guess, token);
-            }
-            if guess.token != token {
-                break;
-            }
-        }
-        let Some(tree) = &self.tree else { return };
-        let mut at = 0;
-        for (depth, &token) in (1..).zip(tokens) {
-            if tree.first_child(at).is_none() {
-                break;
-            }
-            let right = tree.child(at, token);
-            if depth > 1 {
-                known.count_later(depth, right.is_some());
-            }
-            let Some(right) = right else { break };
-            at = right;
-        }
+        trusted.then_some(tree)
     }
 }
 
@@ -166,14 +132,7 @@ impl<B: Backend> Algorithm<B> for Mixed<B> {
         if wanted.is_empty() {
             return Ok(found.into_iter().flatten().collect());
         }
-        let trees = self.model.draft(backend, &wanted)?;
-        for (request, tree) in wanted.iter().zip(&trees) {
-            let course = self.requests.get_mut(&request.request);
-            if let Some(said) = course.and_then(|course| course.said.as_mut()) {
-                said.tree = Some(tree.clone());
-            }
-        }
-        let mut trees = trees.into_iter();
+        let mut trees = self.model.draft(backend, &wanted)?.into_iter();
         Ok(found.into_iter().filter_map(|found| found.or_else(|| trees.next())).collect())
     }
 
@@ -186,17 +145,13 @@ impl<B: Backend> Algorithm<B> for Mixed<B> {
         for request in requests {
             self.read(request.request, request.tokens);
         }
-        let mut requests = requests.to_vec();
-        for (_, candidates) in requests.iter_mut().filter_map(|request| request.seed.as_mut()) {
-            *candidates = (*candidates).max(CANDIDATES);
-        }
-        self.model.extend(backend, &requests, hidden)
+        self.model.extend(backend, requests, hidden)
     }
 
     fn begin_anew(&mut self) {
         self.model.begin_anew();
         Algorithm::<B>::begin_anew(&mut self.ngram);
-        (self.known, self.drafted) = (Known::default(), Drafted::default());
+        self.drafted = Drafted::default();
         self.requests.clear();
     }
 

@@ -52,8 +52,8 @@ impl<B: Backend> Entry<B> for MixedEntry<B> {
         self.model.shape(asked)
     }
 
-    fn candidates(&self, asked: AskedShape) -> Result<Vec<Shape>> {
-        self.model.candidates(asked)
+    fn largest(&self, asked: AskedShape) -> Result<Shape> {
+        self.model.largest(asked)
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<Box<dyn Opened<B>>> {

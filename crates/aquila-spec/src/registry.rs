@@ -49,11 +49,9 @@ pub trait Entry<B: Backend>: Send + Sync {
         asked.resolve(3, 1)
     }
 
-    /// The trees that are worth a try where nobody fixes one, none deeper or wider than asked for.
-    fn candidates(&self, asked: AskedShape) -> Result<Vec<Shape>> {
-        let largest = AskedShape { steps: asked.steps.or(Some(MOST_WORTH)), ..asked };
-        let largest = largest.resolve(MOST_WORTH, 1)?;
-        Ok((1..=largest.steps()).map(|steps| largest.capped(steps)).collect())
+    /// The largest tree that a policy may choose where flags leave it open.
+    fn largest(&self, asked: AskedShape) -> Result<Shape> {
+        AskedShape { steps: asked.steps.or(Some(MOST_WORTH)), ..asked }.resolve(MOST_WORTH, 1)
     }
 
     /// Opens what the flags name; what does not fit the target is refused by name.

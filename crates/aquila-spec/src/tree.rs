@@ -92,6 +92,21 @@ impl Tree {
         self.proposals.get(&node).map(|weights| &**weights)
     }
 
+    /// Keeps the nodes that `kept` says, which has the parent of each.
+    pub fn retain(&mut self, kept: &[bool]) {
+        let mut place = vec![usize::MAX; self.len()];
+        let mut nodes = Vec::with_capacity(self.len());
+        for (at, &node) in self.nodes.iter().enumerate().filter(|(at, _)| kept[*at]) {
+            place[at] = nodes.len();
+            debug_assert!(place[node.parent] != usize::MAX, "a node is kept with its parent");
+            nodes.push(Node { parent: place[node.parent], ..node });
+        }
+        self.nodes = nodes;
+        let proposals = std::mem::take(&mut self.proposals).into_iter();
+        self.proposals =
+            proposals.filter(|(at, _)| kept[*at]).map(|(at, w)| (place[at], w)).collect();
+    }
+
     /// The first child of a node: the one that its draft liked best.
     pub fn first_child(&self, node: usize) -> Option<usize> {
         (node + 1..self.len()).find(|&c| self.nodes[c].parent == node)

@@ -1,6 +1,8 @@
 //! How trees grow and what of them is confirmed.
 
-use aquila_spec::{Candidate, Growth, Shape, Simulate, SimulateMethod, Tree, accept};
+use aquila_spec::{
+    Candidate, Growth, RateSchedule, Shape, Simulate, SimulateMethod, SimulatedRound, Tree, accept,
+};
 use proptest::prelude::*;
 
 fn candidates(offer: &[(u32, f32)]) -> Vec<Candidate> {
@@ -152,14 +154,36 @@ proptest! {
     #[test]
     fn simulated_lengths_have_the_mean_asked_for(length in 1.0f64..4.0, multinomial: bool) {
         let method = if multinomial { SimulateMethod::Multinomial } else { SimulateMethod::MatchExpected };
-        let simulate = Simulate { length, method };
+        let simulate = Simulate::Length { mean: length, method };
         let mut growth = Growth::start(Shape::chain(3), &candidates(&[(1, 1.0)]));
         growth.grow(&[candidates(&[(2, 1.0)])]);
         growth.grow(&[candidates(&[(3, 1.0)])]);
         let tree = growth.finish(0);
         let rounds = 4000;
-        let sum: usize = (0..rounds).map(|r| simulate.accept(&tree, &[9; 4], 5, r).tokens.len()).sum();
+        let sum: usize = (0..rounds).map(|r| simulate.accept(&tree, &[9; 4], SimulatedRound { request: 5, verified: r, round: 0 }).tokens.len()).sum();
         let mean = sum as f64 / rounds as f64;
         prop_assert!((mean - length).abs() < 0.12, "{mean} for {length}");
+    }
+}
+
+#[test]
+fn simulated_rates_follow_their_schedule() {
+    let mut tree = Tree::root(0);
+    (0..7).fold(0, |at, _| tree.add(at, 1, 1.0));
+    let simulate = Simulate::Rate(RateSchedule { rates: vec![(0.25, 300), (0.7, 200)] });
+    let first_right = |rounds: std::ops::Range<u64>| {
+        let correct = |round| {
+            let at = SimulatedRound { request: 3, verified: round, round };
+            simulate.accept(&tree, &[1; 8], at).correct()
+        };
+        let all = rounds.end - rounds.start;
+        rounds.filter(|&round| correct(round) > 0).count() as f64 / all as f64
+    };
+    // Four standard deviations of a binomial share.
+    for (rounds, rate) in [(0..300, 0.25), (300..500, 0.7), (500..800, 0.25), (800..1000, 0.7)] {
+        let all = (rounds.end - rounds.start) as f64;
+        let share: f64 = first_right(rounds);
+        let spread: f64 = 4.0 * (rate * (1.0_f64 - rate) / all).sqrt();
+        assert!((share - rate).abs() < spread, "{share} instead of {rate}");
     }
 }

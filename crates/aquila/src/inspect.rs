@@ -79,17 +79,13 @@ fn table(costs: &CostTable) -> String {
         format!("{name:<24}{}", points.collect::<String>())
     };
     let mut lines = vec![costs.key.clone(), String::new()];
-    lines.push(head("verify, µs", &costs.nodes, "rows"));
-    for (batch, row) in costs.batches.iter().zip(&costs.verify) {
+    lines.push(head("verify, µs", &costs.rows, "rows"));
+    lines.push(line("  1 request".into(), &mut costs.verify.iter().copied()));
+    lines.push(line("  each request more".into(), &mut std::iter::once(costs.request)));
+    lines.extend([String::new(), head("draft, µs", &costs.steps, "steps")]);
+    for (batch, row) in costs.batches.iter().zip(&costs.draft) {
         lines.push(line(format!("  {batch} requests"), &mut row.iter().copied()));
     }
-    for (at, width) in costs.topk.iter().enumerate() {
-        let name = format!("draft, topk {width}, µs");
-        lines.extend([String::new(), head(&name, &costs.steps, "steps")]);
-        for (batch, levels) in costs.batches.iter().zip(&costs.draft) {
-            let mut seconds = levels.iter().map(|row| row[at]);
-            lines.push(line(format!("  {batch} requests"), &mut seconds));
-        }
-    }
+    lines.push(format!("\n{:<24}{:>10.1}", "draft, µs a prompt row", costs.draft_row * 1e6));
     lines.join("\n")
 }

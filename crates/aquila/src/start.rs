@@ -22,8 +22,8 @@ use crate::error::{Error, Result};
 use crate::flags::{EngineFlags, ModelFlags, PolicyPlan, SchedulePolicy, Speculative};
 use crate::notice::notice;
 
-/// Hidden rows that are kept for a request whose draft sits out: about as many as there are rounds
-/// between two looks at whether drafting pays again.
+/// Hidden rows that are kept for a request whose draft is paused: enough for the first probes of
+/// whether drafting pays again.
 const PARKED_ROWS: usize = 64;
 
 /// Loads the model and starts its engine; says on standard error what was chosen.
@@ -103,7 +103,7 @@ pub fn build(
         speculative.fit(opened.most_steps())?;
     }
     let useful = flags.max_running_requests.saturating_mul(context).min(u32::MAX as usize / 2);
-    let may_sit_out = speculative.as_ref().is_some_and(|s| s.policy.may_sit_out());
+    let pauses = speculative.as_ref().is_some_and(|s| s.policy.pauses());
     let mut config = EngineConfig {
         page_size: flags.page_size,
         max_total_tokens: flags.max_total_tokens.unwrap_or(useful),
@@ -116,8 +116,8 @@ pub fn build(
         random_seed: model.random_seed,
         shape: speculative.as_ref().map_or(Shape::PLAIN, |s| s.policy.covering()),
         verify: speculative.as_ref().map_or(Verify::Match, |s| s.verify),
-        parked_rows: if may_sit_out { PARKED_ROWS } else { 0 },
-        simulate: speculative.as_ref().and_then(|s| s.simulate),
+        parked_rows: if pauses { PARKED_ROWS } else { 0 },
+        simulate: speculative.as_ref().and_then(|s| s.simulate.clone()),
     };
     config.check().map_err(Error::Usage)?;
     let needs = Needs {

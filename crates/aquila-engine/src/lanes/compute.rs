@@ -7,7 +7,9 @@ use std::ops::Range;
 
 use aquila_compute::Backend;
 use aquila_compute::choose::{Ask, Choice, Weights};
-use aquila_spec::{Accepted, Asking, Coins, Kept, Simulate, Tree, accept};
+use aquila_spec::{
+    Accepted, Asking, Coins, Kept, Simulate, SimulatedRound, Tree, accept, prune_to_rows,
+};
 
 #[cfg(feature = "known-bugs")]
 use aquila_spec::known_bugs::Bug;
@@ -31,6 +33,8 @@ pub struct Lane<B: Backend> {
     plan: PassPlan,
     /// Of the round that runs, until it publishes them.
     pub(super) turns: Vec<Turn>,
+    /// The number of the round that runs.
+    round: u64,
     /// The era of a round that did not come to its end.
     broken: Option<u64>,
 }
@@ -50,6 +54,7 @@ impl<B: Backend> Compute for Lane<B> {
     fn run(&mut self, job: Job) -> Done {
         self.follow(&job);
         let number = job.number;
+        self.round = number;
         for admission in job.admitted {
             self.relay.admit(Track::new(admission));
         }
@@ -62,7 +67,8 @@ impl<B: Backend> Compute for Lane<B> {
             return Done { number, outcome, times };
         }
         self.broken = Some(job.era);
-        let outcome = self.round(&job.parts, &mut times).map_err(|error| error.to_string());
+        let outcome =
+            self.round(&job.parts, job.row_budget, &mut times).map_err(|error| error.to_string());
         if outcome.is_ok() {
             self.broken = None;
         }
@@ -82,6 +88,7 @@ impl<B: Backend> Lane<B> {
             parking,
             plan: PassPlan::default(),
             turns: Vec::new(),
+            round: 0,
             broken: None,
         }
     }
@@ -100,7 +107,12 @@ impl<B: Backend> Lane<B> {
         }
     }
 
-    fn round(&mut self, parts: &[Part], times: &mut Times) -> Result<Vec<Option<Yield>>> {
+    fn round(
+        &mut self,
+        parts: &[Part],
+        row_budget: Option<usize>,
+        times: &mut Times,
+    ) -> Result<Vec<Option<Yield>>> {
         let mut yields: Vec<Option<Yield>> = parts.iter().map(|_| None).collect();
         self.resolve(parts);
         if self.turns.is_empty() {
@@ -108,6 +120,10 @@ impl<B: Backend> Lane<B> {
         }
         timed(&mut times.draft, || self.draft())?;
         self.bring_back(times)?;
+        if let Some(rows) = row_budget {
+            let mut trees: Vec<_> = self.turns.iter_mut().filter_map(Turn::weighted).collect();
+            prune_to_rows(&mut trees, rows);
+        }
         let Self { runner, plan, turns, .. } = self;
         plan.fill(turns);
         let (chosen, weighed) = plan.asks(turns);
@@ -173,11 +189,14 @@ impl<B: Backend> Lane<B> {
                         accept_weighed(&self.runner, track, tree, &weights, first_output)?
                     } else {
                         let choices: Vec<Choice> = choices.by_ref().take(outputs).collect();
-                        accept_chosen(self.config.simulate.as_ref(), track, tree, choices)
+                        accept_chosen(
+                            self.config.simulate.as_ref(),
+                            self.round,
+                            track,
+                            tree,
+                            choices,
+                        )
                     };
-                    let seen = turn.watched.map(|token| {
-                        would_be_right(self.config.simulate.as_ref(), track, tree, token, &accepted)
-                    });
                     let ended = track.take(&mut tokens);
                     let nodes = track.rows[0]..track.rows[0] + tree.len();
                     let slots = &track.tables[0][nodes];
@@ -187,7 +206,7 @@ impl<B: Backend> Lane<B> {
                     Yield {
                         proposed: tree.len() - 1,
                         correct: accepted.correct(),
-                        lesson: lesson(tree, &accepted, seen),
+                        lesson: lesson(tree, &accepted),
                         tokens,
                         ended,
                         ..Yield::default()
@@ -228,13 +247,21 @@ fn read(
 /// What of a tree is the target's own choice.
 fn accept_chosen(
     simulate: Option<&Simulate>,
+    round: u64,
     track: &Track,
     tree: &Tree,
     choices: Vec<Choice>,
 ) -> (Accepted, Vec<Token>) {
     let chosen: Vec<u32> = choices.iter().map(|choice| choice.token).collect();
     let accepted = match simulate {
-        Some(simulate) => simulate.accept(tree, &chosen, track.order.id.0, track.rounds),
+        Some(simulate) => {
+            let request = track.order.id.0;
+            simulate.accept(
+                tree,
+                &chosen,
+                SimulatedRound { request, verified: track.rounds, round },
+            )
+        }
         None => accept(tree, &chosen),
     };
     let mut choices: Vec<Option<Choice>> = choices.into_iter().map(Some).collect();
@@ -272,23 +299,8 @@ fn accept_weighed<B: Backend>(
     Ok((accepted, tokens))
 }
 
-/// Whether a draft that was only looked at would have been right, or would be said to be.
-fn would_be_right(
-    simulate: Option<&Simulate>,
-    track: &Track,
-    root: &Tree,
-    token: u32,
-    accepted: &Accepted,
-) -> bool {
-    let chosen = accepted.tokens[0];
-    let Some(simulate) = simulate else { return chosen == token };
-    let mut tree = root.clone();
-    tree.add(0, token, 1.0);
-    simulate.accept(&tree, &[chosen; 2], track.order.id.0, track.rounds).correct() > 0
-}
-
 /// What there is to learn from the way through a tree.
-fn lesson(tree: &Tree, accepted: &Accepted, watched: Option<bool>) -> Lesson {
+fn lesson(tree: &Tree, accepted: &Accepted) -> Lesson {
     let rank = |step: &[usize]| {
         tree.children(step[0]).take_while(|&child| child != step[1]).count().min(255) as u8
     };
@@ -296,8 +308,6 @@ fn lesson(tree: &Tree, accepted: &Accepted, watched: Option<bool>) -> Lesson {
         depth: tree.nodes().iter().map(|node| node.depth).max().unwrap_or(0),
         ranks: accepted.path.windows(2).map(rank).collect(),
         refused: accepted.path.last().map_or(0, |&end| tree.children(end).count()),
-        watched,
-        confidence: None,
     }
 }
 

@@ -36,7 +36,7 @@ impl<B: Backend> Lane<B> {
             .iter()
             .filter(|turn| turn.awaits_tree)
             .map(|turn| {
-                let (track, shape) = (&turn.track, turn.tree_shape());
+                let (track, shape) = (&turn.track, turn.shape);
                 let rows = |(at, draft): (usize, &DraftGroup)| {
                     let certain = track.rows[at + 1];
                     let slots = track.tables[at + 1][..certain + draft.tree.of(shape)].to_vec();
@@ -53,7 +53,7 @@ impl<B: Backend> Lane<B> {
             .map(|((turn, seed), groups)| Drafting {
                 request: turn.track.order.id.0,
                 tokens: &turn.track.tokens,
-                shape: turn.tree_shape(),
+                shape: turn.shape,
                 seed,
                 groups,
                 asking: turn.track.draft_asking(),
@@ -157,13 +157,14 @@ impl<B: Backend> Lane<B> {
         let mut next = Vec::with_capacity(self.turns.len());
         let mut moves = Vec::new();
         for turn in self.turns.drain(..) {
-            let Turn { part, mut track, shape, seed, first_row, first_token, work, .. } = turn;
+            let Turn { part, mut track, shape, pause, seed, first_row, first_token, work, .. } =
+                turn;
             let reads = matches!(work, Work::Read { .. });
             if let Some(yielded) = &mut yields[part] {
                 yielded.known = track.extended;
             }
             let goes_on = !track.ended && track.order.drafts();
-            if goes_on && track.parked.is_none() && (reads || shape.steps() > 0) {
+            if goes_on && track.parked.is_none() && (reads || shape.steps() > 0 || !pause) {
                 next.push(Next {
                     part,
                     request: track.order.id,
@@ -214,7 +215,6 @@ impl<B: Backend> Lane<B> {
             track.took_in(&groups, track.tokens.len());
             if let Some(yielded) = &mut yields[next.part] {
                 yielded.known = track.extended;
-                yielded.lesson.confidence = confidence(seed.as_ref());
             }
             track.leave_seed(seed);
         }
@@ -236,12 +236,4 @@ fn missing_rows(
         GroupRows { rows: track.rows[at + 1]..end, slots }
     };
     declared.iter().enumerate().map(rows).collect()
-}
-
-/// How sure a draft is of the first token of its tree: what it says where it compared several.
-fn confidence(seed: Option<&Seed>) -> Option<f32> {
-    match &seed?.offer.candidates[..] {
-        [first, _, ..] => Some(first.probability),
-        _ => None,
-    }
 }

@@ -50,6 +50,8 @@ pub struct Job {
     pub tables: Vec<TableChange>,
     /// The slots of all changes, side by side.
     pub slots: Vec<u32>,
+    /// Rows that all trees together may have in the verify pass; none: as many as were drafted.
+    pub row_budget: Option<usize>,
     /// What runs.
     pub parts: Vec<Part>,
 }
@@ -90,7 +92,7 @@ pub struct TableChange {
 }
 
 /// What one request does in a round.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Part {
     /// Which.
     pub request: RequestId,
@@ -99,7 +101,7 @@ pub struct Part {
 }
 
 /// A chunk, or a tree.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Task {
     /// The rows of tokens `rows`; the logits of those in `outputs`, which end where `rows` end,
     /// are asked about. `last` says that nothing is left to be read.
@@ -113,10 +115,12 @@ pub enum Task {
     },
     /// A tree below the last token, or that token alone.
     Decode {
-        /// The largest tree that the round's policy grants it; plain: its draft sits out.
+        /// The largest tree that the round's policy grants it.
         shape: Shape,
-        /// Whether the draft of one that gets no tree is looked at all the same.
-        watch: bool,
+        /// How likely its drafts are to be right, where the row budget is short.
+        rate: f32,
+        /// Whether its draft is paused where it gets no tree.
+        pause: bool,
     },
 }
 
@@ -160,8 +164,4 @@ pub struct Lesson {
     pub ranks: Vec<u8>,
     /// Drafts at the end of the accepted path, all of them wrong.
     pub refused: usize,
-    /// Where the draft was only looked at: whether it had the next token right.
-    pub watched: Option<bool>,
-    /// How sure the draft is of the first token of its next tree, where that was asked.
-    pub confidence: Option<f32>,
 }

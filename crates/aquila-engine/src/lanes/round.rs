@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use aquila_compute::choose::Ask;
 use aquila_compute::{ForwardPlan, Sight};
-use aquila_spec::{Seed, Shape, Tree, Verify};
+use aquila_spec::{Seed, Shape, Tree, Verify, Weighted};
 
 use super::job::Task;
 use super::relay::Track;
@@ -19,14 +19,14 @@ pub(crate) struct Turn {
     pub track: Box<Track>,
     /// The tree that it may get; plain for a chunk.
     pub shape: Shape,
-    /// Whether its draft is looked at without a tree.
-    pub watch: bool,
+    /// How likely its drafts are to be right.
+    pub rate: f32,
+    /// Whether its draft is paused where it gets no tree.
+    pub pause: bool,
     /// What its tree begins with.
     pub seed: Option<Seed>,
     /// Whether its tree is still to be drafted.
     pub awaits_tree: bool,
-    /// What its draft would have chosen next, where it is only looked at.
-    pub watched: Option<u32>,
     /// Its first row in the pass.
     pub first_row: usize,
     /// The token of that row: how many rows were committed before.
@@ -46,24 +46,24 @@ pub(crate) enum Work {
 impl Turn {
     /// What `task` asks of a request.
     pub fn new(part: usize, track: Box<Track>, task: &Task) -> Self {
-        let (shape, watch, work) = match task.clone() {
+        let (shape, rate, pause, work) = match task.clone() {
             Task::Read { rows, outputs, last } => {
-                (Shape::PLAIN, false, Work::Read { rows, outputs, last })
+                (Shape::PLAIN, 0.0, false, Work::Read { rows, outputs, last })
             }
-            Task::Decode { shape, watch } => {
+            Task::Decode { shape, rate, pause } => {
                 let shape = track.order.granted(shape, track.tokens.len());
                 let tree = Tree::root(track.tokens[track.rows[0]]);
-                (shape, watch && track.order.drafts(), Work::Verify { tree })
+                (shape, rate, pause, Work::Verify { tree })
             }
         };
         Self {
             part,
             track,
             shape,
-            watch,
+            rate,
+            pause,
             seed: None,
             awaits_tree: false,
-            watched: None,
             first_row: 0,
             first_token: 0,
             work,
@@ -72,10 +72,10 @@ impl Turn {
 
     /// Whether its draft has something to do in this round, before the target has.
     pub fn drafts(&self) -> bool {
-        self.shape.steps() > 0 || self.watch
+        self.shape.steps() > 0
     }
 
-    /// Takes what its draft left for this round, unless that sits out.
+    /// Takes what its draft left for this round, unless that is paused.
     pub fn take_seed(&mut self) {
         let decodes = matches!(self.work, Work::Verify { .. });
         if !decodes || !self.track.order.drafts() || self.track.parked.is_some() {
@@ -87,29 +87,24 @@ impl Turn {
         }
     }
 
-    /// Begins its tree, or only looks at what it would begin with.
+    /// Begins its tree.
     pub fn begin(&mut self, seed: Option<Seed>) {
-        let first = seed.as_ref().and_then(|seed| seed.offer.candidates.first());
-        let first = first.map(|candidate| candidate.token);
-        self.watched = first.filter(|_| self.watch);
-        // A draft that looks its trees up says nothing before it does.
-        let tells = self.shape.steps() > 0 || (self.watch && first.is_none());
-        self.awaits_tree = seed.is_some() && tells;
+        self.awaits_tree = seed.is_some();
         self.seed = seed;
     }
 
-    /// The tree that is to be drafted for it.
-    pub fn tree_shape(&self) -> Shape {
-        if self.watch { Shape::chain(1) } else { self.shape }
-    }
-
-    /// Takes its tree, or only looks at it.
+    /// Takes its tree.
     pub fn take_tree(&mut self, tree: Tree) {
         self.awaits_tree = false;
-        if self.watch {
-            self.watched = tree.first_child(0).map(|child| tree.nodes()[child].token);
-        } else {
-            self.work = Work::Verify { tree };
+        self.work = Work::Verify { tree };
+    }
+
+    /// Its tree, where a row budget may prune it.
+    pub fn weighted(&mut self) -> Option<Weighted<'_>> {
+        let drawn = self.track.order.room.verify == Verify::Rejection;
+        match &mut self.work {
+            Work::Verify { tree } => Some(Weighted { tree, rate: self.rate, drawn }),
+            Work::Read { .. } => None,
         }
     }
 

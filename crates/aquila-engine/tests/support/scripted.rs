@@ -8,11 +8,11 @@ use aquila_engine::Scheduler;
 use aquila_engine::lanes::Compute;
 use aquila_spec::Shape;
 use aquila_spec::policy::{
-    Decision, Policy, PolicyState, Reading, RoundOutcome, RoundView, Setting,
+    Decision, Policy, PolicyState, PromptRows, RequestView, RoundOutcome, RoundView, Setting,
 };
 
-/// What a request gets in its n-th round: a tree, or a look at its draft.
-pub type Script = fn(request: u64, round: usize) -> (Shape, bool);
+/// The tree that a request gets in its n-th round.
+pub type Script = fn(request: u64, round: usize) -> Shape;
 
 /// What came of a round of a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -22,7 +22,6 @@ pub struct Round {
     pub correct: usize,
     /// Whether there were drafts behind those that were right.
     pub refused: bool,
-    pub watched: Option<bool>,
 }
 
 pub struct Scripted {
@@ -32,8 +31,12 @@ pub struct Scripted {
     pub most: usize,
     /// All that was heard, in order.
     pub heard: Arc<Mutex<Vec<Round>>>,
-    /// What it was told that drafts would read, in order.
-    pub asked: Arc<Mutex<Vec<Reading>>>,
+    /// What it was told of prompts, in order.
+    pub asked: Arc<Mutex<Vec<PromptRows>>>,
+    /// Rows that each request of a batch may have on average, where they are bounded.
+    pub rows_each: Option<usize>,
+    /// Whether drafts without a tree are paused.
+    pub pause: bool,
     rounds: HashMap<u64, usize>,
 }
 
@@ -45,18 +48,19 @@ impl Scripted {
             most: usize::MAX,
             heard: Arc::default(),
             asked: Arc::default(),
+            rows_each: None,
+            pause: true,
             rounds: HashMap::new(),
         }
     }
 }
 
-/// Trees of many shapes, looks and rounds without either, for an engine with room for trees of 5
-/// steps, 16 branches and 64 nodes.
-pub fn any_tree(request: u64, round: usize) -> (Shape, bool) {
-    let tree = |steps, topk, nodes| (Shape::new(steps, topk, nodes).unwrap(), false);
+/// Trees of many shapes and rounds without one, for an engine with room for trees of 5 steps, 16
+/// branches and 64 nodes.
+pub fn any_tree(request: u64, round: usize) -> Shape {
+    let tree = |steps, topk, nodes| Shape::new(steps, topk, nodes).unwrap();
     match super::Numbers(request * 1009 + round as u64 + 1).below(8) {
-        0 => (Shape::PLAIN, false),
-        1 => (Shape::PLAIN, true),
+        0 | 1 => Shape::PLAIN,
         2 => tree(2, 1, 3),
         3 => tree(5, 1, 6),
         4 => tree(3, 4, 12),
@@ -73,21 +77,23 @@ pub fn switch<C: Compute>(engine: &mut Scheduler<C>) {
 impl Policy for Scripted {
     fn choose(&mut self, round: &RoundView<'_>) -> Decision {
         let mut shapes = Vec::new();
-        let mut watch = Vec::new();
-        for (at, request) in round.requests.iter().enumerate() {
+        for request in round.requests {
             let rounds = self.rounds.entry(request.id).or_default();
-            let (shape, watches) = (self.script)(request.id, *rounds);
+            let shape = (self.script)(request.id, *rounds);
             *rounds += 1;
-            let most = request.cap.unwrap_or(usize::MAX);
-            shapes.push(shape.capped(most));
-            if watches && most > 0 {
-                watch.push(at);
-            }
+            shapes.push(shape.capped(request.cap.unwrap_or(usize::MAX)));
         }
         let shape = Shape::covering(shapes.iter().copied());
-        let watches = !watch.is_empty();
-        let setting = Setting { batch: shapes.len(), slot: 1, shape, watches };
-        Decision { setting, shapes, expected: None, watch }
+        let setting = Setting { batch: shapes.len(), slot: 1, shape };
+        let rate = |request: &RequestView| 0.3 + 0.1 * (request.id % 7) as f32;
+        Decision {
+            setting,
+            rows: self.rows_each.map(|rows| rows * shapes.len()),
+            weights: round.requests.iter().map(rate).collect(),
+            shapes,
+            pause: self.pause,
+            expected: None,
+        }
     }
 
     fn learn(&mut self, outcome: &RoundOutcome<'_>) {
@@ -96,7 +102,6 @@ impl Policy for Scripted {
             shape: r.shape,
             correct: r.correct,
             refused: r.refused > 0,
-            watched: r.watched,
         };
         self.heard.lock().unwrap().extend(outcome.requests.iter().map(round));
     }
@@ -109,8 +114,8 @@ impl Policy for Scripted {
         self.shapes.clone()
     }
 
-    fn admits(&mut self, batch: usize, reading: Reading) -> bool {
-        self.asked.lock().unwrap().push(reading);
+    fn reads_prompt(&mut self, batch: usize, prompt: PromptRows) -> bool {
+        self.asked.lock().unwrap().push(prompt);
         batch <= self.most
     }
 

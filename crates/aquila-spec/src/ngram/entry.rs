@@ -41,9 +41,8 @@ impl<B: Backend> Entry<B> for NgramEntry {
         Ok(Shape::new(steps, topk, asked.nodes.unwrap_or(nodes.min(most)))?.without_rows())
     }
 
-    /// Its tree, of which a policy may take less.
-    fn candidates(&self, asked: AskedShape) -> Result<Vec<Shape>> {
-        Ok(vec![Entry::<B>::shape(self, asked)?])
+    fn largest(&self, asked: AskedShape) -> Result<Shape> {
+        Entry::<B>::shape(self, asked)
     }
 
     fn drafts_from_ngrams(&self) -> bool {

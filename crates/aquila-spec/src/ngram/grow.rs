@@ -27,8 +27,6 @@ pub(super) struct Anchor<'a> {
     pub source: &'a dyn Source,
     pub length: usize,
     pub place: u32,
-    /// Whether the source is a corpus.
-    pub corpus: bool,
 }
 
 /// What n-grams say of a next token.
@@ -40,27 +38,14 @@ pub struct Guess {
     pub length: usize,
     /// Whether nothing else ever followed them.
     pub sole: bool,
-    /// Whether they were seen in a corpus, not in what requests read.
-    pub corpus: bool,
 }
 
-/// The guesses down the first path behind an anchor, at most `steps`.
-pub(super) fn first_path(
-    settings: &NgramSettings,
-    steps: usize,
-    anchor: &Anchor<'_>,
-) -> Vec<Guess> {
-    let Anchor { source, length, mut place, corpus } = *anchor;
-    let mut path = Vec::with_capacity(steps);
+/// What comes first behind an anchor.
+pub(super) fn first_guess(settings: &NgramSettings, anchor: &Anchor<'_>) -> Option<Guess> {
     let mut children = Vec::new();
-    for step in 0..steps {
-        source.children(place, 2, settings.match_type, &mut children);
-        let Some(first) = children.first() else { break };
-        let (token, sole) = (first.token, children.len() == 1);
-        path.push(Guess { token, length: length + step, sole, corpus });
-        place = first.place;
-    }
-    path
+    anchor.source.children(anchor.place, 2, settings.match_type, &mut children);
+    let first = children.first()?;
+    Some(Guess { token: first.token, length: anchor.length, sole: children.len() == 1 })
 }
 
 /// A node whose continuations come next. `breadth` narrows with every level.

@@ -29,7 +29,7 @@ pub use corpora::{Corpora, Corpus, CorpusError, Load};
 pub(crate) use entry::NgramEntry;
 pub use entry::NgramSources;
 pub use grow::Guess;
-use grow::{Anchor, first_path, grow};
+use grow::{Anchor, first_guess, grow};
 pub use settings::{MOST_TRIE_DEPTH, MatchType, NgramError, NgramScope, NgramSettings};
 use trie::{NGRAM_BYTES, Reading, Trie};
 
@@ -107,8 +107,8 @@ impl Ngram {
         let text = self.requests.get(&request)?;
         let trie = text.own.as_ref().or(self.shared.as_ref())?;
         let &(length, place) = trie.matches(&text.reading).first()?;
-        let anchor = Anchor { source: trie, length, place, corpus: false };
-        first_path(&self.settings, 1, &anchor).pop()
+        let anchor = Anchor { source: trie, length, place };
+        first_guess(&self.settings, &anchor)
     }
 
     /// The tree of a request whose text so far is `tokens`, the bonus last.
@@ -118,16 +118,16 @@ impl Ngram {
         })
     }
 
-    /// As [`Self::tree`], with the guesses that lead down its first path.
-    pub fn tree_with_guesses(
+    /// As [`Self::tree`], with what its first path begins with.
+    pub fn tree_with_guess(
         &mut self,
         request: u64,
         tokens: &[u32],
         shape: Shape,
-    ) -> (Tree, Vec<Guess>) {
+    ) -> (Tree, Option<Guess>) {
         self.with_anchors(request, tokens, |settings, bonus, anchors| {
-            let path = anchors.first().map(|anchor| first_path(settings, shape.steps(), anchor));
-            (grow(settings, shape, bonus, anchors), path.unwrap_or_default())
+            let first = anchors.first().and_then(|anchor| first_guess(settings, anchor));
+            (grow(settings, shape, bonus, anchors), first)
         })
     }
 
@@ -146,12 +146,12 @@ impl Ngram {
             && let Some(trie) = text.own.as_ref().or(self.shared.as_ref())
         {
             for (length, place) in trie.matches(&text.reading) {
-                anchors.push(Anchor { source: trie, length, place, corpus: false });
+                anchors.push(Anchor { source: trie, length, place });
             }
         }
         for corpus in corpora.iter() {
             for (length, place) in corpus.automaton.matches(tokens) {
-                anchors.push(Anchor { source: &corpus.automaton, length, place, corpus: true });
+                anchors.push(Anchor { source: &corpus.automaton, length, place });
             }
         }
         // Stable: of equally long matches, those of prompts and answers first.

@@ -48,7 +48,9 @@ impl Adaptive {
 impl Policy for Adaptive {
     fn choose(&mut self, round: &RoundView<'_>) -> Decision {
         let at = self.routes.index(round.requests.len());
-        Decision::uniform(round, self.routes.bound(at), self.slots[at].shape())
+        // As in SGLang, a draft follows the text while its slot is plain.
+        let decision = Decision::uniform(round, self.routes.bound(at), self.slots[at].shape());
+        Decision { pause: false, ..decision }
     }
 
     /// A result counts in its own slot always. It moves that slot's mean only if both drafted:

@@ -83,6 +83,16 @@ impl Default for AdaptiveTable {
 }
 
 impl AdaptiveTable {
+    /// The table that SGLang's documentation calls its default, which never decodes plainly.
+    pub fn published() -> Self {
+        let mut table = Self::default();
+        table.slots.remove(&64);
+        for slot in table.slots.values_mut() {
+            slot.candidate_steps.retain(|&steps| steps > 0);
+        }
+        table
+    }
+
     /// Leaves steps beyond `most` out, down to `most` alone where a slot has no others; says
     /// whether there were any.
     pub fn cap(&mut self, most: usize) -> bool {

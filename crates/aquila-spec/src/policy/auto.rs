@@ -1,181 +1,191 @@
-//! The policy `auto`: each round, the shapes with the most expected tokens per second.
+//! The policy `auto`: each round, the draft steps and the rows to verify with the most expected
+//! tokens per second.
 //!
-//! The one invariant: it never spends what its [`LossAccount`] does not hold, so whatever is
-//! accepted, it is not slower than plain decoding by more than the account's bound.
+//! One rule: a row is worth verifying if the chance that it is accepted is at least what it costs.
+//! The chances are those of [`Acceptance`], the costs those of [`CostTable`]; plain decoding is
+//! the plan of 0 steps. `docs/auto.md` explains it for users.
+//!
+//! The one invariant: what `auto` may lose against plain decoding is in its [`LossAccount`] before
+//! it is spent.
 
 use std::collections::VecDeque;
 
-use super::answers::Answers;
-use super::worth::{Group, Ladder, Plan, group, share, weigh};
 use super::{
-    CostTable, Decision, LossAccount, Policy, PolicyState, Reading, RequestView, RoundCosts,
-    RoundOutcome, RoundView, Setting, SlotState, Survival,
+    Acceptance, CostTable, Decision, LossAccount, Policy, PolicyState, PromptRows, RequestView,
+    RoundOutcome, RoundView, Setting, SlotState,
 };
 use crate::Shape;
 
-mod doubts;
-mod looks;
-
-use doubts::{Doubts, TRIED};
-use looks::{Arrivals, Probe};
-
-/// What `auto` is given. The defaults hold its bars.
+/// What `auto` is given.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AutoSettings {
-    /// Shapes among which it chooses; plain decoding always is one.
-    pub candidates: Vec<Shape>,
-    /// By how much another shape must be faster to be taken, unless it is plain decoding.
+    /// The largest tree that it may choose.
+    pub largest: Shape,
+    /// By how much another number of steps must be faster to be taken.
     pub margin: f64,
-    /// By how much a shape must be faster than plain decoding to begin drafting.
-    pub margin_to_draft: f64,
-    /// Rounds that a shape is kept for at least.
+    /// Rounds for which a number of steps is kept at least.
     pub dwell: u32,
     /// The loss against plain decoding that may be run up at once, in plain rounds.
     pub loss_limit: f64,
     /// The share of plain decoding's time that may be lost for good.
     pub loss_allowance: f64,
-    /// The share of plain decoding's time that drafts may take to be looked at and to read prompts
-    /// while none are verified.
-    pub probe_share: f64,
     /// How likely a first draft is to be right before anything is known.
     pub first_rate: f64,
 }
 
 impl AutoSettings {
-    /// The default settings with chains of 1 to `most` steps.
-    pub fn chains(most: usize) -> Self {
-        let candidates = (1..=most).map(Shape::chain).collect();
-        Self { candidates, ..Self::default() }
-    }
-}
-
-impl Default for AutoSettings {
-    fn default() -> Self {
+    /// The default settings with trees up to `largest`.
+    pub fn new(largest: Shape) -> Self {
         Self {
-            candidates: (1..=7).map(Shape::chain).collect(),
-            margin: 0.01,
-            margin_to_draft: 0.025,
-            dwell: 3,
-            loss_limit: 9.0,
-            loss_allowance: 0.011,
-            probe_share: 0.009,
+            largest,
+            margin: 0.02,
+            dwell: 8,
+            loss_limit: 7.0,
+            loss_allowance: 0.01,
             first_rate: 0.6,
         }
     }
 }
 
-/// Drafts that are looked at once after the text has changed or drafting has ended, where that rests
-/// on few results.
-const SECOND_LOOKS: usize = 8;
-/// First drafts that are not few.
-const WELL_KNOWN: f64 = 60.0;
-/// Plain rounds between two thoughts about drafting while nothing is heard.
-const RECONSIDERED: u64 = 4;
-/// Rounds after which it asks anew whether drafts could pay.
-const REPRICED: u64 = 64;
-/// Results after which trees are put in order anew.
-const TREE_RESULTS: u32 = 8;
+/// Rounds before plain decoding is first interrupted by a probe, and the most between two: each
+/// that finds nothing doubles the time to the next.
+const PROBE_INTERVAL: (u32, u32) = (32, 256);
+/// Drafts that a probe verifies, and requests whose drafts it verifies in one round.
+const PROBE_TRIALS: usize = 8;
+const PROBED_REQUESTS: usize = 4;
+/// Trials that what was known before a probe counts for.
+const PROBE_KEEPS: f64 = 4.0;
+/// How close to plain decoding a probe must find drafting for the next to come soon.
+const PROMISING: f64 = 0.98;
+/// How fast the scale of all costs follows what rounds take, and that of drafting what is left of
+/// the difference; and the rounds for which a plain one tells how fast the machine is.
+const MACHINE_GAIN: f64 = 0.1;
+const DRAFTING_GAIN: f64 = 0.02;
+const RECENT: u32 = 16;
+/// The most that one round's time is taken to differ from what was expected.
+const MOST_SURPRISE: f64 = 0.5;
 
-/// What a round was charged.
-#[derive(Debug, Clone, Copy, Default)]
-struct Charge {
-    /// For its trees, in plain rounds.
-    trees: f64,
-    /// What it was expected to take that drafts return, in seconds, which no table tells round by
-    /// round.
-    returns: f64,
-    /// What of it was not saved up before, where it was only to find out.
-    unsaved: Option<f64>,
+/// What a round with so many draft steps would do.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Plan {
+    steps: usize,
+    /// Rows to verify, those of the bonus tokens included.
+    rows: usize,
+    /// Tokens and seconds expected of it.
+    tokens: f64,
+    seconds: f64,
+}
+
+impl Plan {
+    fn speed(&self) -> f64 {
+        self.tokens / self.seconds
+    }
+}
+
+/// What is compared at one batch: the plans by their number of steps, plain first, and whether
+/// drafting could be faster at all, were every draft of every request right.
+#[derive(Debug, Clone, Default)]
+struct Choice {
+    batch: usize,
+    drafting: usize,
+    plans: Vec<Plan>,
+    could_pay: bool,
+}
+
+impl Choice {
+    fn best(plans: &[Plan]) -> Plan {
+        let faster = |a: Plan, b: &Plan| if b.speed() > a.speed() { *b } else { a };
+        plans[1..].iter().fold(plans[0], faster)
+    }
+
+    /// The fastest plan that drafts.
+    fn best_drafting(&self) -> Option<Plan> {
+        self.plans.get(1..).filter(|plans| !plans.is_empty()).map(Choice::best)
+    }
+}
+
+/// A round whose result has not arrived.
+#[derive(Debug, Clone, Copy)]
+struct InFlight {
+    /// Seconds expected by the table, before the scales; none where drafts caught up too.
+    expected: Option<f64>,
+    /// What was charged for its trees, in plain rounds.
+    charged: f64,
+}
+
+/// Verified drafts among plain rounds.
+#[derive(Debug, Clone, Copy)]
+struct Probes {
+    /// Rounds from one probe to the next, and those since the last.
+    interval: u32,
+    since: u32,
+    /// Drafts that the probe under way is still to verify.
+    left: usize,
+    count: u64,
+}
+
+impl Probes {
+    const START: Self = Self { interval: PROBE_INTERVAL.0, since: 0, left: 0, count: 0 };
+
+    fn is_due(&self) -> bool {
+        self.left > 0 || self.since >= self.interval
+    }
+
+    /// Plain decoding begins after so many rounds that drafted. If they were few, a probe was
+    /// mistaken, and the next is not to come sooner for it.
+    fn pause(&mut self, drafted: u32) {
+        let interval = if drafted > self.interval { PROBE_INTERVAL.0 } else { self.interval };
+        *self = Self { interval, since: 0, left: 0, ..*self };
+    }
 }
 
 /// The policy.
 #[derive(Debug, Clone)]
 pub struct Auto {
     settings: AutoSettings,
-    costs: RoundCosts,
-    survival: Survival,
+    costs: CostTable,
+    /// Logarithms of what rounds take against the table, and what those that draft take beyond
+    /// that.
+    machine: f64,
+    drafting: f64,
+    /// Rounds that drafted since a plain one.
+    since_plain: u32,
+    acceptance: Acceptance,
     account: LossAccount,
-    ladders: Vec<Ladder>,
-    held: Plan,
-    held_batch: usize,
-    held_rounds: u32,
-    /// Rounds for which the plan is held at least.
-    least_rounds: u32,
-    doubts: Doubts,
-    /// Rounds in which plain decoding went on, since one was thought about.
-    went_on: u32,
-    unsettled: bool,
-    /// What drafts could give at best at the batch size of the last round.
-    best: Option<(usize, f64)>,
-    /// Whether a result about drafts came since the last decision, and the round it came in last.
-    heard: bool,
-    last_heard: u64,
-    /// What may be spent on looks and on prompts, in plain rounds.
-    probing: f64,
-    /// What the last prompt would have taken to read, while it decoded plainly.
-    saving_for: f64,
-    arrivals: Arrivals,
-    since_probe: u32,
-    second_looks: usize,
-    in_flight: u32,
-    /// What the rounds in flight that draft or look were charged, oldest first.
-    charged: VecDeque<Charge>,
-    results_since_trees: u32,
+    /// None where something was learned since it was made.
+    choice: Option<Choice>,
+    steps: usize,
+    /// Rounds since the steps changed, and since drafting began.
+    held: u32,
+    drafted: u32,
+    probes: Probes,
+    in_flight: VecDeque<InFlight>,
+    last_batch: usize,
     rounds: u64,
     switches: u64,
-    probes: u64,
-    answers: Answers,
-    groups: Vec<Group>,
-    group_of: Vec<usize>,
-    at_level: Vec<usize>,
 }
 
 impl Auto {
     /// Begins with a table of costs and nothing known of acceptance.
     pub fn new(settings: AutoSettings, costs: CostTable) -> Self {
-        let survival = Survival::new(settings.first_rate);
-        let mut ladders = Ladder::all(&settings.candidates);
-        ladders.iter_mut().for_each(|ladder| ladder.climb(&survival));
-        let account = LossAccount::new(settings.loss_limit, settings.loss_allowance);
-        let costs = RoundCosts::new(costs);
-        let held = Plan::plain(1, costs.plain(1));
         Self {
-            settings,
+            acceptance: Acceptance::new(settings.first_rate),
+            account: LossAccount::new(settings.loss_limit, settings.loss_allowance),
             costs,
-            survival,
-            account,
-            ladders,
-            held,
-            held_batch: 0,
-            held_rounds: 0,
-            least_rounds: 0,
-            doubts: Doubts::default(),
-            went_on: 0,
-            unsettled: true,
-            best: None,
-            heard: false,
-            last_heard: 0,
-            probing: 0.0,
-            saving_for: 0.0,
-            arrivals: Arrivals::default(),
-            since_probe: 0,
-            second_looks: 0,
-            in_flight: 0,
-            charged: VecDeque::new(),
-            results_since_trees: 0,
+            machine: 0.0,
+            drafting: 0.0,
+            since_plain: RECENT,
+            choice: None,
+            steps: 0,
+            held: settings.dwell,
+            drafted: 0,
+            probes: Probes::START,
+            in_flight: VecDeque::new(),
+            last_batch: 1,
             rounds: 0,
             switches: 0,
-            probes: 0,
-            answers: Answers::default(),
-            groups: Vec::new(),
-            group_of: Vec::new(),
-            at_level: Vec::new(),
+            settings,
         }
-    }
-
-    /// What it knows of acceptance.
-    pub fn survival(&self) -> &Survival {
-        &self.survival
     }
 
     /// What it may still lose.
@@ -183,97 +193,189 @@ impl Auto {
         &self.account
     }
 
-    /// Whether plain decoding goes on without a thought: nothing was heard of drafts, and none can be
-    /// looked at for nothing.
-    fn goes_on(&self, round: &RoundView<'_>) -> bool {
-        let free = |request: &RequestView| request.behind == 0 && request.most_steps() > 0;
-        self.held.ladder.is_none()
-            && self.held_batch == round.requests.len()
-            && !(self.heard || self.unsettled || self.looks_on())
-            && !self.rounds.is_multiple_of(RECONSIDERED)
-            && !round.requests.iter().any(free)
+    /// Seconds of a plain round.
+    fn plain(&self, batch: usize) -> f64 {
+        self.costs.verify(batch, batch)
     }
 
-    /// The plan of a round: the one held, unless another is faster by the margin.
-    fn plan(&mut self, round: &RoundView<'_>, plain_seconds: f64) -> Plan {
-        let batch = round.requests.len();
-        self.heard = false;
-        group(round.requests, &self.survival, &mut self.groups, &mut self.group_of);
-        let most_seconds = plain_seconds * (1.0 + self.account.balance());
-        let ladders = (&self.ladders[..], &self.groups[..]);
-        let choice = weigh(ladders, &self.costs, batch, self.held, most_seconds);
-        let free = self.unsettled || self.held_batch != batch;
-        let margin = match (self.held.ladder, choice.best.ladder) {
-            (None, _) => self.settings.margin_to_draft,
-            (Some(_), Some(_)) => self.settings.margin,
-            (Some(_), None) => 0.0,
-        };
-        let is_new = |held: &Plan| choice.best.speed() > held.speed() * (1.0 + margin);
-        let mut least_rounds = self.settings.dwell;
-        let plan = match choice.held {
-            Some(held) if !free && self.held_rounds < self.least_rounds => held,
-            Some(held) if !is_new(&held) => match self.try_out(&choice, batch) {
-                Some(plan) => {
-                    least_rounds = TRIED;
-                    plan
+    /// Seconds of a round in which `drafting` requests draft so many steps and `rows` rows are
+    /// verified.
+    fn seconds(&self, batch: usize, rows: usize, drafting: usize, steps: usize) -> f64 {
+        let table = self.costs.verify(batch, rows) + self.costs.draft(drafting, steps);
+        if steps == 0 { table } else { table * self.drafting.exp() }
+    }
+
+    /// Seconds, in all, to process rows that drafts have missed.
+    fn catch_up(&self, rows: usize) -> f64 {
+        self.costs.draft_row * rows as f64 * self.drafting.exp()
+    }
+
+    /// The nodes of the tree of an average request, best first, each with its depth and the chance
+    /// that it is accepted. `rates` are those of the first candidate by depth.
+    fn profile(&self, rates: &[f64], later: impl Fn(usize) -> f64) -> Vec<(usize, f64)> {
+        let largest = self.settings.largest;
+        let mut nodes = Vec::with_capacity(largest.nodes());
+        // Candidates: the chance that the parent is accepted and no earlier sibling is, the depth
+        // and the rank.
+        let mut open = vec![(1.0, 1, 0)];
+        while nodes.len() + 1 < largest.nodes() {
+            let chance = |&(reached, depth, rank): &(f64, usize, usize)| {
+                reached * if rank == 0 { rates[depth - 1] } else { later(rank) }
+            };
+            let best =
+                (0..open.len()).max_by(|&a, &b| chance(&open[a]).total_cmp(&chance(&open[b])));
+            let Some(best) = best else { break };
+            let (reached, depth, rank) = open.swap_remove(best);
+            let accepted = chance(&(reached, depth, rank));
+            nodes.push((depth, accepted));
+            if rank + 1 < largest.topk() {
+                open.push((reached - accepted, depth, rank + 1));
+            }
+            if depth < rates.len() {
+                open.push((accepted, depth + 1, 0));
+            }
+        }
+        nodes
+    }
+
+    /// The fastest plan for each number of steps. `drafting` has a factor on the rates of each
+    /// request that may draft and the most steps that it may get; `missed` are rows that drafts
+    /// must process first, which is spread over an answer.
+    fn plans(
+        &self,
+        batch: usize,
+        drafting: &[(f64, usize)],
+        missed: usize,
+        profile: &[(usize, f64)],
+    ) -> Vec<Plan> {
+        let plain =
+            Plan { steps: 0, rows: batch, tokens: batch as f64, seconds: self.plain(batch) };
+        let mut plans = vec![plain];
+        let mut chances: Vec<(f64, usize)> = Vec::with_capacity(drafting.len() * profile.len());
+        for &(factor, most) in drafting {
+            let own = |&(depth, chance): &(usize, f64)| (chance * factor.powi(depth as i32), depth);
+            let nodes = profile.iter().filter(|(depth, _)| *depth <= most).map(own);
+            chances.extend(nodes.map(|(chance, depth)| (chance.min(1.0), depth)));
+        }
+        chances.sort_unstable_by(|a, b| b.0.total_cmp(&a.0));
+        let catch_up = self.catch_up(missed) / self.acceptance.answer_tokens();
+        for steps in 1..=self.settings.largest.steps() {
+            let mut best: Option<Plan> = None;
+            let (mut rows, mut tokens) = (batch, batch as f64);
+            for &(chance, _) in chances.iter().filter(|(_, depth)| *depth <= steps) {
+                rows += 1;
+                tokens += chance;
+                let per_token = catch_up * tokens / batch as f64;
+                let seconds = self.seconds(batch, rows, drafting.len(), steps) + per_token;
+                let plan = Plan { steps, rows, tokens, seconds };
+                if best.is_none_or(|best| plan.speed() > best.speed()) {
+                    best = Some(plan);
                 }
-                None => held,
-            },
-            _ => choice.best,
-        };
-        let plan = match plan.ladder.is_some() == self.held.ladder.is_some() {
-            false if !free && self.is_of_the_moment(round, most_seconds) => {
-                // However sure of the next token a draft is, or not.
-                let drafting = choice.drafting.filter(|_| plan.ladder.is_none());
-                drafting.unwrap_or(Plan::plain(batch, plain_seconds))
             }
-            _ => plan,
-        };
-        if plan.is_like(&self.held) {
-            self.held_rounds = self.held_rounds.saturating_add(1);
-        } else {
-            self.held_rounds = 0;
-            self.least_rounds = least_rounds;
+            plans.extend(best);
+        }
+        plans
+    }
+
+    /// Compares plans for a batch of which some requests may draft.
+    fn compare(&self, batch: usize, drafting: &[(f64, usize)], missed: usize) -> Choice {
+        let largest = self.settings.largest.steps();
+        let profile =
+            self.profile(&self.acceptance.by_depth(largest), |rank| self.acceptance.of_rank(rank));
+        let plans = self.plans(batch, drafting, missed, &profile);
+        let certain: Vec<(usize, f64)> = (1..=largest).map(|depth| (depth, 1.0)).collect();
+        let all = vec![(1.0, largest); batch];
+        let at_best = Choice::best(&self.plans(batch, &all, missed, &certain));
+        let could_pay = at_best.speed() > plans[0].speed() * (1.0 + self.settings.margin);
+        Choice { batch, drafting: drafting.len(), plans, could_pay }
+    }
+
+    /// Chooses the steps: another number is taken if it is faster by the margin and the last was
+    /// kept long enough; plain decoding is taken without a margin.
+    fn decide(&mut self, choice: &Choice) -> Plan {
+        let at = |steps: usize| choice.plans[steps.min(choice.plans.len() - 1)];
+        let (held, best) = (at(self.steps), Choice::best(&choice.plans));
+        let margin = if best.steps == 0 { 0.0 } else { self.settings.margin };
+        let faster = best.speed() > held.speed() * (1.0 + margin);
+        self.held = self.held.saturating_add(1);
+        self.drafted = self.drafted.saturating_add(1);
+        if best.steps != self.steps && faster && self.held > self.settings.dwell {
+            if best.steps == 0 {
+                self.probes.pause(self.drafted);
+            }
+            if self.steps == 0 {
+                self.drafted = 0;
+            }
+            self.steps = best.steps;
+            self.held = 0;
             self.switches += 1;
-            if plan.ladder.is_none() && self.survival.known() < WELL_KNOWN {
-                self.second_looks = SECOND_LOOKS;
-            }
         }
-        self.held = plan;
-        self.held_batch = batch;
-        self.unsettled = false;
-        plan
+        at(self.steps)
     }
 
-    fn shared_out(&self, plan: &Plan, round: &RoundView<'_>) -> Vec<Shape> {
-        let Some(ladder) = plan.ladder.map(|at| &self.ladders[at]) else {
-            return vec![Shape::PLAIN; round.requests.len()];
+    /// The requests of a plain round whose drafts are verified to find out how they do, and the
+    /// steps; none while no probe is due, or where one cannot be afforded.
+    fn probe(&mut self, round: &RoundView<'_>, choice: &Choice) -> (Vec<usize>, usize) {
+        self.probes.since = self.probes.since.saturating_add(1);
+        let none = (Vec::new(), 0);
+        let Some(best) = choice.best_drafting() else { return none };
+        if !choice.could_pay || !self.probes.is_due() {
+            return none;
+        }
+        let mut requests: Vec<usize> =
+            (0..choice.batch).filter(|&at| round.requests[at].most_steps() > 0).collect();
+        requests.sort_by_key(|&at| round.requests[at].behind);
+        requests.truncate(PROBED_REQUESTS);
+        let begins = self.probes.left == 0;
+        let trials = if begins { PROBE_TRIALS } else { self.probes.left };
+        let plain = self.plain(choice.batch);
+        let rows = choice.batch + requests.len() * best.steps;
+        let extra = self.seconds(choice.batch, rows, requests.len(), best.steps) / plain - 1.0;
+        let missed: usize = requests.iter().map(|&at| round.requests[at].behind).sum();
+        if !self.account.affords(self.catch_up(missed) / plain + extra) {
+            return none;
+        }
+        if begins {
+            self.acceptance.discount(PROBE_KEEPS);
+            self.probes.count += 1;
+        }
+        self.probes.left = trials.saturating_sub(requests.len());
+        if self.probes.left == 0 {
+            let promising = best.speed() > choice.plans[0].speed() * PROMISING;
+            let next = if promising { PROBE_INTERVAL.0 } else { 2 * self.probes.interval };
+            self.probes.interval = next.min(PROBE_INTERVAL.1);
+            self.probes.since = 0;
+        }
+        (requests, best.steps)
+    }
+
+    /// What the requests that may draft are to the plans.
+    fn drafting(&self, round: &RoundView<'_>) -> Vec<(f64, usize)> {
+        let factor = |r: &RequestView| (self.acceptance.of_request(r.id), r.most_steps());
+        round.requests.iter().filter(|r| r.most_steps() > 0).map(factor).collect()
+    }
+
+    /// Charges what an answer should repay: no more than leaves enough to draft with.
+    fn charge_repaid(&mut self, rounds: f64) {
+        let reserve = self.settings.loss_limit / 4.0;
+        self.account.charge(rounds.min(self.account.balance() - reserve));
+    }
+
+    /// Learns from what a round took. One that drafts soon after a plain one tells what drafting
+    /// costs against plain rounds; any other tells how fast the machine is.
+    fn follow(&mut self, expected: f64, drafted: bool, seconds: f64) {
+        let scale = self.machine + if drafted { self.drafting } else { 0.0 };
+        let surprise = (seconds / expected).ln() - scale;
+        if !surprise.is_finite() {
+            return;
+        }
+        self.since_plain = if drafted { self.since_plain.saturating_add(1) } else { 0 };
+        let compares = drafted && self.since_plain <= RECENT;
+        let (scale, gain) = match compares {
+            true => (&mut self.drafting, DRAFTING_GAIN),
+            false => (&mut self.machine, MACHINE_GAIN),
         };
-        let by_group: Vec<Shape> =
-            self.groups.iter().map(|group| share(ladder, group, plan)).collect();
-        self.group_of.iter().map(|&at| by_group[at]).collect()
-    }
-
-    /// What a round of these shapes costs.
-    fn seconds(&mut self, shapes: impl Iterator<Item = Shape> + Clone) -> f64 {
-        let (batch, rows, topk) = self.count(shapes);
-        self.costs.round(batch, rows, &self.at_level, topk)
-    }
-
-    /// Requests, rows and width of a round, and into `at_level` the requests at each level.
-    fn count(&mut self, shapes: impl Iterator<Item = Shape> + Clone) -> (usize, usize, usize) {
-        self.at_level.clear();
-        let (mut batch, mut rows, mut topk) = (0, 0, 1);
-        for shape in shapes {
-            batch += 1;
-            rows += shape.nodes();
-            topk = topk.max(shape.topk());
-            if self.at_level.len() < shape.steps() {
-                self.at_level.resize(shape.steps(), 0);
-            }
-            self.at_level[..shape.steps()].iter_mut().for_each(|n| *n += 1);
-        }
-        (batch, rows, topk)
+        *scale += gain * surprise.clamp(-MOST_SURPRISE, MOST_SURPRISE);
     }
 }
 
@@ -284,150 +386,128 @@ impl Policy for Auto {
             return Decision::uniform(round, 1, Shape::PLAIN);
         }
         self.rounds += 1;
+        self.last_batch = batch;
         self.account.earn();
-        if self.goes_on(round) {
-            self.held_rounds = self.held_rounds.saturating_add(1);
-            self.went_on += 1;
-            let setting = Setting { batch, slot: 1, shape: Shape::PLAIN, watches: false };
-            let (shapes, expected) = (vec![Shape::PLAIN; batch], Some(batch as f64));
-            return Decision { setting, shapes, expected, watch: Vec::new() };
-        }
-        let known = self.best.is_some_and(|(of, _)| of == batch);
-        if !known || self.rounds.is_multiple_of(REPRICED) {
-            self.best = Some((batch, self.at_best(batch)));
-        }
-        let plain_seconds = self.costs.plain(batch);
-        let mut plan = self.plan(round, plain_seconds);
-        let compares = self.compares(&plan, batch, plain_seconds);
-        if compares {
-            plan = Plan::plain(batch, plain_seconds);
-        }
-        let rounds = 1 + std::mem::take(&mut self.went_on);
-        self.save_up(rounds, batch, plain_seconds);
-        let mut shapes = self.shared_out(&plan, round);
-        let Probe { requests: mut watch, verified } = match plan.ladder {
-            None if compares => Probe::default(),
-            None => self.probe(round, plain_seconds),
-            Some(_) => self.left_out(&shapes, round, plain_seconds),
+        let may_draft = |r: &&RequestView| r.most_steps() > 0;
+        let drafting = round.requests.iter().filter(may_draft).count();
+        let known = self.choice.take().filter(|c| (c.batch, c.drafting) == (batch, drafting));
+        let choice = known.unwrap_or_else(|| {
+            let missed = round.requests.iter().filter(may_draft).map(|r| r.behind).sum();
+            self.compare(batch, &self.drafting(round), missed)
+        });
+        let plan = self.decide(&choice);
+        let plain = self.plain(batch);
+        let missed =
+            |requests: &[usize]| requests.iter().map(|&at| round.requests[at].behind).sum();
+        let (mut requests, mut steps, mut rows) = match plan.steps {
+            0 => {
+                let (requests, steps) = self.probe(round, &choice);
+                (requests, steps, None)
+            }
+            steps => {
+                let all = (0..batch).filter(|&at| round.requests[at].most_steps() > 0).collect();
+                (all, steps, Some(plan.rows))
+            }
         };
-        let mut expected = plan.tokens;
-        if let Some((shape, _)) = verified {
-            expected += watch.len() as f64 * self.survival.rate(1);
-            watch.drain(..).for_each(|at| shapes[at] = shape);
+        self.choice = Some(choice);
+        let most = batch + requests.len() * steps;
+        let mut extra =
+            self.seconds(batch, rows.unwrap_or(most), requests.len(), steps) / plain - 1.0;
+        let mut catch_up = self.catch_up(missed(&requests)) / plain;
+        if !self.account.affords(extra) {
+            (requests, steps, rows, extra, catch_up) = (Vec::new(), 0, None, 0.0, 0.0);
         }
-        // In plain rounds, what trees cost and what it costs that drafts return.
-        let extra = |this: &mut Self, shapes: &[Shape], watch: &[usize]| {
-            let drafts = |&at: &usize| shapes[at].steps() > 0 || watch.contains(&at);
-            let missed = (0..batch).filter(drafts).map(|at| round.requests[at].behind);
-            let returning = this.costs.returning(batch, missed) / plain_seconds;
-            (this.seconds(shapes.iter().copied()) / plain_seconds - 1.0, returning)
-        };
-        let (mut trees, mut returning) = extra(self, &shapes, &watch);
-        if !self.account.affords(trees + returning) && !watch.is_empty() {
-            watch.clear();
-            (trees, returning) = extra(self, &shapes, &watch);
+        self.account.charge(extra);
+        self.charge_repaid(catch_up);
+        let mut shapes = vec![Shape::PLAIN; batch];
+        for &at in &requests {
+            let steps = steps.min(round.requests[at].most_steps());
+            shapes[at] = self.settings.largest.capped(steps);
         }
-        if !self.account.affords(trees + returning) {
-            shapes.fill(Shape::PLAIN);
-            (trees, returning, expected) = (0.0, 0.0, batch as f64);
+        let verified = rows.unwrap_or(most);
+        let table = self.costs.verify(batch, verified) + self.costs.draft(requests.len(), steps);
+        let expected = (catch_up == 0.0).then_some(table);
+        self.in_flight.push_back(InFlight { expected, charged: extra });
+        let weight = |r: &RequestView| self.acceptance.rate_of(r.id) as f32;
+        let shape = self.settings.largest.capped(steps);
+        Decision {
+            setting: Setting { batch, slot: 1, shape },
+            weights: rows.map(|_| round.requests.iter().map(weight).collect()).unwrap_or_default(),
+            rows,
+            shapes,
+            pause: true,
+            expected: Some(if steps == plan.steps { plan.tokens } else { batch as f64 }),
         }
-        self.account.charge(trees + returning);
-        let largest = shapes.iter().copied().max_by_key(|s| (s.steps(), s.nodes()));
-        let shape = largest.unwrap_or(Shape::PLAIN);
-        if shape.steps() > 0 || !watch.is_empty() {
-            self.in_flight += 1;
-            let (trees, returns) = (trees.max(0.0), returning * plain_seconds);
-            let unsaved = verified.map(|(_, unsaved)| unsaved);
-            self.charged.push_back(Charge { trees, returns, unsaved });
-        }
-        let setting = Setting { batch, slot: 1, shape, watches: !watch.is_empty() };
-        Decision { setting, shapes, expected: Some(expected), watch }
     }
 
     fn learn(&mut self, outcome: &RoundOutcome<'_>) {
         let batch = outcome.setting.batch.max(1);
-        let watched = outcome.setting.watches;
+        let Some(InFlight { expected, charged }) = self.in_flight.pop_front() else { return };
         let drafted = outcome.setting.shape.steps() > 0;
-        let whole = outcome.requests.len() == batch;
-        self.answers.grow(outcome.requests.iter().map(|r| r.correct + 1).sum());
-        let mut like_the_table = whole;
         let correct: usize = outcome.requests.iter().map(|r| r.correct).sum();
-        let earned = correct as f64 / batch as f64;
-        let (mut unsaved, mut returns) = (None, 0.0);
-        if drafted || watched {
-            let charge = self.charged.pop_front().unwrap_or_default();
-            unsaved = charge.unsaved;
-            like_the_table &= charge.returns == 0.0;
-            returns = charge.returns;
-            if whole {
-                // Trees that were looked up may have come out smaller, or not at all.
-                let seconds = self.seconds(outcome.requests.iter().map(|r| r.shape));
-                let spent = (seconds / self.costs.plain(batch) - 1.0).max(0.0);
-                self.account.pay_back((charge.trees - spent).max(0.0));
-            }
+        self.acceptance.learn(outcome.requests);
+        if drafted {
+            // Trees that were looked up may have come out smaller, or not at all.
+            let rows: usize = outcome.requests.iter().map(|r| r.shape.nodes()).sum();
+            let steps = outcome.requests.iter().map(|r| r.shape.steps()).max().unwrap_or(0);
+            let trees = outcome.requests.iter().filter(|r| r.shape.steps() > 0).count();
+            let extra = self.seconds(batch, rows, trees, steps) / self.plain(batch) - 1.0;
+            self.account.pay_back((charged - extra.max(0.0)).max(0.0));
+            self.account.pay_back(correct as f64 / batch as f64);
+            self.choice = None;
         }
-        self.take_in_costs(outcome, like_the_table, returns);
-        if !drafted && !watched {
-            return;
-        }
-        self.heard = true;
-        self.last_heard = self.rounds;
-        self.in_flight = self.in_flight.saturating_sub(1);
-        self.account.pay_back(earned);
-        self.probing += unsaved.map_or(0.0, |unsaved| (earned - unsaved).max(0.0));
-        let changed = self.survival.learn(outcome.requests, unsaved.is_some() || !drafted);
-        self.unsettled |= changed;
-        if changed {
-            self.second_looks = SECOND_LOOKS;
-        }
-        self.results_since_trees += 1;
-        let trees_due = changed || self.results_since_trees >= TREE_RESULTS;
-        for ladder in &mut self.ladders {
-            if ladder.largest.is_chain() || trees_due {
-                ladder.climb(&self.survival);
-            }
-        }
-        if trees_due {
-            self.results_since_trees = 0;
+        if let (Some(expected), Some(seconds)) = (expected, outcome.seconds) {
+            self.follow(expected, drafted, seconds);
         }
     }
 
     fn leave(&mut self, request: u64) {
-        self.survival.leave(request);
-        self.answers.end();
+        self.acceptance.leave(request);
     }
 
     fn shapes(&self) -> Vec<Shape> {
-        let mut shapes = vec![Shape::PLAIN];
-        shapes.extend(self.settings.candidates.iter().filter(|shape| shape.steps() > 0));
-        shapes
+        let largest = self.settings.largest;
+        (0..=largest.steps()).map(|steps| largest.capped(steps)).collect()
     }
 
-    fn admits(&mut self, batch: usize, reading: Reading) -> bool {
-        self.admit(batch.max(1), reading)
-    }
-
-    fn weighs_confidence(&self) -> bool {
-        self.costs.table().affords_confidence()
+    /// A prompt is worth processing where drafting is faster although it is; else now and then, as
+    /// a probe.
+    fn reads_prompt(&mut self, batch: usize, prompt: PromptRows) -> bool {
+        let batch = batch.max(1);
+        let average = vec![(1.0, usize::MAX); batch];
+        let target = self.costs.verify(1, 1 + prompt.target) - self.costs.verify(1, 1);
+        let choice = self.compare(batch, &average, batch * prompt.draft);
+        let best = Choice::best(&choice.plans);
+        let cost = (self.catch_up(prompt.draft) + target) / self.plain(batch);
+        if best.steps > 0 {
+            self.charge_repaid(cost);
+            return true;
+        }
+        let due = self.probes.is_due() || !self.acceptance.is_known();
+        if !choice.could_pay || !due || !self.account.affords(cost) {
+            return false;
+        }
+        self.account.charge(cost);
+        self.probes.since = self.probes.interval;
+        true
     }
 
     fn costs(&self) -> Option<&CostTable> {
-        Some(self.costs.table())
+        Some(&self.costs)
     }
 
     fn state(&self) -> PolicyState {
-        let shape = match self.held.ladder {
-            Some(at) => self.ladders[at].largest.capped(self.held.steps),
-            None => Shape::PLAIN,
+        let tokens = self.choice.as_ref().and_then(|c| {
+            let plan = c.plans.get(self.steps)?;
+            Some(plan.tokens / c.batch as f64 - 1.0)
+        });
+        let slot = SlotState {
+            batch: self.last_batch,
+            shape: self.settings.largest.capped(self.steps),
+            expected_drafts: tokens.unwrap_or(0.0),
+            rounds: self.rounds,
         };
-        let batch = self.held_batch.max(1);
-        let expected_drafts = self.held.tokens / batch as f64 - 1.0;
-        let slot = SlotState { batch, shape, expected_drafts, rounds: self.rounds };
-        PolicyState {
-            name: "auto",
-            slots: vec![slot],
-            switches: self.switches,
-            probes: self.probes,
-        }
+        let (switches, probes) = (self.switches, self.probes.count);
+        PolicyState { name: "auto", slots: vec![slot], switches, probes }
     }
 }

@@ -1,124 +1,105 @@
-//! What a round costs: a table measured once.
+//! What a round costs: a table of about twenty timings, made before anything is served.
 //!
-//! The one invariant: more requests, more nodes or more steps never look cheaper,
-//! however noisy the measurements were.
+//! The one invariant: more requests, more rows or more steps never cost less, however noisy the
+//! timings were.
 
 use serde::{Deserialize, Serialize};
 
 use super::PolicyError;
 
-/// Seconds of a verify pass by (batch, nodes of each request) and of drafting by (batch, steps,
-/// topk), on one machine with one model and one set of flags.
+/// The format of the table's file; a file of another one is measured again.
+const FORMAT: u32 = 2;
+
+/// Rows of the pass that many requests share when their overhead is timed.
+const MOST_SHARED: usize = 8;
+
+/// Seconds of verify passes and of drafting, on one machine with one model and one set of flags.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CostTable {
-    /// What it was measured for: machine, model and flags.
+    /// The format of the file.
+    format: u32,
+    /// What the table was measured for: machine, model and flags.
     pub key: String,
-    /// Batch sizes, ascending.
+    /// Rows of a verify pass, ascending from 1.
+    pub rows: Vec<usize>,
+    /// Seconds of a verify pass over so many rows of one request.
+    pub verify: Vec<f64>,
+    /// Seconds that each request beyond the first adds to a verify pass.
+    pub request: f64,
+    /// Requests that draft, ascending.
     pub batches: Vec<usize>,
-    /// Nodes of each request, ascending, from 1.
-    pub nodes: Vec<usize>,
-    /// Seconds of a target pass and the choice of its tokens: `verify[batch][nodes]`.
-    pub verify: Vec<Vec<f64>>,
-    /// Steps, ascending, from 1.
+    /// Draft steps, ascending.
     pub steps: Vec<usize>,
-    /// Widths, ascending.
-    pub topk: Vec<usize>,
-    /// Seconds of extending and drafting: `draft[batch][steps][topk]`.
-    pub draft: Vec<Vec<Vec<f64>>>,
-    /// Seconds for each row beyond the first that a draft takes in when it returns after it sat
-    /// out.
-    #[serde(default)]
-    pub catch_up: f64,
-    /// Seconds that a return among plain rounds takes beyond that, the rounds after it included: a
-    /// draft that shares a cache with its target finds little of it left, and leaves less.
-    #[serde(default)]
-    pub apart: f64,
+    /// Seconds of drafting and of extending the draft: `draft[batch][steps]`.
+    pub draft: Vec<Vec<f64>>,
+    /// Seconds for each row of a prompt, or of rounds that it missed, that a draft processes.
+    pub draft_row: f64,
 }
 
-/// Seconds of a plain round that leave time to ask a draft how sure it is of its first token: to say
-/// so takes longer than it gives where a round is shorter. On a model of 0.3 ms a round, 1.09 times as
-/// fast as plain decoding without it was 1.01 with it.
-const CONFIDENT: f64 = 1e-3;
-/// Rows that a draft misses to see what its return costs.
-const MISSED: usize = 17;
-
-/// One thing to measure.
+/// One thing to time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Measured {
-    /// A target pass over `nodes` rows for each of `batch` requests.
+pub enum Timing {
+    /// A target pass over `rows` rows, shared by `batch` requests.
     Verify {
         /// Requests.
         batch: usize,
-        /// Rows of each.
-        nodes: usize,
+        /// Rows of all of them.
+        rows: usize,
     },
     /// The draft's part of a round.
     Draft {
         /// Requests.
         batch: usize,
-        /// Levels.
+        /// Draft steps.
         steps: usize,
-        /// Width.
-        topk: usize,
     },
-    /// The return of a draft that sat out.
-    Return {
-        /// Rows that it takes in.
-        missed: usize,
-    },
-    /// What it takes longer to decode plainly if a draft returns once.
-    Apart {
-        /// Rows that it takes in.
-        missed: usize,
-    },
+    /// A row of a prompt in the draft.
+    DraftRow,
 }
 
 impl CostTable {
-    /// Measures a table: `seconds` runs one thing and says what it took, and is asked `times`
-    /// times for each, of which the least counts: whatever else a machine does only adds to it.
+    /// Makes a table: `seconds` times one thing. What is needed at every batch size comes first,
+    /// then smaller things before larger ones, so that `seconds` may extrapolate when its time is
+    /// up.
     pub fn measure<E>(
         key: String,
-        (batches, nodes): (&[usize], &[usize]),
-        (steps, topk): (&[usize], &[usize]),
-        times: usize,
-        mut seconds: impl FnMut(Measured) -> Result<f64, E>,
+        rows: &[usize],
+        batches: &[usize],
+        steps: &[usize],
+        mut seconds: impl FnMut(Timing) -> Result<f64, E>,
     ) -> Result<Self, E> {
-        let mut least = |what| -> Result<f64, E> {
-            let mut least = f64::INFINITY;
-            for _ in 0..times.max(1) {
-                least = least.min(seconds(what)?);
-            }
-            Ok(least)
-        };
-        let mut verify = Vec::new();
+        let draft_row = seconds(Timing::DraftRow)?;
         let mut draft = Vec::new();
         for &batch in batches {
-            let row = nodes.iter().map(|&nodes| least(Measured::Verify { batch, nodes }));
-            verify.push(row.collect::<Result<Vec<_>, E>>()?);
-            let mut levels = Vec::new();
-            for &steps in steps {
-                let row = topk.iter().map(|&topk| least(Measured::Draft { batch, steps, topk }));
-                levels.push(row.collect::<Result<Vec<_>, E>>()?);
-            }
-            draft.push(levels);
+            let row = steps.iter().map(|&steps| seconds(Timing::Draft { batch, steps }));
+            draft.push(row.collect::<Result<Vec<_>, E>>()?);
         }
-        let own = |list: &[usize]| list.to_vec();
-        let (batches, nodes, steps, topk) = (own(batches), own(nodes), own(steps), own(topk));
-        let few = least(Measured::Return { missed: 1 })?;
-        let many = least(Measured::Return { missed: MISSED })?;
-        let catch_up = (many - few).max(0.0) / (MISSED - 1) as f64;
-        let mut apart: Vec<f64> = Vec::new();
-        for _ in 0..times.max(1) {
-            apart.push(seconds(Measured::Apart { missed: MISSED })?);
-        }
-        // A difference, which chance may make smaller too.
-        apart.sort_by(f64::total_cmp);
-        let apart = apart[apart.len() / 2];
-        let mut table = Self { key, batches, nodes, verify, steps, topk, draft, catch_up, apart };
+        let verify = rows.iter().map(|&rows| seconds(Timing::Verify { batch: 1, rows }));
+        let verify = verify.collect::<Result<Vec<_>, E>>()?;
+        let (rows, batches, steps) = (rows.to_vec(), batches.to_vec(), steps.to_vec());
+        let mut table = Self {
+            format: FORMAT,
+            key,
+            rows,
+            verify,
+            request: 0.0,
+            batches,
+            steps,
+            draft,
+            draft_row,
+        };
         table.make_monotone();
-        let returning = table.draft(1.0, 1, 1) + catch_up * (MISSED - 1) as f64;
-        table.apart = (apart - returning).max(0.0);
+        let many = table.rows.iter().copied().filter(|&rows| rows <= MOST_SHARED).max();
+        if let Some(many) = many.filter(|&many| many > 1 && many <= table.most_requests()) {
+            let shared = seconds(Timing::Verify { batch: many, rows: many })?;
+            table.request = ((shared - table.verify(1, many)) / (many - 1) as f64).max(0.0);
+        }
         Ok(table)
+    }
+
+    /// The most requests of a batch.
+    fn most_requests(&self) -> usize {
+        self.batches[self.batches.len() - 1]
     }
 
     /// Reads a table from its file.
@@ -137,106 +118,68 @@ impl CostTable {
     }
 
     fn check(&self) -> Result<(), String> {
-        let axes = [
-            ("batches", &self.batches),
-            ("nodes", &self.nodes),
-            ("steps", &self.steps),
-            ("topk", &self.topk),
-        ];
-        for (name, axis) in axes {
+        if self.format != FORMAT {
+            return Err(format!("its format is {}, not {FORMAT}", self.format));
+        }
+        for (name, axis) in
+            [("rows", &self.rows), ("batches", &self.batches), ("steps", &self.steps)]
+        {
             if axis.is_empty() || axis[0] == 0 || axis.windows(2).any(|pair| pair[0] >= pair[1]) {
                 return Err(format!("{name} must ascend from at least 1, not {axis:?}"));
             }
         }
-        let fits = self.verify.len() == self.batches.len()
-            && self.verify.iter().all(|row| row.len() == self.nodes.len())
+        let fits = self.verify.len() == self.rows.len()
             && self.draft.len() == self.batches.len()
-            && self.draft.iter().all(|levels| levels.len() == self.steps.len())
-            && self.draft.iter().flatten().all(|row| row.len() == self.topk.len());
+            && self.draft.iter().all(|row| row.len() == self.steps.len());
         if !fits {
             return Err("verify and draft do not have the lengths of their axes".to_owned());
         }
-        let sane = |seconds: &f64| seconds.is_finite() && *seconds >= 0.0;
-        if !self.verify.iter().flatten().all(|s| sane(s) && *s > 0.0)
-            || !self.draft.iter().flatten().flatten().chain([&self.catch_up, &self.apart]).all(sane)
+        let finite = |seconds: &f64| seconds.is_finite() && *seconds >= 0.0;
+        let others = [&self.draft_row, &self.request];
+        if !self.verify.iter().all(|s| finite(s) && *s > 0.0)
+            || !self.draft.iter().flatten().chain(others).all(finite)
         {
             return Err("seconds must be finite, and above 0 for verify".to_owned());
         }
         Ok(())
     }
 
-    /// Noise makes things look dearer, so what is dearer than something larger counts no more than
-    /// that.
-    fn make_monotone(&mut self) {
-        for b in (0..self.batches.len()).rev() {
-            let above = b + 1;
-            for n in (0..self.nodes.len()).rev() {
-                let larger =
-                    [self.verify.get(above).map(|row| row[n]), self.verify[b].get(n + 1).copied()];
-                let most = larger.into_iter().flatten().fold(f64::INFINITY, f64::min);
-                self.verify[b][n] = self.verify[b][n].min(most);
-            }
-            for s in (0..self.steps.len()).rev() {
-                for k in (0..self.topk.len()).rev() {
-                    let larger = [
-                        self.draft.get(above).map(|levels| levels[s][k]),
-                        self.draft[b].get(s + 1).map(|row| row[k]),
-                        self.draft[b][s].get(k + 1).copied(),
-                    ];
-                    let most = larger.into_iter().flatten().fold(f64::INFINITY, f64::min);
-                    self.draft[b][s][k] = self.draft[b][s][k].min(most);
-                }
-            }
-        }
+    /// Seconds of a pass over `rows` rows of `batch` requests.
+    pub fn verify(&self, batch: usize, rows: usize) -> f64 {
+        let pass = Place::of(&self.rows, rows).between(|r| self.verify[r]);
+        pass + self.request * batch.saturating_sub(1) as f64
     }
 
-    /// Seconds of a pass over `nodes` rows on average for each of `batch` requests.
-    pub fn verify(&self, batch: f64, nodes: f64) -> f64 {
-        self.verify_in(Place::of(&self.batches, batch), nodes)
-    }
-
-    /// Whether drafts are asked how sure they are of their first tokens.
-    pub fn affords_confidence(&self) -> bool {
-        Self::asks_confidence(self.verify(1.0, 1.0))
-    }
-
-    /// The same where a plain round of one request takes so long.
-    pub fn asks_confidence(plain: f64) -> bool {
-        plain >= CONFIDENT
-    }
-
-    /// Seconds for each row beyond the first that a pass reads of one text.
-    pub(super) fn row(&self) -> f64 {
-        let (first, last) = (self.nodes[0], self.nodes[self.nodes.len() - 1]);
-        let more = self.verify(1.0, last as f64) - self.verify(1.0, first as f64);
-        more / (last - first).max(1) as f64
-    }
-
-    pub(super) fn verify_in(&self, batch: Place, nodes: f64) -> f64 {
-        let nodes = Place::of(&self.nodes, nodes);
-        batch.between(|b| nodes.between(|n| self.verify[b][n]))
-    }
-
-    /// Seconds of extending and drafting; none for 0 steps.
-    pub fn draft(&self, batch: f64, steps: usize, topk: usize) -> f64 {
-        self.draft_in(Place::of(&self.batches, batch), steps, topk)
-    }
-
-    pub(super) fn draft_in(&self, batch: Place, steps: usize, topk: usize) -> f64 {
-        if steps == 0 {
+    /// Seconds of drafting so many steps for `requests` requests and of extending their drafts.
+    pub fn draft(&self, requests: usize, steps: usize) -> f64 {
+        if requests == 0 || steps == 0 {
             return 0.0;
         }
-        let steps = Place::of(&self.steps, steps as f64);
-        let topk = Place::of(&self.topk, topk as f64);
-        batch.between(|b| steps.between(|s| topk.between(|k| self.draft[b][s][k])))
+        let steps = Place::of(&self.steps, steps);
+        Place::of(&self.batches, requests).between(|b| steps.between(|s| self.draft[b][s]))
+    }
+
+    /// Noise makes a timing longer, so one that is longer than a larger thing's counts no more
+    /// than that.
+    fn make_monotone(&mut self) {
+        for row in (1..self.verify.len()).rev() {
+            self.verify[row - 1] = self.verify[row - 1].min(self.verify[row]);
+        }
+        for batch in (0..self.draft.len()).rev() {
+            for steps in (0..self.draft[batch].len()).rev() {
+                let more = self.draft.get(batch + 1).map_or(f64::INFINITY, |more| more[steps]);
+                let deeper = self.draft[batch].get(steps + 1).copied().unwrap_or(f64::INFINITY);
+                self.draft[batch][steps] = self.draft[batch][steps].min(more).min(deeper);
+            }
+        }
     }
 }
 
 /// Where a value lies on an axis: between two of its points. Below the first it lies at the
-/// first; beyond the last, what was measured there grows in proportion, which keeps the order of
-/// things and makes what was not measured look dear rather than cheap.
+/// first; beyond the last, what was measured there grows in proportion, so that what was not
+/// measured looks expensive rather than cheap.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
+struct Place {
     low: usize,
     high: usize,
     part: f64,
@@ -244,7 +187,8 @@ pub(super) struct Place {
 }
 
 impl Place {
-    pub(super) fn of(axis: &[usize], value: f64) -> Self {
+    fn of(axis: &[usize], value: usize) -> Self {
+        let value = value as f64;
         let last = axis.len() - 1;
         if value >= axis[last] as f64 {
             return Self { low: last, high: last, part: 0.0, times: value / axis[last] as f64 };

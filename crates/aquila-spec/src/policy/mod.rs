@@ -1,37 +1,32 @@
-//! How large the trees of a round are: decided at its start, from what earlier rounds taught.
+//! How large the trees of a round are: decided before it, from what settled rounds taught.
 //!
-//! - [`Policy`]: the seam. The engine asks once at the start of each decode round, and hands every
+//! - [`Policy`]: the trait. The scheduler asks once before each decode round, and hands every
 //!   result back when it arrives, however late.
 //! - [`Fixed`]: one shape, exactly as given.
 //! - [`Adaptive`] and its [`AdaptiveTable`]: SGLang's controller, slots by batch size.
-//! - [`Auto`]: the most expected tokens per second, from [`CostTable`] and [`Survival`], with a
+//! - [`Auto`]: the most expected tokens per second, from a [`CostTable`] and [`Acceptance`], with a
 //!   [`LossAccount`] that bounds what it can lose against plain decoding.
 //!
 //! The one invariant: a policy decides from what it was told and from nothing else (no clock, no
 //! randomness), so the same views and outcomes in the same order give the same shapes again.
 
+mod acceptance;
 mod account;
 mod adaptive;
 mod adaptive_table;
-mod answers;
 mod auto;
 mod costs;
-mod drift;
 mod error;
-mod rounds;
 mod slots;
-mod survival;
-mod worth;
 
+pub use acceptance::Acceptance;
 pub use account::LossAccount;
 pub use adaptive::Adaptive;
 pub use adaptive_table::{AdaptiveTable, SlotSettings};
 pub use auto::{Auto, AutoSettings};
-pub use costs::{CostTable, Measured};
+pub use costs::{CostTable, Timing};
 pub use error::PolicyError;
-pub use rounds::RoundCosts;
 pub use slots::BatchSlots;
-pub use survival::Survival;
 
 use crate::Shape;
 
@@ -40,8 +35,8 @@ pub trait Policy: Send {
     /// The shapes of the round that begins.
     fn choose(&mut self, round: &RoundView<'_>) -> Decision;
 
-    /// Hears what came of a round, in any later round. Every decision that drafts or watches has
-    /// its outcome, be it one without requests.
+    /// Takes the result of a round, in any later round. Every round with requests that decode has
+    /// a result, be it one without requests.
     fn learn(&mut self, outcome: &RoundOutcome<'_>);
 
     /// The request of this number has ended: what was kept for it may go.
@@ -51,16 +46,11 @@ pub trait Policy: Send {
     /// request may get less than one of them, never more.
     fn shapes(&self) -> Vec<Shape>;
 
-    /// Whether the draft of a request is to read its prompt, which takes so much. It comes to a
-    /// batch of `batch`, itself included. If not, it is decoded plainly to its end. Asked once for
-    /// each request that may be drafted for.
-    fn admits(&mut self, _batch: usize, _reading: Reading) -> bool {
+    /// Whether the draft of a request is to process its prompt. The request joins a batch of
+    /// `batch`, itself included. If not, it is decoded plainly to its end. Asked once for each
+    /// request that may be drafted for.
+    fn reads_prompt(&mut self, _batch: usize, _prompt: PromptRows) -> bool {
         true
-    }
-
-    /// Whether it asks how sure a draft is of its first token, which takes a draft longer to say.
-    fn weighs_confidence(&self) -> bool {
-        false
     }
 
     /// What it was told rounds cost, if it asks.
@@ -84,19 +74,17 @@ pub struct RoundView<'a> {
 pub struct RequestView {
     /// Its number.
     pub id: u64,
-    /// The most steps it may get: what it asked for, what room is left, 0 where its draft cannot
-    /// return. None: as many as the policy likes.
+    /// The most steps it may get: what it asked for, what room is left, 0 where its draft was
+    /// paused for too long to resume. None: as many as the policy likes.
     pub cap: Option<usize>,
-    /// The draft's probability of its likeliest first token, where a seed says it.
-    pub confidence: Option<f32>,
-    /// Rows that its draft missed while it sat out, and takes in first if it is to do anything.
+    /// Rows that its draft missed while it was paused, and processes first when it resumes.
     pub behind: usize,
 }
 
 impl RequestView {
-    /// A request without a cap, about whose draft nothing is known.
+    /// A request without a cap, whose draft missed nothing.
     pub fn new(id: u64) -> Self {
-        Self { id, cap: None, confidence: None, behind: 0 }
+        Self { id, cap: None, behind: 0 }
     }
 
     fn most_steps(&self) -> usize {
@@ -104,18 +92,18 @@ impl RequestView {
     }
 }
 
-/// What it takes that the draft of a request reads its prompt.
+/// What it takes that the draft of a request processes its prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Reading {
-    /// Rows that the draft makes: what of the prompt is not cached for both.
+pub struct PromptRows {
+    /// Rows of the draft: what of the prompt is not cached for both.
     pub draft: usize,
-    /// Rows that the target makes only for it: what is cached for the target alone.
+    /// Rows of the target that are computed only for it: what is cached for the target alone.
     pub target: usize,
 }
 
-impl Reading {
-    /// That of a prompt of which nothing is cached.
-    pub fn prompt(tokens: usize) -> Self {
+impl PromptRows {
+    /// Those of a prompt of which nothing is cached.
+    pub fn of(tokens: usize) -> Self {
         Self { draft: tokens, target: 0 }
     }
 }
@@ -129,8 +117,6 @@ pub struct Setting {
     pub slot: usize,
     /// The largest tree of the round.
     pub shape: Shape,
-    /// Whether drafts of the round are only looked at.
-    pub watches: bool,
 }
 
 /// The shapes of a round.
@@ -138,24 +124,28 @@ pub struct Setting {
 pub struct Decision {
     /// What the outcome must carry.
     pub setting: Setting,
-    /// A shape for each request, in the order of the view; none exceeds `setting.shape`.
+    /// The largest tree of each request, in the order of the view; none exceeds `setting.shape`.
     pub shapes: Vec<Shape>,
+    /// Rows that the whole batch verifies at most, the bonus tokens included; none where every tree
+    /// is verified as it was drafted.
+    pub rows: Option<usize>,
+    /// With `rows`, how likely a draft of each request is to be right.
+    pub weights: Vec<f32>,
+    /// Whether drafts without a tree are paused; if not, they process what becomes certain.
+    pub pause: bool,
     /// Tokens that the policy expects of the round, where it has an opinion.
     pub expected: Option<f64>,
-    /// Requests to be watched, by their place in the view: for each, one step is drafted and not
-    /// verified, and the outcome says whether it would have been right. Their shapes are plain.
-    pub watch: Vec<usize>,
 }
 
 impl Decision {
     fn uniform(round: &RoundView<'_>, slot: usize, shape: Shape) -> Self {
         let shapes: Vec<_> = round.requests.iter().map(|r| shape.capped(r.most_steps())).collect();
-        let setting = Setting { batch: round.requests.len(), slot, shape, watches: false };
-        Self { setting, shapes, expected: None, watch: Vec::new() }
+        let setting = Setting { batch: round.requests.len(), slot, shape };
+        Self { setting, shapes, rows: None, weights: Vec::new(), pause: true, expected: None }
     }
 
-    /// Rows of the verify pass.
-    pub fn rows(&self) -> usize {
+    /// The most rows of the verify pass.
+    pub fn most_rows(&self) -> usize {
         self.shapes.iter().map(Shape::nodes).sum()
     }
 }
@@ -177,7 +167,7 @@ pub struct RoundOutcome<'a> {
 pub struct RequestOutcome<'a> {
     /// Its number.
     pub id: u64,
-    /// The shape it was given.
+    /// The shape of what was verified.
     pub shape: Shape,
     /// Drafts that were right.
     pub correct: usize,
@@ -185,17 +175,13 @@ pub struct RequestOutcome<'a> {
     pub ranks: &'a [u8],
     /// Drafts at the end of the accepted path, all of them wrong; 0 where the tree ended there.
     pub refused: usize,
-    /// Where the request was watched: whether the draft's likeliest token was the one chosen.
-    pub watched: Option<bool>,
-    /// As the view had it.
-    pub confidence: Option<f32>,
 }
 
 impl RequestOutcome<'static> {
     /// The outcome of a chain of which `correct` drafts were right.
     pub fn chain(id: u64, shape: Shape, correct: usize) -> Self {
         let refused = usize::from(correct < shape.steps());
-        Self { id, shape, correct, ranks: &[], refused, watched: None, confidence: None }
+        Self { id, shape, correct, ranks: &[], refused }
     }
 }
 
@@ -208,7 +194,7 @@ pub struct PolicyState {
     pub slots: Vec<SlotState>,
     /// How often a slot's steps changed.
     pub switches: u64,
-    /// Rounds in which requests were watched to find out.
+    /// Probes: runs of verified drafts among plain rounds.
     pub probes: u64,
 }
 

@@ -1,18 +1,135 @@
-//! Policies in virtual time: a workload that changes, played over a table of costs.
+//! Policies in virtual time: a workload that changes, played in a world with costs of its own.
 //!
 //! Whether a draft of a token is right depends on the token, its depth and its request alone, so
 //! every policy meets the same text. Requests end after so many tokens and others take their
-//! places; with a phase come new ones. Drafts read prompts, unless a policy does not admit that. A
-//! draft that sat out takes in what it missed, and after too much cannot return. A small model and
-//! its draft share a cache, and find less of it after the other has run. Results come one
+//! places; with a phase come new ones. Drafts process prompts, unless a policy does not want that.
+//! A draft that was paused processes what it missed, and after too much cannot resume. A small
+//! model and its draft share a cache, and find less of it after the other has run. Results come one
 //! round late, and what a round took is known with noise only, from a machine that is faster for a
 //! while now and then; time is counted as if it were not.
 
-use aquila_spec::Shape;
 use aquila_spec::policy::{
-    Adaptive, AdaptiveTable, Auto, AutoSettings, CostTable, Fixed, Policy, Reading, RequestOutcome,
-    RequestView, RoundCosts, RoundOutcome, RoundView, Setting,
+    Adaptive, AdaptiveTable, Auto, AutoSettings, CostTable, Decision, Fixed, Policy, PromptRows,
+    RequestOutcome, RequestView, RoundOutcome, RoundView, Setting, Timing,
 };
+use aquila_spec::{Shape, Tree, Weighted, prune_to_rows};
+
+/// What things cost in a world: seconds measured over a finer grid than any policy is told.
+#[derive(Debug, Clone)]
+pub struct World {
+    pub name: &'static str,
+    batches: Vec<usize>,
+    nodes: Vec<usize>,
+    verify: Vec<Vec<f64>>,
+    steps: Vec<usize>,
+    draft: Vec<Vec<f64>>,
+    draft_row: f64,
+    /// How much model and draft disturb each other's cache.
+    chill: f64,
+}
+
+impl World {
+    fn read(name: &'static str, text: &str, chill: f64) -> Self {
+        let file: serde_json::Value = serde_json::from_str(text).expect("the fixture is JSON");
+        let axis = |key: &str| -> Vec<usize> {
+            serde_json::from_value(file[key].clone()).expect("an axis of the fixture")
+        };
+        let draft: Vec<Vec<Vec<f64>>> =
+            serde_json::from_value(file["draft"].clone()).expect("seconds by batch, steps, topk");
+        Self {
+            name,
+            batches: axis("batches"),
+            nodes: axis("nodes"),
+            verify: serde_json::from_value(file["verify"].clone()).expect("seconds"),
+            steps: axis("steps"),
+            draft: draft.iter().map(|rows| rows.iter().map(|row| row[0]).collect()).collect(),
+            draft_row: file["catch_up"].as_f64().unwrap_or(0.0),
+            chill,
+        }
+    }
+
+    /// Linear between the points of the grid; beyond the last, in proportion.
+    fn at(axis: &[usize], value: f64, of: impl Fn(usize) -> f64) -> f64 {
+        let last = axis.len() - 1;
+        if value >= axis[last] as f64 {
+            return of(last) * value / axis[last] as f64;
+        }
+        match axis.iter().position(|&point| point as f64 > value) {
+            None | Some(0) => of(0),
+            Some(high) => {
+                let (from, to) = (axis[high - 1] as f64, axis[high] as f64);
+                of(high - 1) + (of(high) - of(high - 1)) * (value - from) / (to - from)
+            }
+        }
+    }
+
+    pub fn verify(&self, batch: usize, rows: usize) -> f64 {
+        let nodes = rows as f64 / batch as f64;
+        Self::at(&self.batches, batch as f64, |b| {
+            Self::at(&self.nodes, nodes, |n| self.verify[b][n])
+        })
+    }
+
+    /// Seconds of drafting: what each level adds for the requests that have it.
+    pub fn draft(&self, at_level: &[usize]) -> f64 {
+        let all = |requests: usize, steps: usize| {
+            let of = |b: usize| Self::at(&self.steps, steps as f64, |s| self.draft[b][s]);
+            if steps == 0 { 0.0 } else { Self::at(&self.batches, requests as f64, of) }
+        };
+        let level = |(l, &n): (usize, &usize)| all(n, l + 1) - all(n, l);
+        at_level.iter().enumerate().filter(|(_, n)| **n > 0).map(level).sum()
+    }
+
+    pub fn plain(&self, batch: usize) -> f64 {
+        self.verify(batch, batch)
+    }
+
+    pub fn round(&self, batch: usize, rows: usize, at_level: &[usize]) -> f64 {
+        self.verify(batch, rows) + self.draft(at_level)
+    }
+
+    /// What drafts take that missed so many rows each.
+    pub fn resuming(&self, missed: impl Iterator<Item = usize>) -> f64 {
+        let missed = missed.filter(|&rows| rows > 0);
+        let (requests, rows) = missed.fold((0, 0), |(n, sum), rows| (n + 1, sum + rows));
+        if requests == 0 { 0.0 } else { self.draft(&[requests]) + self.draft_row * rows as f64 }
+    }
+
+    /// What one draft takes to process a prompt, beside `others` that do so in the same pass.
+    pub fn reading(&self, others: usize, tokens: usize) -> f64 {
+        let pass = |requests: usize| if requests == 0 { 0.0 } else { self.draft(&[requests]) };
+        pass(others + 1) - pass(others) + self.draft_row * (tokens - 1) as f64
+    }
+
+    /// Whether drafting hardly pays at best, and disturbs the cache of the model.
+    pub fn is_marginal(&self) -> bool {
+        self.chill >= 1.0
+    }
+
+    /// The same, but that drafting and verifying drafts take so many times as long.
+    pub fn with_drafting(&self, times: f64) -> Self {
+        let mut world = self.clone();
+        world.verify.iter_mut().for_each(|row| row[1..].iter_mut().for_each(|s| *s *= times));
+        world.draft.iter_mut().flatten().for_each(|s| *s *= times);
+        world
+    }
+
+    /// The table that a policy is told, timed as an engine would.
+    pub fn table(&self) -> CostTable {
+        let largest = *self.batches.last().expect("a batch");
+        let seconds = |timing| {
+            Ok::<_, ()>(match timing {
+                // The grid has 8 rows of a request in every world.
+                Timing::Verify { batch, rows } => self.verify(rows.div_ceil(8).max(batch), rows),
+                Timing::Draft { batch, steps } => self.draft(&vec![batch; steps]),
+                Timing::DraftRow => self.reading(0, 256) / 256.0,
+            })
+        };
+        let rows = [1, 2, 4, 6, 8, 12, 16, 32, 64, 128, 256];
+        CostTable::measure(self.name.into(), &rows, &[1, 8, largest], &[1, 7], seconds)
+            .expect("nothing fails")
+    }
+}
 
 /// A stretch of one kind of text at one batch size.
 #[derive(Debug, Clone, Copy)]
@@ -53,15 +170,11 @@ impl Phase {
 
     /// Expected tokens per second where every request has a chain of so many steps, and a draft
     /// that reads its prompt if it has any.
-    pub fn speed(&self, costs: &RoundCosts, steps: usize) -> f64 {
+    pub fn speed(&self, world: &World, steps: usize) -> f64 {
         let tokens: f64 = (0..self.batch).map(|request| self.expected(request, steps)).sum();
         let levels = vec![self.batch; steps];
-        let round = costs.round(self.batch, self.batch * (steps + 1), &levels, 1);
-        let prompt = if steps == 0 {
-            0.0
-        } else {
-            costs.reading(0, Reading::prompt(PROMPT)) / ANSWER as f64
-        };
+        let round = world.round(self.batch, self.batch * (steps + 1), &levels);
+        let prompt = if steps == 0 { 0.0 } else { world.reading(0, PROMPT) / ANSWER as f64 };
         1.0 / (round / tokens + prompt)
     }
 }
@@ -127,6 +240,21 @@ impl Played {
     pub fn speed(&self) -> f64 {
         self.tokens() as f64 / self.seconds()
     }
+
+    /// The least tokens per second of so many rounds in a row.
+    pub fn worst_window(&self, rounds: usize) -> f64 {
+        let speed = |window: &[Round]| {
+            let tokens: usize = window.iter().map(|round| round.tokens).sum();
+            tokens as f64 / window.iter().map(|round| round.seconds).sum::<f64>()
+        };
+        self.rounds.windows(rounds).map(speed).fold(f64::INFINITY, f64::min)
+    }
+
+    /// Whether most of its last rounds drafted.
+    pub fn ends_drafting(&self) -> bool {
+        let last = &self.rounds[self.rounds.len().saturating_sub(40)..];
+        last.iter().filter(|round| round.steps > 0).count() * 2 > last.len()
+    }
 }
 
 /// A number in [0, 1) that depends on its arguments alone.
@@ -168,10 +296,8 @@ struct Chill {
 }
 
 impl Chill {
-    fn new(table: &CostTable) -> Self {
-        let of = |algorithm: &str| table.key.contains("tiny") && table.key.contains(algorithm);
-        let share = if of("EAGLE3") { 1.0 } else { 0.0 } + if of("STANDALONE") { 0.4 } else { 0.0 };
-        Self { share, drafts: false, rounds: 0, before: 0 }
+    fn new(world: &World) -> Self {
+        Self { share: world.chill, drafts: false, rounds: 0, before: 0 }
     }
 
     /// What a round takes longer, in plain rounds.
@@ -196,12 +322,7 @@ struct Seat {
 }
 
 /// Plays all phases, each until its tokens are there.
-pub fn play(
-    policy: &mut dyn Policy,
-    phases: &[Phase],
-    costs: &RoundCosts,
-    seed: u64,
-) -> Vec<Played> {
+pub fn play(policy: &mut dyn Policy, phases: &[Phase], world: &World, seed: u64) -> Vec<Played> {
     let mut late: Option<(Setting, Vec<RequestOutcome<'static>>, f64)> = None;
     let mut ids = 0..;
     let mut enter = |left: usize, position: u64, admitted: bool| {
@@ -211,7 +332,7 @@ pub fn play(
     };
     let mut seats: Vec<Seat> = Vec::new();
     let mut count = 0;
-    let mut chill = Chill::new(costs.table());
+    let mut chill = Chill::new(world);
     let mut played = Vec::new();
     for phase in phases {
         seats.drain(..).for_each(|seat| policy.leave(seat.view.id));
@@ -220,7 +341,7 @@ pub fn play(
         let position = 1_000_000 * played.len() as u64;
         let mut read = 0;
         for at in 0..phase.batch {
-            let admitted = policy.admits(phase.batch, Reading::prompt(PROMPT));
+            let admitted = policy.reads_prompt(phase.batch, PromptRows::of(PROMPT));
             read += usize::from(admitted);
             seats.push(enter(left(at), position, admitted));
         }
@@ -237,44 +358,43 @@ pub fn play(
             count += 1;
             let mut outcomes = Vec::with_capacity(phase.batch);
             let (mut tokens, mut expected, mut levels) = (0, 0.0, Vec::new());
-            let mut missed = Vec::new();
-            for (at, (seat, &shape)) in seats.iter_mut().zip(&decision.shapes).enumerate() {
+            let (mut missed, mut rows) = (Vec::new(), 0);
+            let verified = verified(&decision);
+            for (at, (seat, (&shape, &steps))) in
+                seats.iter_mut().zip(decision.shapes.iter().zip(&verified)).enumerate()
+            {
                 let position = seat.position;
                 let right = |&depth: &usize| {
                     uniform(seed, at as u64, position + depth as u64) < phase.rate(at, depth)
                 };
-                let correct = (1..=shape.steps()).take_while(right).count();
+                let correct = (1..=steps).take_while(right).count();
                 seat.position += correct as u64 + 1;
                 seat.left = seat.left.saturating_sub(correct + 1);
                 tokens += correct + 1;
-                expected += phase.expected(at, shape.steps());
+                expected += phase.expected(at, steps);
+                rows += steps + 1;
                 levels.resize(shape.steps().max(levels.len()), 0);
                 levels[..shape.steps()].iter_mut().for_each(|n| *n += 1);
-                let watched = decision.watch.contains(&at).then(|| right(&1));
-                let outcome = RequestOutcome::chain(seat.view.id, shape, correct);
-                outcomes.push(RequestOutcome { watched, ..outcome });
-                if shape.steps() > 0 || watched.is_some() {
+                outcomes.push(RequestOutcome::chain(seat.view.id, Shape::chain(steps), correct));
+                if shape.steps() > 0 {
                     missed.push(seat.view.behind);
                 }
-                seat.view.behind = match (shape.steps(), watched) {
-                    (0, None) => seat.view.behind + 1,
-                    (0, Some(_)) => 1,
-                    _ => 0,
-                };
+                let paused = shape.steps() == 0 && decision.pause;
+                seat.view.behind = if paused { seat.view.behind + 1 } else { 0 };
                 seat.view.cap = (seat.view.behind > PARKED || !seat.admitted).then_some(0);
                 if seat.left == 0 && tokens < left {
                     policy.leave(seat.view.id);
-                    let admitted = policy.admits(phase.batch, Reading::prompt(PROMPT));
+                    let admitted = policy.reads_prompt(phase.batch, PromptRows::of(PROMPT));
                     read += usize::from(admitted);
                     *seat = enter(ANSWER, seat.position, admitted);
                 }
             }
             let drafts = !missed.is_empty() || read > 0;
-            let seconds = chill.of(drafts) * costs.plain(1)
-                + costs.round(phase.batch, decision.rows(), &levels, 1)
-                + costs.returning(phase.batch, missed.into_iter());
+            let seconds = chill.of(drafts) * world.plain(1)
+                + world.round(phase.batch, rows, &levels)
+                + world.resuming(missed.into_iter());
             late = Some((decision.setting, outcomes, seconds));
-            let reading = |others| costs.reading(others, Reading::prompt(PROMPT));
+            let reading = |others| world.reading(others, PROMPT);
             let seconds = seconds + (0..std::mem::take(&mut read)).map(reading).sum::<f64>();
             rounds.push(Round { tokens, expected, seconds, steps: levels.len() });
             left = left.saturating_sub(tokens);
@@ -284,19 +404,41 @@ pub fn play(
     played
 }
 
-/// The tables that there are to race over.
-pub fn tables() -> [(&'static str, CostTable); 4] {
-    let read = |text| CostTable::from_json(text).expect("the fixture is a table");
+/// Steps of each request's chain that are verified.
+fn verified(decision: &Decision) -> Vec<usize> {
+    let chain = |shape: &Shape| {
+        let mut tree = Tree::root(0);
+        for parent in 0..shape.steps() {
+            tree.add(parent, 0, 1.0);
+        }
+        tree
+    };
+    let mut trees: Vec<Tree> = decision.shapes.iter().map(chain).collect();
+    if let Some(rows) = decision.rows {
+        let weighted = trees.iter_mut().zip(&decision.weights);
+        let mut weighted: Vec<_> =
+            weighted.map(|(tree, &rate)| Weighted { tree, rate, drawn: false }).collect();
+        prune_to_rows(&mut weighted, rows);
+    }
+    trees.iter().map(|tree| tree.len() - 1).collect()
+}
+
+/// The worlds that there are to race in.
+pub fn worlds() -> [World; 4] {
     [
-        ("a CPU", read(include_str!("../fixtures/costs-cpu-bench.json"))),
-        ("like an H200", read(include_str!("../fixtures/costs-like-h200.json"))),
-        ("a small model", read(include_str!("../fixtures/costs-cpu-tiny.json"))),
-        ("a small model's head", read(include_str!("../fixtures/costs-cpu-tiny-eagle3.json"))),
+        World::read("a CPU", include_str!("../fixtures/costs-cpu-bench.json"), 0.0),
+        World::read("like an H200", include_str!("../fixtures/costs-like-h200.json"), 0.0),
+        World::read("a small model", include_str!("../fixtures/costs-cpu-tiny.json"), 0.4),
+        World::read(
+            "a small model's head",
+            include_str!("../fixtures/costs-cpu-tiny-eagle3.json"),
+            1.0,
+        ),
     ]
 }
 
 /// Every policy in the race, by name; the last one is `auto`.
-pub fn racers(table: &CostTable) -> Vec<(String, Box<dyn Policy>)> {
+pub fn racers(world: &World) -> Vec<(String, Box<dyn Policy>)> {
     let mut all: Vec<(String, Box<dyn Policy>)> =
         vec![("plain".to_owned(), Box::new(Fixed::new(Shape::PLAIN)))];
     for steps in FIXED {
@@ -304,8 +446,13 @@ pub fn racers(table: &CostTable) -> Vec<(String, Box<dyn Policy>)> {
     }
     let adaptive = Adaptive::new(AdaptiveTable::default(), None, Vec::new());
     all.push(("adaptive".to_owned(), Box::new(adaptive.expect("the default table is one"))));
-    all.push(("auto".to_owned(), Box::new(Auto::new(AutoSettings::default(), table.clone()))));
+    all.push(("auto".to_owned(), Box::new(auto(world))));
     all
+}
+
+/// `auto` as it is by default, with chains of up to 7 steps.
+pub fn auto(world: &World) -> Auto {
+    Auto::new(AutoSettings::new(Shape::chain(7)), world.table())
 }
 
 /// The steps of the fixed policies.

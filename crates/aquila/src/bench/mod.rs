@@ -1,6 +1,5 @@
 //! `aquila bench`: how fast the engine is on this machine.
 
-mod adaptive;
 mod decode;
 mod prompts;
 mod spec;
@@ -26,8 +25,6 @@ enum What {
     Decode(Box<decode::Decode>),
     /// Compare speculation with plain decoding, on the same prompts and in turns.
     Spec(Box<spec::Spec>),
-    /// Compare policies with plain decoding on a workload that changes.
-    Adaptive(Box<adaptive::Adaptive>),
 }
 
 impl Bench {
@@ -36,7 +33,6 @@ impl Bench {
         match &self.what {
             What::Decode(command) => command.run(algorithms),
             What::Spec(command) => command.run(algorithms),
-            What::Adaptive(command) => command.run(algorithms),
         }
     }
 }

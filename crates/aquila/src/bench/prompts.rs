@@ -8,8 +8,6 @@ use crate::error::{Error, Result};
 
 /// Beginnings of programs.
 pub const CODE: &str = include_str!("code.jsonl");
-/// Beginnings of stories, hard to go on with.
-pub const PROSE: &str = include_str!("prose.jsonl");
 
 /// A prompt of a file.
 pub struct Written {

@@ -31,10 +31,10 @@ const RANDOM_PROMPTS: (usize, usize) = (2, 64);
 /// Compare speculation with plain decoding, on the same prompts and in turns.
 #[derive(Args)]
 pub struct Spec {
-    /// Trees to compare, as steps/topk/nodes [default: 3/1/4,5/1/6,5/4/16, or what the
-    /// --speculative flags give]
-    #[arg(long, value_delimiter = ',', value_name = "S/K/N", value_parser = shape)]
-    shapes: Vec<Shape>,
+    /// Trees to compare, as steps/topk/nodes, or `auto` for the policy [default:
+    /// auto,3/1/4,5/1/6,5/4/16, or what the --speculative flags give]
+    #[arg(long, value_delimiter = ',', value_name = "S/K/N", value_parser = tree)]
+    shapes: Vec<Tree>,
 
     /// A file of JSON lines with "prompt" and "kind" [default: a few beginnings of programs;
     /// random tokens where the model has no tokenizer]
@@ -133,7 +133,7 @@ impl Spec {
                 [None, shape("3/1/4").ok(), shape("5/1/6").ok(), shape("5/4/16").ok()].to_vec()
             }
             ([], _) => vec![None],
-            (shapes, false) => shapes.iter().copied().map(Some).collect(),
+            (shapes, false) => shapes.iter().map(|tree| tree.0).collect(),
             (_, true) => {
                 return Err(Error::Usage(
                     "--shapes says how large trees are: leave out --speculative-num-steps, \
@@ -215,6 +215,17 @@ impl Spec {
             return Err(Error::Other("there is no prompt to measure with".into()));
         }
         Ok(prompts)
+    }
+}
+
+/// A tree to compare, or none where the policy decides.
+#[derive(Debug, Clone, Copy)]
+struct Tree(Option<Shape>);
+
+fn tree(text: &str) -> std::result::Result<Tree, String> {
+    match text {
+        "auto" => Ok(Tree(None)),
+        _ => Ok(Tree(Some(shape(text)?))),
     }
 }
 

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use aquila_spec::Shape;
 use aquila_spec::policy::{Adaptive, AdaptiveTable, AutoSettings};
+use aquila_spec::{AskedShape, Shape};
 use clap::{Args, ValueEnum};
 
 use crate::error::{Error, Result};
@@ -24,7 +24,8 @@ pub struct PolicyFlags {
     #[arg(long)]
     speculative_adaptive: bool,
 
-    /// adaptive: steps to choose among by batch size, in SGLang's format [default: SGLang's table]
+    /// adaptive: steps to choose among by batch size: a file in SGLang's format, `sglang` for the
+    /// table in its code or `sglang-published` for the one in its documentation [default: sglang]
     #[arg(long, value_name = "FILE")]
     speculative_adaptive_config: Option<PathBuf>,
 
@@ -33,7 +34,7 @@ pub struct PolicyFlags {
     #[arg(long, value_name = "FILE")]
     speculative_cost_table: Option<PathBuf>,
 
-    /// auto: seconds that measuring costs may take; rounds of one request are always measured, and
+    /// auto: seconds that measuring costs may take; rounds of one request are always timed, and
     /// what there is no time for is taken to cost in proportion [default: 1.5]
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     speculative_cost_seconds: Option<f64>,
@@ -63,7 +64,7 @@ pub enum PolicyPlan {
     },
     /// Ours.
     Auto {
-        /// The shapes to choose among.
+        /// The largest tree, and by what it decides.
         settings: AutoSettings,
         /// Where costs are kept, if not where they are by default.
         costs: Option<PathBuf>,
@@ -80,9 +81,7 @@ impl PolicyPlan {
             PolicyPlan::Adaptive { table, .. } => {
                 Shape::covering(table.slots.values().map(|slot| slot.largest))
             }
-            PolicyPlan::Auto { settings, .. } => {
-                Shape::covering(settings.candidates.iter().copied())
-            }
+            PolicyPlan::Auto { settings, .. } => settings.largest,
         }
     }
 
@@ -91,16 +90,14 @@ impl PolicyPlan {
         match self {
             PolicyPlan::Fixed(shape) => *shape = shape.capped(most),
             PolicyPlan::Adaptive { table, .. } => return table.cap(most),
-            PolicyPlan::Auto { settings, .. } => {
-                settings.candidates.retain(|shape| shape.steps() <= most);
-            }
+            PolicyPlan::Auto { settings, .. } => settings.largest = settings.largest.capped(most),
         }
         false
     }
 
-    /// Whether a round may go without a tree although its requests would take one.
-    pub fn may_sit_out(&self) -> bool {
-        !matches!(self, PolicyPlan::Fixed(_))
+    /// Whether drafts are paused while plain decoding is faster.
+    pub fn pauses(&self) -> bool {
+        matches!(self, PolicyPlan::Auto { .. })
     }
 }
 
@@ -128,22 +125,16 @@ impl PolicyFlags {
         .find_map(|(flag, given)| given.then_some(*flag))
     }
 
-    /// The flags with the policy auto.
-    pub fn auto(&self) -> Self {
-        Self { speculative_policy: Some(PolicyName::Auto), ..self.clone() }
-    }
-
-    /// The policy; `shape` is what the flags say about trees, if they do, `candidates` are those
-    /// that are worth a try, and `steps` and `tree` the flags themselves.
+    /// The policy: `shape` is the tree that the flags fix, `largest` the one that a policy may
+    /// choose, and `asked` are the flags themselves.
     pub fn plan(
         &self,
         shape: Shape,
-        given: bool,
-        candidates: Vec<Shape>,
-        steps: Option<usize>,
-        tree: bool,
+        largest: Shape,
+        asked: AskedShape,
     ) -> Result<(PolicyPlan, Vec<String>)> {
-        let name = self.name(given)?;
+        let AskedShape { steps, topk, nodes } = asked;
+        let name = self.name(steps.or(topk).or(nodes).is_some())?;
         if self.speculative_adaptive_config.is_some() && name != PolicyName::Adaptive {
             return Err(only_for("--speculative-adaptive-config", "adaptive"));
         }
@@ -156,18 +147,24 @@ impl PolicyFlags {
         match name {
             PolicyName::Fixed => Ok((PolicyPlan::Fixed(shape), Vec::new())),
             PolicyName::Auto => {
-                let settings = AutoSettings { candidates, ..AutoSettings::default() };
+                let settings = AutoSettings::new(largest);
                 let costs = self.speculative_cost_table.clone();
                 let seconds = self.speculative_cost_seconds.unwrap_or(MEASURED_SECONDS);
                 let limit = Duration::from_secs_f64(seconds);
                 Ok((PolicyPlan::Auto { settings, costs, limit }, Vec::new()))
             }
-            PolicyName::Adaptive if tree => Err(Error::Usage(
-                "--speculative-policy adaptive takes topk and draft_tokens from its config, by \
-                 batch size: leave --speculative-eagle-topk and --speculative-num-draft-tokens \
-                 away"
-                    .into(),
-            )),
+            // SGLang's own scripts pass the chain that its controller begins with.
+            PolicyName::Adaptive
+                if topk.is_some_and(|topk| topk != 1)
+                    || nodes.is_some_and(|nodes| steps.is_none_or(|s| nodes != s + 1)) =>
+            {
+                Err(Error::Usage(
+                    "--speculative-policy adaptive takes topk and draft_tokens from its config, by \
+                     batch size: beside it, --speculative-eagle-topk is 1 and \
+                     --speculative-num-draft-tokens is --speculative-num-steps plus 1"
+                        .into(),
+                ))
+            }
             PolicyName::Adaptive => {
                 let mut table = self.table()?;
                 let warnings = std::mem::take(&mut table.warnings);
@@ -196,6 +193,11 @@ impl PolicyFlags {
         let Some(path) = &self.speculative_adaptive_config else {
             return Ok(AdaptiveTable::default());
         };
+        match path.to_str() {
+            Some("sglang") => return Ok(AdaptiveTable::default()),
+            Some("sglang-published") => return Ok(AdaptiveTable::published()),
+            _ => {}
+        }
         let cannot =
             |e| Error::Usage(format!("--speculative-adaptive-config {}: {e}", path.display()));
         let text = std::fs::read_to_string(path).map_err(|e| cannot(e.to_string()))?;

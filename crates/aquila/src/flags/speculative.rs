@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use aquila_compute::cpu::CpuBackend;
 use aquila_model::HeadOptions;
 use aquila_spec::{
-    AskedShape, DraftFlag, DraftFor, Entry, MOST_STEPS, MOST_TOPK, NONE, Shape, Simulate,
-    SimulateMethod, Verify,
+    AskedShape, DraftFlag, DraftFor, Entry, MOST_STEPS, MOST_TOPK, NONE, RateSchedule, Shape,
+    Simulate, SimulateMethod, Verify,
 };
 use clap::{Args, ValueEnum};
 
@@ -61,6 +61,12 @@ pub struct SpeculativeFlags {
     /// Pretend that rounds yield so many tokens on average, to measure their cost
     #[arg(long, value_name = "TOKENS", allow_negative_numbers = true)]
     simulate_acc_len: Option<f64>,
+
+    /// Pretend that each draft is right with this probability where those before it were; with
+    /// RATE:ROUNDS,RATE:ROUNDS,… one rate after the other, over and over
+    #[arg(long, value_name = "RATE", value_delimiter = ',', value_parser = rate,
+        conflicts_with_all = ["simulate_acc_len", "simulate_acc_method"])]
+    simulate_acc_rate: Vec<(f64, Option<u64>)>,
 
     /// How pretended lengths vary
     #[arg(long, value_enum, default_value_t = Method::MatchExpected)]
@@ -196,14 +202,8 @@ impl SpeculativeFlags {
         };
         let asked = self.asked(entry);
         let shape = entry.shape(asked)?;
-        let tree = self.speculative_eagle_topk.or(self.speculative_num_draft_tokens).is_some();
-        let (policy, warnings) = self.policy.plan(
-            shape,
-            self.gives_shape(),
-            entry.candidates(asked)?,
-            self.speculative_num_steps,
-            tree,
-        )?;
+        let flags = AskedShape { topk: self.speculative_eagle_topk, ..asked };
+        let (policy, warnings) = self.policy.plan(shape, entry.largest(asked)?, flags)?;
         let shape = policy.covering();
         if shape == Shape::PLAIN {
             return Ok(None);
@@ -232,12 +232,6 @@ impl SpeculativeFlags {
             flags.speculative_num_draft_tokens = Some(shape.nodes());
         }
         flags
-    }
-
-    /// The flags with the policy auto and trees of up to so many steps.
-    pub fn with_auto(&self, steps: usize) -> Self {
-        let policy = self.policy.auto();
-        Self { speculative_num_steps: Some(steps), policy, ..self.clone() }
     }
 
     /// The flags of an engine that does not draft.
@@ -277,6 +271,7 @@ impl SpeculativeFlags {
             ("--speculative-eagle-topk", self.speculative_eagle_topk.is_some()),
             ("--speculative-num-draft-tokens", self.speculative_num_draft_tokens.is_some()),
             ("--simulate-acc-len", self.simulate_acc_len.is_some()),
+            ("--simulate-acc-rate", !self.simulate_acc_rate.is_empty()),
         ];
         let names: Vec<&str> = algorithms.entries().map(Entry::name).collect();
         let given = given.iter().find_map(|(flag, given)| given.then_some(*flag));
@@ -302,6 +297,23 @@ impl SpeculativeFlags {
     }
 
     fn simulate(&self) -> Result<Option<Simulate>> {
+        match &self.simulate_acc_rate[..] {
+            [] => {}
+            [(rate, None)] => {
+                return Ok(Some(Simulate::Rate(RateSchedule { rates: vec![(*rate, 1)] })));
+            }
+            rates => {
+                let lasts = |&(rate, rounds): &(f64, Option<u64>)| Some((rate, rounds?));
+                let rates = rates.iter().map(lasts).collect::<Option<_>>().ok_or_else(|| {
+                    Error::Usage(
+                        "--simulate-acc-rate: each of several rates needs its rounds, as in \
+                         0.25:500,0.7:500"
+                            .into(),
+                    )
+                })?;
+                return Ok(Some(Simulate::Rate(RateSchedule { rates })));
+            }
+        }
         let Some(length) = self.simulate_acc_len else { return Ok(None) };
         if !(1.0..=MOST_STEPS as f64 + 1.0).contains(&length) {
             return Err(Error::Usage(format!(
@@ -312,6 +324,21 @@ impl SpeculativeFlags {
             Method::MatchExpected => SimulateMethod::MatchExpected,
             Method::Multinomial => SimulateMethod::Multinomial,
         };
-        Ok(Some(Simulate { length, method }))
+        Ok(Some(Simulate::Length { mean: length, method }))
+    }
+}
+
+/// A rate, and how many rounds it lasts.
+fn rate(text: &str) -> std::result::Result<(f64, Option<u64>), String> {
+    let (rate, rounds) = match text.split_once(':') {
+        Some((rate, rounds)) => (rate, Some(rounds)),
+        None => (text, None),
+    };
+    let rounds = rounds.map(|rounds| rounds.parse().ok().filter(|&rounds: &u64| rounds > 0));
+    match (rate.parse(), rounds) {
+        (Ok(rate), rounds) if (0.0..=1.0).contains(&rate) && rounds != Some(None) => {
+            Ok((rate, rounds.flatten()))
+        }
+        _ => Err("expected a probability from 0 to 1, or one with rounds, such as 0.7:500".into()),
     }
 }

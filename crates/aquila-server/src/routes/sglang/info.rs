@@ -85,6 +85,7 @@ fn policy(drafting: &DraftingState) -> Value {
         "slots": drafting.policy.slots.iter().map(slot).collect::<Vec<_>>(),
         "switches": drafting.policy.switches,
         "probes": drafting.policy.probes,
+        "requests_left_plain": drafting.left_plain,
         "expected_tokens_per_round": per_round(drafting.expected_tokens),
         "tokens_per_round": per_round(drafting.real_tokens as f64),
         "costs": drafting.costs.as_deref(),

@@ -15,7 +15,7 @@ use aquila_spec::{
     Algorithm as _, Drafter, Eagle3, Extending, GroupRows, Shape, Speculator, Standalone,
     TargetRows,
 };
-use support::counting::{Counting, Counts};
+use support::counting::counting;
 use support::recorded::{Pass, Passes, Recorded};
 use support::shipped::{Algorithm, config, engine, engine_with};
 use support::{request, run};
@@ -165,19 +165,18 @@ fn eagle3<B: Backend>(
 #[test]
 fn a_draft_that_declares_no_hidden_state_costs_no_byte_and_no_copy_of_any() {
     let config = whole(Shape::chain(3));
-    let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
-    let backend = Arc::new(Counting::new(backend, Counts::default()));
+    let (backend, counts) = counting();
     // The bytes of rows that a runner makes around its draft, and whether it captures.
-    type Counted = Option<Box<dyn Drafter<Counting>>>;
-    let made = |choose: &dyn Fn(&Decoder<Counting>) -> Counted| {
+    type Counted = Option<Box<dyn Drafter<CpuBackend>>>;
+    let made = |choose: &dyn Fn(&Decoder<CpuBackend>) -> Counted| {
         let target = decoder(&*backend, "tiny", config.context_length);
         let draft = choose(&target).map(|drafter| -> Box<dyn aquila_spec::Algorithm<_>> {
             let (slots, dtype) = (config.slots(), config.kv_dtype);
             Box::new(Speculator::new(&*backend, drafter, slots, dtype).unwrap())
         });
-        let before = backend.watch.made();
+        let before = counts.made();
         let runner = Runner::new(backend.clone(), target, draft, &config).unwrap();
-        (backend.watch.made() - before, runner)
+        (counts.made() - before, runner)
     };
     let (plain, _) = made(&|_| None);
     let (alone, runner) = made(&|_| Some(standalone(&*backend, &config)));
@@ -187,21 +186,20 @@ fn a_draft_that_declares_no_hidden_state_costs_no_byte_and_no_copy_of_any() {
     assert!(captures.captures() && head > plain, "the count would show them");
 
     for (runner, copies) in [(runner, false), (captures, true)] {
-        let before = backend.watch.copies();
+        let before = counts.copies();
         let mut engine = support::in_lanes(Engine::new(runner, config.clone()).unwrap());
         let (request, heard) = request(&SEVEN, 24);
         engine.submit(request).unwrap();
         run(&mut engine);
         assert_eq!(heard.lock().unwrap().ids().len(), 24);
-        assert_eq!(backend.watch.copies() > before, copies);
+        assert_eq!(counts.copies() > before, copies);
     }
 }
 
 #[test]
 fn nothing_is_copied_for_a_head_that_missed_too_much_to_return() {
     let config = EngineConfig { parked_rows: 4, ..whole(Shape::chain(3)) };
-    let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
-    let backend = Arc::new(Counting::new(backend, Counts::default()));
+    let (backend, counts) = counting();
     let target = decoder(&*backend, "tiny", config.context_length);
     let (slots, dtype) = (config.slots(), config.kv_dtype);
     let head = Speculator::new(&*backend, eagle3(&*backend, &target, &config), slots, dtype);
@@ -211,10 +209,10 @@ fn nothing_is_copied_for_a_head_that_missed_too_much_to_return() {
     let (request, heard) = request(&SEVEN, 24);
     engine.submit(request).unwrap();
     // The prompt is read, four rows wait, and the fifth would be one too many.
-    let copies = |engine: &mut Engine<Counting>| {
-        let before = backend.watch.copies();
+    let copies = |engine: &mut Engine<CpuBackend>| {
+        let before = counts.copies();
         engine.step();
-        backend.watch.copies() - before
+        counts.copies() - before
     };
     let copied: Vec<u64> = (0..12).map(|_| copies(&mut engine)).collect();
     assert!(copied[..6].iter().all(|&copies| copies > 0), "{copied:?}");

@@ -1,6 +1,6 @@
 //! The operations of a forward pass, shared out to the pool's threads.
 
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use super::attend::{self, Attention};
 use super::int8::QuantizedRows;
@@ -11,9 +11,10 @@ use super::pool::Pool;
 use super::rows::CpuRows;
 use super::rowwise;
 use super::share::{SMALL_ATTENTION, check};
+use super::watch::{Operation, Watch};
 use super::weight::CpuWeight;
 use super::{Isa, IsaChoice};
-use crate::choose::{self, Ask, Candidate, Choice};
+use crate::choose::{self, Ask, Candidate, Choice, Weights};
 use crate::{
     Backend, DraftIds, Error, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds, Result,
     RopeTable, Sink, WeightFormat,
@@ -25,6 +26,7 @@ pub struct CpuBackend {
     pub(super) pool: Pool,
     /// Kept between products; held for one at a time.
     pub(super) quantized: Mutex<QuantizedRows>,
+    pub(super) watch: Option<Arc<dyn Watch>>,
 }
 
 /// An embedding table, read where the checkpoint keeps it.
@@ -41,7 +43,7 @@ impl CpuBackend {
         let threads = if threads == 0 { cores } else { threads };
         let pool = Pool::new(threads)
             .map_err(|e| Error::Unavailable(format!("cannot start {threads} threads: {e}")))?;
-        Ok(Self { isa: Isa::pick(isa)?, pool, quantized: Mutex::default() })
+        Ok(Self { isa: Isa::pick(isa)?, pool, quantized: Mutex::default(), watch: None })
     }
 
     /// How many threads there are, the caller's included.
@@ -115,6 +117,7 @@ impl Backend for CpuBackend {
     }
 
     fn rows(&self, capacity: usize, width: usize) -> Result<CpuRows> {
+        let _reported = self.report(Operation::Rows { capacity, width });
         CpuRows::new(capacity, width)
     }
 
@@ -123,10 +126,12 @@ impl Backend for CpuBackend {
     }
 
     fn place(&self, host: &ForwardPlan, plan: &mut CpuPlan) -> Result<()> {
+        let _reported = self.report(Operation::Place);
         plan.place(host)
     }
 
     fn embed(&self, table: &CpuTable, plan: &CpuPlan, out: &mut CpuRows) -> Result<()> {
+        let _reported = self.report(Operation::Embed);
         let tokens = &plan.host().tokens;
         let width = table.width;
         check(out.width() == width, || {
@@ -156,6 +161,7 @@ impl Backend for CpuBackend {
         rows: usize,
         out: &mut CpuRows,
     ) -> Result<()> {
+        let _reported = self.report(Operation::RmsNorm);
         let width = weight.len();
         check(input.width() == width && out.width() == width, || {
             format!("a norm of {width} weights does not fit rows of {}", input.width())
@@ -181,6 +187,7 @@ impl Backend for CpuBackend {
         sink: Sink,
         out: &mut CpuRows,
     ) -> Result<()> {
+        let _reported = self.report(Operation::project(weight));
         self.run_product(weight, bias, input, rows, (sink, false), out)
     }
 
@@ -193,12 +200,13 @@ impl Backend for CpuBackend {
         both: &mut CpuRows,
         out: &mut CpuRows,
     ) -> Result<()> {
+        let _reported = self.report(Operation::project(weight));
         if weight.outputs().is_multiple_of(2 * LANES) && out.width() == weight.outputs() / 2 {
             // A thread gates what it has just summed up: other threads' sums are far away.
             return self.run_product(weight, bias, input, rows, (Sink::Set, true), out);
         }
-        self.project(weight, bias, input, rows, Sink::Set, both)?;
-        self.swiglu(both, rows, out)
+        self.run_product(weight, bias, input, rows, (Sink::Set, false), both)?;
+        self.gate_rows(both, rows, out)
     }
 
     fn write_kv(
@@ -211,6 +219,7 @@ impl Backend for CpuBackend {
         kv: &mut CpuKv,
         layer: usize,
     ) -> Result<()> {
+        let _reported = self.report(Operation::WriteKv);
         self.check_heads(qkv, heads, plan, kv)?;
         let (d, half) = (heads.head_dim, rope.half);
         check(2 * half <= d && rope.positions() >= plan.positions(), || {
@@ -271,6 +280,7 @@ impl Backend for CpuBackend {
         layer: usize,
         out: &mut CpuRows,
     ) -> Result<()> {
+        let _reported = self.report(Operation::Attend);
         self.check_heads(qkv, heads, plan, kv)?;
         check(out.width() >= heads.q_width() && out.capacity() >= plan.host().rows(), || {
             format!("attention of width {} does not fit rows of {}", heads.q_width(), out.width())
@@ -304,21 +314,8 @@ impl Backend for CpuBackend {
     }
 
     fn swiglu(&self, gate_up: &CpuRows, rows: usize, out: &mut CpuRows) -> Result<()> {
-        let width = out.width();
-        check(gate_up.width() == 2 * width, || {
-            format!("rows of {} do not hold gates and ups of width {width}", gate_up.width())
-        })?;
-        assert!(rows <= gate_up.capacity() && rows <= out.capacity(), "rows beyond the buffers");
-        let (isa, shared) = (self.isa, out.shared());
-        self.over_rows(rows, 8 * width, &|row| {
-            let (gate, up) = gate_up.row(row).split_at(width);
-            // SAFETY: all have `width` values, and each row is written by one task.
-            unsafe {
-                let out = shared.row_mut(row).as_mut_ptr();
-                rowwise::swiglu(isa, gate.as_ptr(), up.as_ptr(), width, out);
-            }
-        });
-        Ok(())
+        let _reported = self.report(Operation::Swiglu);
+        self.gate_rows(gate_up, rows, out)
     }
 
     fn copy_columns(
@@ -328,6 +325,7 @@ impl Backend for CpuBackend {
         column: usize,
         out: &mut CpuRows,
     ) -> Result<()> {
+        let _reported = self.report(Operation::CopyColumns);
         let end = column + input.width();
         check(end <= out.width(), || {
             format!("columns up to {end} do not fit rows of {}", out.width())
@@ -345,6 +343,7 @@ impl Backend for CpuBackend {
         column: usize,
         out: &mut CpuRows,
     ) -> Result<()> {
+        let _reported = self.report(Operation::TakeColumns);
         let end = column + out.width();
         check(end <= input.width(), || {
             format!("columns up to {end} are not in rows of {}", input.width())
@@ -356,6 +355,7 @@ impl Backend for CpuBackend {
     }
 
     fn gather_sources(&self, input: &CpuRows, plan: &CpuPlan, out: &mut CpuRows) -> Result<()> {
+        let _reported = self.report(Operation::GatherSources);
         let host = plan.host();
         check(input.width() == out.width() && host.sources.len() == host.rows(), || {
             format!(
@@ -373,6 +373,7 @@ impl Backend for CpuBackend {
     }
 
     fn gather_outputs(&self, input: &CpuRows, plan: &CpuPlan, out: &mut CpuRows) -> Result<usize> {
+        let _reported = self.report(Operation::GatherOutputs);
         let outputs = &plan.host().outputs;
         check(input.width() == out.width(), || {
             format!("rows of {} do not fit rows of {}", input.width(), out.width())
@@ -384,16 +385,19 @@ impl Backend for CpuBackend {
     }
 
     fn move_slots(&self, kv: &mut CpuKv, moves: &[(u32, u32)]) -> Result<()> {
+        let _reported = self.report(Operation::MoveSlots);
         moves.iter().for_each(|&(from, to)| kv.move_slot(from, to));
         Ok(())
     }
 
     fn move_rows(&self, rows: &mut CpuRows, moves: &[(u32, u32)]) -> Result<()> {
+        let _reported = self.report(Operation::MoveRows);
         moves.iter().for_each(|&(from, to)| rows.move_row(from as usize, to as usize));
         Ok(())
     }
 
     fn choose(&self, logits: &CpuRows, asks: &[Ask<'_>]) -> Result<Vec<Choice>> {
+        let _reported = self.report(Operation::Choose);
         Ok(self.answer(asks, |ask| choose::choose(logits.row(ask.row), ask)))
     }
 
@@ -404,10 +408,22 @@ impl Backend for CpuBackend {
         count: usize,
         ids: Option<DraftIds<'_>>,
     ) -> Result<Vec<Vec<Candidate>>> {
+        let _reported = self.report(Operation::Offer);
         Ok(self.answer(asks, |ask| choose::offer(logits.row(ask.row), ask, count, ids)))
     }
 
+    fn weigh(
+        &self,
+        logits: &CpuRows,
+        asks: &[Ask<'_>],
+        ids: Option<DraftIds<'_>>,
+    ) -> Result<Vec<Weights>> {
+        let _reported = self.report(Operation::Weigh);
+        Ok(self.answer(asks, |ask| choose::weigh(logits.row(ask.row), ask, ids)))
+    }
+
     fn read(&self, rows_of: &CpuRows, rows: usize) -> Result<Vec<f32>> {
+        let _reported = self.report(Operation::Read);
         Ok((0..rows).flat_map(|row| rows_of.row(row)).copied().collect())
     }
 }

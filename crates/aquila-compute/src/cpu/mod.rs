@@ -5,8 +5,8 @@
 //! - `lanes`: the vocabulary of the kernels, for AVX-512, AVX2 and any machine.
 //! - `project`, `int8`, `attend`, `rowwise`: the kernels.
 //! - `weight`, `kv`, `rows`, `plan`: what they work on; `memory` is where that lives.
-//! - `backend`: the operations; `share`: how they are shared out; `pool`: the threads; `watched`:
-//!   the same with somebody who hears of each.
+//! - `backend`: the operations; `share`: how they are shared out; `pool`: the threads; `watch`:
+//!   reports of each operation, for profiles and tests.
 
 mod attend;
 mod backend;
@@ -22,7 +22,7 @@ mod project;
 mod rows;
 mod rowwise;
 mod share;
-mod watched;
+mod watch;
 mod weight;
 
 pub use backend::{CpuBackend, CpuTable};
@@ -30,5 +30,5 @@ pub use isa::{Isa, IsaChoice};
 pub use kv::CpuKv;
 pub use plan::CpuPlan;
 pub use rows::CpuRows;
-pub use watched::{Operation, Watch, Watched};
+pub use watch::{Operation, Watch};
 pub use weight::CpuWeight;

@@ -8,6 +8,7 @@ use super::kv::CpuKv;
 use super::plan::CpuPlan;
 use super::project::{self, Product};
 use super::rows::CpuRows;
+use super::rowwise;
 use super::weight::CpuWeight;
 use crate::{Error, HeadShape, Result, Sink, WeightFormat};
 
@@ -124,6 +125,30 @@ impl CpuBackend {
         self.pool.run(panels.div_ceil(chunk), &|index| {
             task(index * chunk, ((index + 1) * chunk).min(panels));
         });
+    }
+
+    /// Of rows that hold gates, then ups: `out = silu(gate) * up`.
+    pub(super) fn gate_rows(
+        &self,
+        gate_up: &CpuRows,
+        rows: usize,
+        out: &mut CpuRows,
+    ) -> Result<()> {
+        let width = out.width();
+        check(gate_up.width() == 2 * width, || {
+            format!("rows of {} do not hold gates and ups of width {width}", gate_up.width())
+        })?;
+        assert!(rows <= gate_up.capacity() && rows <= out.capacity(), "rows beyond the buffers");
+        let (isa, shared) = (self.isa, out.shared());
+        self.over_rows(rows, 8 * width, &|row| {
+            let (gate, up) = gate_up.row(row).split_at(width);
+            // SAFETY: all have `width` values, and each row is written by one task.
+            unsafe {
+                let out = shared.row_mut(row).as_mut_ptr();
+                rowwise::swiglu(isa, gate.as_ptr(), up.as_ptr(), width, out);
+            }
+        });
+        Ok(())
     }
 
     /// Shares out rows of about `work` simple operations each.

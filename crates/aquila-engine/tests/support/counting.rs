@@ -1,11 +1,16 @@
 //! Counts the rows that are made and the copies of rows.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use aquila_compute::cpu::{Operation, Watch, Watched};
+use aquila_compute::cpu::{CpuBackend, IsaChoice, Operation, Watch};
 
-/// A backend that counts.
-pub type Counting = Watched<Counts>;
+/// A backend that counts, and its counts.
+pub fn counting() -> (Arc<CpuBackend>, Arc<Counts>) {
+    let counts = Arc::new(Counts::default());
+    let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap().watched(counts.clone());
+    (Arc::new(backend), counts)
+}
 
 #[derive(Default)]
 pub struct Counts {
@@ -26,7 +31,7 @@ impl Counts {
 }
 
 impl Watch for Counts {
-    fn around<T>(&self, operation: Operation, run: impl FnOnce() -> T) -> T {
+    fn begin(&self, operation: Operation) {
         use Operation::*;
         match operation {
             Rows { capacity, width } => {
@@ -37,6 +42,5 @@ impl Watch for Counts {
             }
             _ => {}
         }
-        run()
     }
 }

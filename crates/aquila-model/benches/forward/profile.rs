@@ -1,6 +1,7 @@
 //! Where the time of a round goes, by operation.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use aquila_compute::choose::{Ask, History, Sampling};
@@ -10,18 +11,19 @@ use aquila_compute::{Backend, ForwardPlan, WeightFormat};
 use crate::Options;
 use crate::machine::Machine;
 use crate::scene::{Batch, Scene};
-use crate::timed::{Clock, Timed};
+use crate::timed::Clock;
 
 /// The times of one operation, one per round, with its calls in a round.
 type Samples = BTreeMap<Operation, (Vec<f64>, usize)>;
 
 pub fn run(backend: CpuBackend, machine: Machine, batch: Batch, options: &Options) {
-    let backend = Timed::new(backend, Clock::default());
+    let clock = Arc::new(Clock::default());
+    let backend = backend.watched(clock.clone());
     let requests = match batch {
         Batch::RowsOfOne => 1,
         Batch::OneRowOfEach => options.rows.iter().copied().max().unwrap_or(1),
     };
-    let mut scenes: Vec<Scene<Timed>> = options
+    let mut scenes: Vec<Scene<CpuBackend>> = options
         .formats
         .iter()
         .map(|&format| Scene::load(&backend, &options.model, format, options.context, requests))
@@ -32,9 +34,9 @@ pub fn run(backend: CpuBackend, machine: Machine, batch: Batch, options: &Option
         for (at, &rows) in options.rows.iter().enumerate() {
             for (format, scene) in scenes.iter_mut().enumerate() {
                 let plan = scene.plan(batch, rows);
-                backend.watch.take();
+                clock.take();
                 let total = round(&backend, scene, &plan);
-                let ledger = backend.watch.take();
+                let ledger = clock.take();
                 if repetition == 0 {
                     continue;
                 }
@@ -56,7 +58,7 @@ pub fn run(backend: CpuBackend, machine: Machine, batch: Batch, options: &Option
 }
 
 /// One round: a pass, and a greedy choice for each of its rows.
-fn round(backend: &Timed, scene: &mut Scene<Timed>, plan: &ForwardPlan) -> f64 {
+fn round(backend: &CpuBackend, scene: &mut Scene<CpuBackend>, plan: &ForwardPlan) -> f64 {
     let (sampling, history) = (Sampling::default(), History::default());
     let asks: Vec<Ask<'_>> = plan
         .positions
@@ -89,7 +91,7 @@ fn ordered(times: &mut [f64]) -> (f64, f64) {
 /// Shares and floors are those of the medians; best times of different operations come from
 /// different rounds, so they do not add up to a round.
 fn report(
-    scene: &Scene<Timed>,
+    scene: &Scene<CpuBackend>,
     plan: &ForwardPlan,
     (best, total): (f64, f64),
     samples: &mut Samples,
@@ -126,7 +128,7 @@ fn report(
     });
 }
 
-fn name(operation: Operation, scene: &Scene<Timed>) -> &'static str {
+fn name(operation: Operation, scene: &Scene<CpuBackend>) -> &'static str {
     match operation {
         Operation::Project { outputs, inputs } => scene
             .projections()
@@ -154,7 +156,7 @@ fn name(operation: Operation, scene: &Scene<Timed>) -> &'static str {
 /// machine's bandwidth, or all its work at the machine's peak.
 fn floor(
     operation: Operation,
-    scene: &Scene<Timed>,
+    scene: &Scene<CpuBackend>,
     plan: &ForwardPlan,
     calls: usize,
     machine: Machine,

@@ -18,6 +18,7 @@ pub fn widest<W: Work>(work: W) -> W::Out {
         if is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx2")
         {
             // SAFETY: the features were detected above.
             return unsafe { with_avx512(work) };

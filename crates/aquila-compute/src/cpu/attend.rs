@@ -6,8 +6,8 @@
 
 use std::cell::RefCell;
 
-use super::Isa;
 use super::block::{Block, MOST_HEADS, rows_alike};
+use super::isa::Detected;
 use super::kv::SharedKv;
 use super::lanes::{LANES, Lanes, kernel, unroll};
 use crate::reference::BLOCK;
@@ -33,22 +33,22 @@ unsafe impl Sync for Attention<'_> {}
 trait Element: Copy + 'static {
     /// # Safety
     /// 16 elements must be readable.
-    unsafe fn read<L: Lanes>(at: *const Self) -> L::F;
+    unsafe fn read<L: Lanes>(l: L, at: *const Self) -> L::F;
 }
 
 impl Element for f32 {
     #[inline(always)]
-    unsafe fn read<L: Lanes>(at: *const f32) -> L::F {
+    unsafe fn read<L: Lanes>(l: L, at: *const f32) -> L::F {
         // SAFETY: vouched for by the caller.
-        unsafe { L::load(at) }
+        unsafe { l.load(at) }
     }
 }
 
 impl Element for u16 {
     #[inline(always)]
-    unsafe fn read<L: Lanes>(at: *const u16) -> L::F {
+    unsafe fn read<L: Lanes>(l: L, at: *const u16) -> L::F {
         // SAFETY: vouched for by the caller.
-        unsafe { L::load_bf16(at) }
+        unsafe { l.load_bf16(at) }
     }
 }
 
@@ -59,6 +59,7 @@ thread_local! {
 
 #[inline(always)]
 unsafe fn attend<L: Lanes, E: Element>(
+    l: L,
     a: &Attention<'_>,
     kv_head: usize,
     first: usize,
@@ -111,13 +112,13 @@ unsafe fn attend<L: Lanes, E: Element>(
                     }
                     while place < end {
                         let heads = (end - place).min(MOST_HEADS);
-                        score::<L, E>(a, &mut block, heads, queries.add(place * width), cold);
+                        score::<L, E>(l, a, &mut block, heads, queries.add(place * width), cold);
                         for h in 0..heads {
                             let max = maxima.add((place + h) * LANES);
                             let total = totals.add((place + h) * LANES);
-                            soften::<L>(&mut block, h, max, total);
+                            soften(l, &mut block, h, max, total);
                         }
-                        add_values::<L, E>(a, &block, heads, sums.add(place * width));
+                        add_values::<L, E>(l, a, &block, heads, sums.add(place * width));
                         place += heads;
                         cold = false;
                     }
@@ -129,14 +130,14 @@ unsafe fn attend<L: Lanes, E: Element>(
         for place in 0..places {
             let head = kv_head * group + place % group;
             let to = a.out.add((first + place / group) * a.out_stride + head * dim);
-            let inverse = L::div(L::splat(1.0), L::load(totals.add(place * LANES)));
+            let inverse = l.div(l.splat(1.0), l.load(totals.add(place * LANES)));
             let mut i = 0;
             while i < dim {
-                let value = L::mul(L::load(sums.add(place * width + i)), inverse);
+                let value = l.mul(l.load(sums.add(place * width + i)), inverse);
                 if dim - i >= LANES {
-                    L::store(to.add(i), value);
+                    l.store(to.add(i), value);
                 } else {
-                    L::store_first(to.add(i), dim - i, value);
+                    l.store_first(to.add(i), dim - i, value);
                 }
                 i += LANES;
             }
@@ -148,6 +149,7 @@ unsafe fn attend<L: Lanes, E: Element>(
 /// Scores of `heads` heads over a block: 16 keys serve all heads while they are in the cache.
 #[inline(always)]
 unsafe fn score<L: Lanes, E: Element>(
+    l: L,
     a: &Attention<'_>,
     block: &mut Block,
     heads: usize,
@@ -166,23 +168,23 @@ unsafe fn score<L: Lanes, E: Element>(
                     // The next block, in as many parts as there are heads to hide it behind.
                     let (from, to) = (p + LANES * h / heads, p + LANES * (h + 1) / heads);
                     for at in &block.ahead[from..to.min(block.ahead_count.max(from))] {
-                        prefetch_head::<L, E>(a, *at);
+                        prefetch_head::<L, E>(l, a, *at);
                     }
                 }
                 let query = queries.add(h * width);
-                let mut dots = [L::splat(0.0); LANES];
+                let mut dots = [l.splat(0.0); LANES];
                 let to = dots.as_mut_ptr();
                 if L::MANY_REGISTERS {
-                    dot_some::<L, E, 8>(keys, at, query, width, to);
-                    dot_some::<L, E, 8>(keys, at.add(8), query, width, to.add(8));
+                    dot_some::<L, E, 8>(l, keys, at, query, width, to);
+                    dot_some::<L, E, 8>(l, keys, at.add(8), query, width, to.add(8));
                 } else {
-                    dot_some::<L, E, 4>(keys, at, query, width, to);
-                    dot_some::<L, E, 4>(keys, at.add(4), query, width, to.add(4));
-                    dot_some::<L, E, 4>(keys, at.add(8), query, width, to.add(8));
-                    dot_some::<L, E, 4>(keys, at.add(12), query, width, to.add(12));
+                    dot_some::<L, E, 4>(l, keys, at, query, width, to);
+                    dot_some::<L, E, 4>(l, keys, at.add(4), query, width, to.add(4));
+                    dot_some::<L, E, 4>(l, keys, at.add(8), query, width, to.add(8));
+                    dot_some::<L, E, 4>(l, keys, at.add(12), query, width, to.add(12));
                 }
-                let dots = L::mul(L::fold_each(&dots), L::splat(a.scale));
-                L::store(block.scores[h].as_mut_ptr().add(p), dots);
+                let dots = l.mul(l.fold_each(&dots), l.splat(a.scale));
+                l.store(block.scores[h].as_mut_ptr().add(p), dots);
             }
         }
         p += LANES;
@@ -191,13 +193,13 @@ unsafe fn score<L: Lanes, E: Element>(
 
 /// Asks for the key and the value of one position.
 #[inline(always)]
-fn prefetch_head<L: Lanes, E: Element>(a: &Attention<'_>, at: usize) {
+fn prefetch_head<L: Lanes, E: Element>(l: L, a: &Attention<'_>, at: usize) {
     let key = a.kv.keys.get().cast::<E>().wrapping_add(at).cast::<u8>();
     let value = a.kv.values.get().cast::<E>().wrapping_add(at).cast::<u8>();
     let mut line = 0;
     while line < a.kv.width * size_of::<E>() {
-        L::prefetch_later(key.wrapping_add(line));
-        L::prefetch_later(value.wrapping_add(line));
+        l.prefetch_later(key.wrapping_add(line));
+        l.prefetch_later(value.wrapping_add(line));
         line += 64;
     }
 }
@@ -205,47 +207,48 @@ fn prefetch_head<L: Lanes, E: Element>(a: &Attention<'_>, at: usize) {
 /// Makes one head's scores the weights of the block's own softmax; merges the largest score and
 /// the total of the blocks before.
 #[inline(always)]
-unsafe fn soften<L: Lanes>(block: &mut Block, h: usize, max: *mut f32, total: *mut f32) {
+unsafe fn soften<L: Lanes>(l: L, block: &mut Block, h: usize, max: *mut f32, total: *mut f32) {
     let scores = &mut block.scores[h];
     let rounded = block.count.next_multiple_of(LANES);
     scores[block.count..rounded].fill(f32::NEG_INFINITY);
     // SAFETY: the caller vouches for 16 values of each pointer; a block has `rounded` scores.
     unsafe {
-        let mut largest = L::splat(f32::NEG_INFINITY);
+        let mut largest = l.splat(f32::NEG_INFINITY);
         let mut p = 0;
         while p < rounded {
-            largest = L::max(L::load(scores.as_ptr().add(p)), largest);
+            largest = l.max(l.load(scores.as_ptr().add(p)), largest);
             p += LANES;
         }
-        let block_max = L::splat(L::fold_max(largest));
-        let mut sum = L::splat(0.0);
+        let block_max = l.splat(l.fold_max(largest));
+        let mut sum = l.splat(0.0);
         let mut p = 0;
         while p < rounded {
-            let weights = L::exp(L::sub(L::load(scores.as_ptr().add(p)), block_max));
-            sum = L::add(sum, weights);
-            L::store(scores.as_mut_ptr().add(p), weights);
+            let weights = l.exp(l.sub(l.load(scores.as_ptr().add(p)), block_max));
+            sum = l.add(sum, weights);
+            l.store(scores.as_mut_ptr().add(p), weights);
             p += LANES;
         }
-        let block_total = L::splat(L::fold(sum));
+        let block_total = l.splat(l.fold(sum));
         if block.first {
-            L::store(max, block_max);
-            L::store(total, block_total);
+            l.store(max, block_max);
+            l.store(total, block_total);
             return;
         }
-        let before = L::load(max);
-        let new_max = L::max(block_max, before);
-        let old = L::exp(L::sub(before, new_max));
-        let new = L::exp(L::sub(block_max, new_max));
-        L::store(total, L::fma(L::load(total), old, L::mul(block_total, new)));
-        L::store(max, new_max);
-        L::store(block.old[h].as_mut_ptr(), old);
-        L::store(block.new[h].as_mut_ptr(), new);
+        let before = l.load(max);
+        let new_max = l.max(block_max, before);
+        let old = l.exp(l.sub(before, new_max));
+        let new = l.exp(l.sub(block_max, new_max));
+        l.store(total, l.fma(l.load(total), old, l.mul(block_total, new)));
+        l.store(max, new_max);
+        l.store(block.old[h].as_mut_ptr(), old);
+        l.store(block.new[h].as_mut_ptr(), new);
     }
 }
 
 /// Products of one query with `J` keys, before their folding.
 #[inline(always)]
 unsafe fn dot_some<L: Lanes, E: Element, const J: usize>(
+    l: L,
     keys: *const E,
     at: *const usize,
     query: *const f32,
@@ -254,12 +257,12 @@ unsafe fn dot_some<L: Lanes, E: Element, const J: usize>(
 ) {
     // SAFETY: the caller vouches for `J` positions and `width` elements of each.
     unsafe {
-        let mut dots = [L::splat(0.0); J];
+        let mut dots = [l.splat(0.0); J];
         let mut d = 0;
         while d < width {
-            let q = L::load(query.add(d));
+            let q = l.load(query.add(d));
             unroll!(j < J {
-                dots[j] = L::fma(q, E::read::<L>(keys.add(*at.add(j) + d)), dots[j]);
+                dots[j] = l.fma(q, E::read(l, keys.add(*at.add(j) + d)), dots[j]);
             });
             d += LANES;
         }
@@ -272,6 +275,7 @@ unsafe fn dot_some<L: Lanes, E: Element, const J: usize>(
 /// Adds the block's values, weighted, to the sums of `heads` heads.
 #[inline(always)]
 unsafe fn add_values<L: Lanes, E: Element>(
+    l: L,
     a: &Attention<'_>,
     block: &Block,
     heads: usize,
@@ -296,17 +300,17 @@ unsafe fn add_values<L: Lanes, E: Element>(
             unsafe {
                 let to = sums.add(h * width + d);
                 match (together, columns) {
-                    (1, 8) => values::<L, E, 1, 8>(a, block, h, d, to),
-                    (1, 4) => values::<L, E, 1, 4>(a, block, h, d, to),
-                    (2, 4) => values::<L, E, 2, 4>(a, block, h, d, to),
-                    (3, 4) => values::<L, E, 3, 4>(a, block, h, d, to),
-                    (_, 4) => values::<L, E, 4, 4>(a, block, h, d, to),
-                    (1, 2) => values::<L, E, 1, 2>(a, block, h, d, to),
-                    (_, 2) => values::<L, E, 2, 2>(a, block, h, d, to),
-                    (1, _) => values::<L, E, 1, 1>(a, block, h, d, to),
-                    (2, _) => values::<L, E, 2, 1>(a, block, h, d, to),
-                    (3, _) => values::<L, E, 3, 1>(a, block, h, d, to),
-                    _ => values::<L, E, 4, 1>(a, block, h, d, to),
+                    (1, 8) => values::<L, E, 1, 8>(l, a, block, h, d, to),
+                    (1, 4) => values::<L, E, 1, 4>(l, a, block, h, d, to),
+                    (2, 4) => values::<L, E, 2, 4>(l, a, block, h, d, to),
+                    (3, 4) => values::<L, E, 3, 4>(l, a, block, h, d, to),
+                    (_, 4) => values::<L, E, 4, 4>(l, a, block, h, d, to),
+                    (1, 2) => values::<L, E, 1, 2>(l, a, block, h, d, to),
+                    (_, 2) => values::<L, E, 2, 2>(l, a, block, h, d, to),
+                    (1, _) => values::<L, E, 1, 1>(l, a, block, h, d, to),
+                    (2, _) => values::<L, E, 2, 1>(l, a, block, h, d, to),
+                    (3, _) => values::<L, E, 3, 1>(l, a, block, h, d, to),
+                    _ => values::<L, E, 4, 1>(l, a, block, h, d, to),
                 }
             }
             h += together;
@@ -318,6 +322,7 @@ unsafe fn add_values<L: Lanes, E: Element>(
 /// `C` times 16 elements of the values for `H` heads.
 #[inline(always)]
 unsafe fn values<L: Lanes, E: Element, const H: usize, const C: usize>(
+    l: L,
     a: &Attention<'_>,
     block: &Block,
     first: usize,
@@ -327,29 +332,29 @@ unsafe fn values<L: Lanes, E: Element, const H: usize, const C: usize>(
     // SAFETY: the caller vouches for the attention and the sums.
     unsafe {
         let values = a.kv.values.get().cast::<E>().add(d);
-        let mut parts = [[L::splat(0.0); C]; H];
+        let mut parts = [[l.splat(0.0); C]; H];
         for p in 0..block.count {
             let row = values.add(*block.at.as_ptr().add(p));
-            let mut v = [L::splat(0.0); C];
+            let mut v = [l.splat(0.0); C];
             unroll!(c < C {
-                v[c] = E::read::<L>(row.add(c * LANES));
+                v[c] = E::read(l, row.add(c * LANES));
             });
             unroll!(h < H {
-                let w = L::splat(*block.scores.as_ptr().add(first + h).cast::<f32>().add(p));
+                let w = l.splat(*block.scores.as_ptr().add(first + h).cast::<f32>().add(p));
                 unroll!(c < C {
-                    parts[h][c] = L::fma(w, v[c], parts[h][c]);
+                    parts[h][c] = l.fma(w, v[c], parts[h][c]);
                 });
             });
         }
         unroll!(h < H {
-            let old = L::load(block.old.as_ptr().add(first + h).cast());
-            let new = L::load(block.new.as_ptr().add(first + h).cast());
+            let old = l.load(block.old.as_ptr().add(first + h).cast());
+            let new = l.load(block.new.as_ptr().add(first + h).cast());
             unroll!(c < C {
                 let at = sums.add(h * a.kv.width + c * LANES);
                 if block.first {
-                    L::store(at, parts[h][c]);
+                    l.store(at, parts[h][c]);
                 } else {
-                    L::store(at, L::fma(L::load(at), old, L::mul(parts[h][c], new)));
+                    l.store(at, l.fma(l.load(at), old, l.mul(parts[h][c], new)));
                 }
             });
         });
@@ -357,15 +362,21 @@ unsafe fn values<L: Lanes, E: Element, const H: usize, const C: usize>(
 }
 
 #[inline(always)]
-unsafe fn attend_f32<L: Lanes>(a: &Attention<'_>, kv_head: usize, first: usize, last: usize) {
+unsafe fn attend_f32<L: Lanes>(l: L, a: &Attention<'_>, kv_head: usize, first: usize, last: usize) {
     // SAFETY: the caller vouches for the attention.
-    unsafe { attend::<L, f32>(a, kv_head, first, last) }
+    unsafe { attend::<L, f32>(l, a, kv_head, first, last) }
 }
 
 #[inline(always)]
-unsafe fn attend_bf16<L: Lanes>(a: &Attention<'_>, kv_head: usize, first: usize, last: usize) {
+unsafe fn attend_bf16<L: Lanes>(
+    l: L,
+    a: &Attention<'_>,
+    kv_head: usize,
+    first: usize,
+    last: usize,
+) {
     // SAFETY: the caller vouches for the attention.
-    unsafe { attend::<L, u16>(a, kv_head, first, last) }
+    unsafe { attend::<L, u16>(l, a, kv_head, first, last) }
 }
 
 kernel! {
@@ -382,7 +393,7 @@ kernel! {
 /// The attention's pointers and the plan's slots must be valid for its sizes, and no other task
 /// may write the outputs of these rows and heads.
 pub(super) unsafe fn attend_rows(
-    isa: Isa,
+    isa: Detected,
     a: &Attention<'_>,
     kv_head: usize,
     first: usize,

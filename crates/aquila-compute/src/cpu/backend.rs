@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::attend::{self, Attention};
 use super::int8::QuantizedRows;
+use super::isa::Detected;
 use super::kv::CpuKv;
 use super::lanes::LANES;
 use super::plan::CpuPlan;
@@ -22,7 +23,7 @@ use crate::{
 
 /// The CPU, with its kernels and threads.
 pub struct CpuBackend {
-    pub(super) isa: Isa,
+    pub(super) isa: Detected,
     pub(super) pool: Pool,
     /// Kept between products; held for one at a time.
     pub(super) quantized: Mutex<QuantizedRows>,
@@ -43,7 +44,7 @@ impl CpuBackend {
         let threads = if threads == 0 { cores } else { threads };
         let pool = Pool::new(threads)
             .map_err(|e| Error::Unavailable(format!("cannot start {threads} threads: {e}")))?;
-        Ok(Self { isa: Isa::pick(isa)?, pool, quantized: Mutex::default(), watch: None })
+        Ok(Self { isa: Detected::pick(isa)?, pool, quantized: Mutex::default(), watch: None })
     }
 
     /// How many threads there are, the caller's included.
@@ -72,7 +73,7 @@ impl CpuBackend {
 
     /// The instruction set in use.
     pub fn isa(&self) -> Isa {
-        self.isa
+        self.isa.isa()
     }
 }
 
@@ -86,7 +87,7 @@ impl Backend for CpuBackend {
     type Plan = CpuPlan;
 
     fn describe(&self) -> String {
-        format!("cpu, {}, {} threads", self.isa, self.threads())
+        format!("cpu, {}, {} threads", self.isa(), self.threads())
     }
 
     fn pack(&self, parts: &[HostTensor], format: WeightFormat) -> Result<CpuWeight> {

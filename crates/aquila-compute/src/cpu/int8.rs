@@ -3,8 +3,8 @@
 //! Rows are quantized first, group by group, each from its own values. The integer sum of a group
 //! is exact, so only the order of the groups matters, and that is the order of the inputs.
 
-use super::Isa;
-use super::lanes::{Int8Lanes, LANES, kernel, unroll};
+use super::isa::{Detected, DetectedInt8};
+use super::lanes::{Floats, Int8Lanes, LANES, Lanes, Portable, Tile, kernel, tiles, unroll};
 use super::project::{Product, Tiling, opaque, over_groups};
 use super::weight::{GROUP_LINES, LINE, PAIR_BYTES};
 use crate::shape::INT8_GROUP;
@@ -62,22 +62,24 @@ fn grow<T: Default + Clone>(values: &mut Vec<T>, size: usize) {
 
 /// The 32 values of a group, zeros after the row's last.
 #[inline(always)]
-unsafe fn group_of<L: Int8Lanes>(x: *const f32, left: usize) -> (L::F, L::F) {
+unsafe fn group_of<L: Int8Lanes>(l: L, x: *const f32, left: usize) -> (Floats<L>, Floats<L>) {
+    let f = l.lanes();
     // SAFETY: the caller says that `left` values are readable.
     unsafe {
         if left >= INT8_GROUP {
-            (L::load(x), L::load(x.add(LANES)))
+            (f.load(x), f.load(x.add(LANES)))
         } else if left >= LANES {
-            (L::load(x), L::load_first(x.add(LANES), left - LANES))
+            (f.load(x), f.load_first(x.add(LANES), left - LANES))
         } else {
-            (L::load_first(x, left), L::splat(0.0))
+            (f.load_first(x, left), f.splat(0.0))
         }
     }
 }
 
 #[inline(always)]
-unsafe fn quantize<L: Int8Lanes>(p: &Product, q: &Quantized, first: usize, last: usize) {
-    let (q, inputs, zero) = (*q, p.inputs, L::splat(0.0));
+unsafe fn quantize<L: Int8Lanes>(l: L, p: &Product, q: &Quantized, first: usize, last: usize) {
+    let f = l.lanes();
+    let (q, inputs, zero) = (*q, p.inputs, f.splat(0.0));
     // Sixteen groups at a time, so that their scales are divided together.
     let mut largest = [0.0f32; LANES];
     let mut inverses = [0.0f32; LANES];
@@ -92,24 +94,23 @@ unsafe fn quantize<L: Int8Lanes>(p: &Product, q: &Quantized, first: usize, last:
                 let left = inputs - group * INT8_GROUP;
                 for (g, largest) in largest.iter_mut().enumerate().take(together) {
                     let skipped = g * INT8_GROUP;
-                    let (a, b) = group_of::<L>(x.add(skipped), left - skipped);
-                    let most = L::max(L::abs(a), L::max(L::abs(b), zero));
-                    *largest = L::fold_max(most);
+                    let (a, b) = group_of(l, x.add(skipped), left - skipped);
+                    let most = f.max(f.abs(a), f.max(f.abs(b), zero));
+                    *largest = f.fold_max(most);
                 }
-                let (most, tiny) = (L::load(largest.as_ptr()), L::splat(1e-30));
-                let (inverse, scale) =
-                    (L::div(L::splat(127.0), most), L::div(most, L::splat(127.0)));
-                L::store(inverses.as_mut_ptr(), L::zero_below(most, tiny, inverse));
-                L::store(scales.as_mut_ptr(), L::zero_below(most, tiny, scale));
+                let (most, tiny) = (f.load(largest.as_ptr()), f.splat(1e-30));
+                let (inverse, scale) = (f.div(f.splat(127.0), most), f.div(most, f.splat(127.0)));
+                f.store(inverses.as_mut_ptr(), f.zero_below(most, tiny, inverse));
+                f.store(scales.as_mut_ptr(), f.zero_below(most, tiny, scale));
                 let of_group = row * q.groups + group;
                 let to = q.values.add(row * q.stride + group * INT8_GROUP * L::STEPS);
                 for g in 0..together {
                     let skipped = g * INT8_GROUP;
-                    let (a, b) = group_of::<L>(x.add(skipped), left - skipped);
-                    let inverse = L::splat(inverses[g]);
+                    let (a, b) = group_of(l, x.add(skipped), left - skipped);
+                    let inverse = f.splat(inverses[g]);
                     let to = to.add(skipped * L::STEPS);
-                    let sum = L::store_inputs(to, L::round(L::mul(a, inverse)))
-                        + L::store_inputs(to.add(LANES * L::STEPS), L::round(L::mul(b, inverse)));
+                    let sum = l.store_inputs(to, f.round(f.mul(a, inverse)))
+                        + l.store_inputs(to.add(LANES * L::STEPS), f.round(f.mul(b, inverse)));
                     *q.corrections.add(of_group + g) = -128 * sum;
                     *q.scales.add(of_group + g) = scales[g];
                 }
@@ -124,7 +125,7 @@ unsafe fn quantize<L: Int8Lanes>(p: &Product, q: &Quantized, first: usize, last:
 const AHEAD: usize = 16;
 
 /// Some rows by some panels.
-struct Tile<'a> {
+struct Int8Tile<'a> {
     product: &'a Product,
     rows: &'a Quantized,
     panel: usize,
@@ -136,71 +137,74 @@ struct Tile<'a> {
     sums: *mut f32,
 }
 
-#[inline(always)]
-unsafe fn tile<L: Int8Lanes, const R: usize, const P: usize>(t: &Tile<'_>) {
-    // SAFETY: the caller vouches for the product; the tile lies within it.
-    unsafe {
-        let (p, q) = (t.product, t.rows);
-        let mut w = p.weights.add(t.panel * p.panel_bytes);
-        let mut scales = w;
-        // One pointer for three rows: the other two are a scaled index away.
-        let mut x = [q.values.add(t.row * q.stride).cast_const(); POINTERS];
-        for (g, x) in x.iter_mut().enumerate() {
-            *x = x.wrapping_add(3 * g * q.stride);
-        }
-        let far = (AHEAD / P / 2).max(1);
-        let mut ahead = 0;
-        for group in 0..q.groups {
-            let row_of_groups = t.row * q.groups + group;
-            if group % 2 == 0 {
-                // Within the panel, or at the beginning of the one that comes next.
-                ahead = far * PAIR_BYTES;
-                if group + 2 * far >= q.groups {
-                    ahead = ahead.wrapping_add(t.next.wrapping_sub(p.panel_bytes));
-                }
-                scales = w;
-                unroll!(n < P {
-                    L::prefetch_later(w.wrapping_add(ahead).wrapping_add(n * p.panel_bytes));
-                });
-                w = w.wrapping_add(LINE);
-            } else {
-                scales = scales.wrapping_add(2 * LANES);
+impl<L: Int8Lanes> Tile<L> for Int8Tile<'_> {
+    #[inline(always)]
+    unsafe fn sum<const R: usize, const P: usize>(&self, l: L) {
+        let f = l.lanes();
+        // SAFETY: the caller vouches for the product; the tile lies within it.
+        unsafe {
+            let (p, q) = (self.product, self.rows);
+            let mut w = p.weights.add(self.panel * p.panel_bytes);
+            let mut scales = w;
+            // One pointer for three rows: the other two are a scaled index away.
+            let mut x = [q.values.add(self.row * q.stride).cast_const(); POINTERS];
+            for (g, x) in x.iter_mut().enumerate() {
+                *x = x.wrapping_add(3 * g * q.stride);
             }
-            let mut dots = [[L::start(0); P]; R];
-            unroll!(r < R {
-                let start = L::start(*q.corrections.add(row_of_groups + r * q.groups));
-                unroll!(n < P {
-                    dots[r][n] = start;
+            let far = (AHEAD / P / 2).max(1);
+            let mut ahead = 0;
+            for group in 0..q.groups {
+                let row_of_groups = self.row * q.groups + group;
+                if group % 2 == 0 {
+                    // Within the panel, or at the beginning of the one that comes next.
+                    ahead = far * PAIR_BYTES;
+                    if group + 2 * far >= q.groups {
+                        ahead = ahead.wrapping_add(self.next.wrapping_sub(p.panel_bytes));
+                    }
+                    scales = w;
+                    unroll!(n < P {
+                        f.prefetch_later(w.wrapping_add(ahead).wrapping_add(n * p.panel_bytes));
+                    });
+                    w = w.wrapping_add(LINE);
+                } else {
+                    scales = scales.wrapping_add(2 * LANES);
+                }
+                let mut dots = [[l.start(0); P]; R];
+                unroll!(r < R {
+                    let start = l.start(*q.corrections.add(row_of_groups + r * q.groups));
+                    unroll!(n < P {
+                        dots[r][n] = start;
+                    });
                 });
-            });
-            for _ in 0..GROUP_LINES {
-                w = opaque(w);
-                for (g, x) in x.iter_mut().enumerate() {
-                    if 3 * g < R {
-                        *x = opaque(*x);
+                for _ in 0..GROUP_LINES {
+                    w = opaque(w);
+                    for (g, x) in x.iter_mut().enumerate() {
+                        if 3 * g < R {
+                            *x = opaque(*x);
+                        }
+                    }
+                    unroll!(n < P {
+                        f.prefetch_later(w.wrapping_add(ahead).wrapping_add(n * p.panel_bytes));
+                    });
+                    four_inputs::<L, R, P>(l, &mut dots, w, p.panel_bytes, &x, q.stride, 0);
+                    if L::STEPS == 2 {
+                        four_inputs::<L, R, P>(l, &mut dots, w, p.panel_bytes, &x, q.stride, 1);
+                    }
+                    w = w.wrapping_add(LINE);
+                    for x in &mut x {
+                        *x = x.wrapping_add(4 * L::STEPS);
                     }
                 }
                 unroll!(n < P {
-                    L::prefetch_later(w.wrapping_add(ahead).wrapping_add(n * p.panel_bytes));
+                    let scale = f.load_bf16(scales.add(n * p.panel_bytes).cast());
+                    unroll!(r < R {
+                        let of_row = f.splat(*q.scales.add(row_of_groups + r * q.groups));
+                        let sum = self.sums.add((r * P + n) * LANES);
+                        let dot = l.to_f32(dots[r][n]);
+                        f.store(sum, f.fma(dot, f.mul(of_row, scale), f.load(sum)));
+                    });
                 });
-                four_inputs::<L, R, P>(&mut dots, w, p.panel_bytes, &x, q.stride, 0);
-                if L::STEPS == 2 {
-                    four_inputs::<L, R, P>(&mut dots, w, p.panel_bytes, &x, q.stride, 1);
-                }
-                w = w.wrapping_add(LINE);
-                for x in &mut x {
-                    *x = x.wrapping_add(4 * L::STEPS);
-                }
             }
-            unroll!(n < P {
-                let scale = L::load_bf16(scales.add(n * p.panel_bytes).cast());
-                unroll!(r < R {
-                    let of_row = L::splat(*q.scales.add(row_of_groups + r * q.groups));
-                    let sum = t.sums.add((r * P + n) * LANES);
-                    let dot = L::to_f32(dots[r][n]);
-                    L::store(sum, L::fma(dot, L::mul(of_row, scale), L::load(sum)));
-                });
-            });
         }
     }
 }
@@ -208,6 +212,7 @@ unsafe fn tile<L: Int8Lanes, const R: usize, const P: usize>(t: &Tile<'_>) {
 /// One step of four inputs of every row, times their weights.
 #[inline(always)]
 unsafe fn four_inputs<L: Int8Lanes, const R: usize, const P: usize>(
+    l: L,
     dots: &mut [[L::I; P]; R],
     line: *const u8,
     panel_bytes: usize,
@@ -217,25 +222,25 @@ unsafe fn four_inputs<L: Int8Lanes, const R: usize, const P: usize>(
 ) {
     // SAFETY: the caller says that the line and the inputs exist.
     unsafe {
-        if !L::MANY_REGISTERS {
+        if !L::Lanes::MANY_REGISTERS {
             // Loads inputs once per panel, since sums leave room for one panel's weights.
             unroll!(n < P {
-                let w = L::weights(line.add(n * panel_bytes), step);
+                let w = l.weights(line.add(n * panel_bytes), step);
                 unroll!(r < R {
-                    let x = L::inputs(x[r / 3].add(r % 3 * stride), step);
-                    dots[r][n] = L::dot(dots[r][n], w, x);
+                    let x = l.inputs(x[r / 3].add(r % 3 * stride), step);
+                    dots[r][n] = l.dot(dots[r][n], w, x);
                 });
             });
             return;
         }
-        let mut w = [L::weights(line, step); P];
+        let mut w = [l.weights(line, step); P];
         unroll!(n < P {
-            w[n] = L::weights(line.add(n * panel_bytes), step);
+            w[n] = l.weights(line.add(n * panel_bytes), step);
         });
         unroll!(r < R {
-            let x = L::inputs(x[r / 3].add(r % 3 * stride), step);
+            let x = l.inputs(x[r / 3].add(r % 3 * stride), step);
             unroll!(n < P {
-                dots[r][n] = L::dot(dots[r][n], w[n], x);
+                dots[r][n] = l.dot(dots[r][n], w[n], x);
             });
         });
     }
@@ -244,92 +249,74 @@ unsafe fn four_inputs<L: Int8Lanes, const R: usize, const P: usize>(
 /// Pointers that stand for three rows each, in the largest tile.
 const POINTERS: usize = 4;
 
-/// A tile as a function of its own, as in [`super::project`].
-type TileFn = unsafe fn(&Tile<'_>);
-
-macro_rules! tiles {
-    ($name:ident, $lanes:ty, [$($feature:literal)?], $panels:expr, $($r:literal x $p:literal),*) => {
-        /// Tiles of one instruction set: the panels of a tile of so many rows, and the function
-        /// of each shape.
-        mod $name {
-            use super::{Tile, TileFn, tile};
-
-            pub(super) const PANELS: &[usize] = &$panels;
-
-            $(#[target_feature(enable = $feature)])?
-            unsafe fn one<const R: usize, const P: usize>(t: &Tile<'_>) {
-                // SAFETY: the caller vouches for the tile.
-                unsafe { tile::<$lanes, R, P>(t) }
-            }
-
-            pub(super) fn of(rows: usize, panels: usize) -> TileFn {
-                match (rows, panels) {
-                    $(($r, $p) => one::<$r, $p>,)*
-                    _ => unreachable!("no tile of {rows} rows by {panels} panels"),
-                }
-            }
-        }
-    };
-}
-
 #[cfg(target_arch = "x86_64")]
 tiles!(
-    vnni, crate::cpu::lanes::Avx512, ["avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma"],
-    [4, 4, 4, 4, 4, 4, 3, 3, 2, 2, 2, 2],
-    1 x 4, 2 x 4, 3 x 4, 4 x 4, 5 x 4, 6 x 4, 6 x 3, 7 x 3, 8 x 3,
-    8 x 2, 9 x 2, 10 x 2, 11 x 2, 12 x 2,
-    1 x 1, 2 x 1, 3 x 1, 4 x 1, 5 x 1, 6 x 1, 7 x 1, 8 x 1, 9 x 1, 10 x 1, 11 x 1, 12 x 1
+    vnni, Vnni, ["avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma"],
+    of 32 registers
 );
 #[cfg(target_arch = "x86_64")]
 tiles!(
-    avx2, crate::cpu::lanes::Avx2, ["avx2,fma"],
+    avx2, Avx2, ["avx2,fma"],
     [2, 1, 1, 1, 1],
     1 x 2, 1 x 1, 2 x 1, 3 x 1, 4 x 1, 5 x 1
 );
-tiles!(portable, crate::cpu::lanes::Portable, [], [1, 1, 1, 1], 1 x 1, 2 x 1, 3 x 1, 4 x 1);
+tiles!(portable, Portable, [], [1, 1, 1, 1], 1 x 1, 2 x 1, 3 x 1, 4 x 1);
 
-/// The instruction set whose integer products are used: AVX-512 without VNNI takes those of AVX2.
-fn integer_isa(isa: Isa) -> Isa {
+/// Panels for each row count of a tile.
+fn panels_of(isa: DetectedInt8) -> &'static [usize] {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 if !is_x86_feature_detected!("avx512vnni") => Isa::Avx2,
-        _ => isa,
+        DetectedInt8::Vnni(_) => vnni::PANELS,
+        #[cfg(target_arch = "x86_64")]
+        DetectedInt8::Avx2(_) => avx2::PANELS,
+        DetectedInt8::Portable => portable::PANELS,
     }
 }
 
-/// Panels for each row count of a tile, and the tiles, of the instruction set.
-#[allow(clippy::type_complexity)]
-fn tiles_of(isa: Isa) -> (&'static [usize], fn(usize, usize) -> TileFn) {
-    match integer_isa(isa) {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => (vnni::PANELS, vnni::of),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => (avx2::PANELS, avx2::of),
-        _ => (portable::PANELS, portable::of),
+/// Sums up a tile of a shape, rows by panels.
+///
+/// # Safety
+/// The tile must lie within a product whose pointers are valid.
+unsafe fn sum_tile(isa: DetectedInt8, shape: (usize, usize), t: &Int8Tile<'_>) {
+    // SAFETY: the caller vouches for the tile.
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            DetectedInt8::Vnni(l) => vnni::sum(l, shape, t),
+            #[cfg(target_arch = "x86_64")]
+            DetectedInt8::Avx2(l) => avx2::sum(l, shape, t),
+            DetectedInt8::Portable => portable::sum(Portable, shape, t),
+        }
     }
 }
 
 /// How many panels belong together in a task.
-pub(super) fn panels_together(isa: Isa, rows: usize) -> usize {
-    Tiling::of(tiles_of(isa).0, rows).panels
+pub(super) fn panels_together(isa: Detected, rows: usize) -> usize {
+    Tiling::of(panels_of(isa.int8()), rows).panels
 }
 
 /// Panels `first..last` of a product with int8 weights.
 ///
 /// # Safety
 /// As [`super::project::project_bf16`], with `q` quantized from the product's input.
-pub(super) unsafe fn project_int8(isa: Isa, p: &Product, q: &Quantized, first: usize, last: usize) {
-    let (panels_of, tile_of) = tiles_of(isa);
-    let tiling = Tiling::of(panels_of, p.rows);
+pub(super) unsafe fn project_int8(
+    isa: Detected,
+    p: &Product,
+    q: &Quantized,
+    first: usize,
+    last: usize,
+) {
+    let int8 = isa.int8();
+    let tiling = Tiling::of(panels_of(int8), p.rows);
     let sum = |(panel, panels): (usize, usize), next: usize, sums: &mut [f32]| {
         sums.fill(0.0);
         let mut row = 0;
         for index in 0..tiling.tiles {
             let rows = tiling.rows(index, p.rows);
             let sums = sums.as_mut_ptr().wrapping_add(row * panels * LANES);
-            let tile = Tile { product: p, rows: q, panel, row, next, sums };
+            let tile = Int8Tile { product: p, rows: q, panel, row, next, sums };
             // SAFETY: the caller vouches for the product; there is room for the sums.
-            unsafe { tile_of(rows, panels)(&tile) };
+            unsafe { sum_tile(int8, (rows, panels), &tile) };
             row += rows;
         }
     };
@@ -337,22 +324,16 @@ pub(super) unsafe fn project_int8(isa: Isa, p: &Product, q: &Quantized, first: u
     unsafe { over_groups(isa, p, tiling.panels, first, last, sum) }
 }
 
-/// Quantizes rows `first..last` of the product's input.
-///
-/// # Safety
-/// The product's input must be valid, `q` prepared for it, and no other task may write these
-/// rows.
-pub(super) unsafe fn quantize_rows(
-    isa: Isa,
-    p: &Product,
-    q: &Quantized,
-    first: usize,
-    last: usize,
-) {
-    // SAFETY: the caller vouches for the rows.
-    unsafe { quantize_for(integer_isa(isa), p, q, first, last) }
-}
-
 kernel! {
-    fn quantize_for(p: &Product, q: &Quantized, first: usize, last: usize) = quantize
+    /// Quantizes rows `first..last` of the product's input.
+    ///
+    /// # Safety
+    /// The product's input must be valid, `q` prepared for it, and no other task may write these
+    /// rows.
+    pub(super) fn quantize_rows(
+        p: &Product,
+        q: &Quantized,
+        first: usize,
+        last: usize,
+    ) = quantize over int8
 }

@@ -6,9 +6,10 @@
 //! fetched from memory once and serves all tiles from the cache, while they ask for the next.
 
 use std::cell::RefCell;
+use std::marker::PhantomData;
 
-use super::Isa;
-use super::lanes::{LANES, Lanes, kernel, unroll};
+use super::isa::Detected;
+use super::lanes::{LANES, Lanes, Portable, Tile, kernel, tiles, unroll};
 use super::rowwise::gated;
 use super::weight::LINE;
 use crate::Sink;
@@ -54,7 +55,7 @@ trait Stored {
     ///
     /// # Safety
     /// The line must be readable.
-    unsafe fn read<L: Lanes>(line: *const u8, which: usize) -> L::F;
+    unsafe fn read<L: Lanes>(l: L, line: *const u8, which: usize) -> L::F;
 }
 
 struct Bf16;
@@ -64,9 +65,9 @@ impl Stored for Bf16 {
     const INPUTS: usize = 2;
 
     #[inline(always)]
-    unsafe fn read<L: Lanes>(line: *const u8, which: usize) -> L::F {
+    unsafe fn read<L: Lanes>(l: L, line: *const u8, which: usize) -> L::F {
         // SAFETY: vouched for by the caller.
-        unsafe { if which == 0 { L::load_low(line.cast()) } else { L::load_high(line.cast()) } }
+        unsafe { if which == 0 { l.load_low(line.cast()) } else { l.load_high(line.cast()) } }
     }
 }
 
@@ -74,14 +75,14 @@ impl Stored for F32 {
     const INPUTS: usize = 1;
 
     #[inline(always)]
-    unsafe fn read<L: Lanes>(line: *const u8, _which: usize) -> L::F {
+    unsafe fn read<L: Lanes>(l: L, line: *const u8, _which: usize) -> L::F {
         // SAFETY: vouched for by the caller.
-        unsafe { L::load(line.cast()) }
+        unsafe { l.load(line.cast()) }
     }
 }
 
 /// One tile's share of one block of inputs.
-struct Tile<'a> {
+struct FloatTile<'a, S> {
     product: &'a Product,
     panel: usize,
     row: usize,
@@ -92,58 +93,61 @@ struct Tile<'a> {
     sums: *mut f32,
     /// Per panel, how far ahead of the line in use to ask for another.
     ahead: [usize; MAX_PANELS],
+    stored: PhantomData<S>,
 }
 
 const MAX_PANELS: usize = 8;
 
-#[inline(always)]
-unsafe fn tile<L: Lanes, S: Stored, const R: usize, const P: usize>(t: &Tile<'_>) {
-    // SAFETY: the caller vouches for the product; the tile lies within it.
-    unsafe {
-        let p = t.product;
-        let mut sums = [[L::splat(0.0); P]; R];
-        unroll!(r < R {
-            unroll!(n < P {
-                sums[r][n] = L::load(t.sums.add((r * P + n) * LANES));
+impl<L: Lanes, S: Stored> Tile<L> for FloatTile<'_, S> {
+    #[inline(always)]
+    unsafe fn sum<const R: usize, const P: usize>(&self, l: L) {
+        // SAFETY: the caller vouches for the product; the tile lies within it.
+        unsafe {
+            let p = self.product;
+            let mut sums = [[l.splat(0.0); P]; R];
+            unroll!(r < R {
+                unroll!(n < P {
+                    sums[r][n] = l.load(self.sums.add((r * P + n) * LANES));
+                });
             });
-        });
-        let mut w = p.weights.add(t.panel * p.panel_bytes + t.from / S::INPUTS * LINE);
-        // One pointer for three rows: the other two are a scaled index away.
-        let mut x = [p.input.add(t.row * p.input_stride + t.from); GROUPS];
-        for (g, x) in x.iter_mut().enumerate() {
-            *x = x.wrapping_add(3 * g * p.input_stride);
-        }
-        let mut ahead = [0; P];
-        for (n, ahead) in ahead.iter_mut().enumerate() {
-            *ahead = t.ahead[n].wrapping_add(n * p.panel_bytes);
-        }
-        for _ in 0..t.inputs / S::INPUTS {
-            w = opaque(w);
+            let mut w = p.weights.add(self.panel * p.panel_bytes + self.from / S::INPUTS * LINE);
+            // One pointer for three rows: the other two are a scaled index away.
+            let mut x = [p.input.add(self.row * p.input_stride + self.from); GROUPS];
             for (g, x) in x.iter_mut().enumerate() {
-                if 3 * g < R {
-                    *x = opaque(*x);
+                *x = x.wrapping_add(3 * g * p.input_stride);
+            }
+            let mut ahead = [0; P];
+            for (n, ahead) in ahead.iter_mut().enumerate() {
+                *ahead = self.ahead[n].wrapping_add(n * p.panel_bytes);
+            }
+            for _ in 0..self.inputs / S::INPUTS {
+                w = opaque(w);
+                for (g, x) in x.iter_mut().enumerate() {
+                    if 3 * g < R {
+                        *x = opaque(*x);
+                    }
+                }
+                unroll!(n < P {
+                    l.prefetch_later(w.wrapping_add(ahead[n]));
+                });
+                step::<L, S, R, P>(l, &mut sums, w, p.panel_bytes, &x, p.input_stride, 0);
+                if S::INPUTS == 2 {
+                    step::<L, S, R, P>(l, &mut sums, w, p.panel_bytes, &x, p.input_stride, 1);
+                }
+                w = w.wrapping_add(LINE);
+                for x in &mut x {
+                    *x = x.wrapping_add(S::INPUTS);
                 }
             }
-            unroll!(n < P {
-                L::prefetch_later(w.wrapping_add(ahead[n]));
-            });
-            step::<L, S, R, P>(&mut sums, w, p.panel_bytes, &x, p.input_stride, 0);
-            if S::INPUTS == 2 {
-                step::<L, S, R, P>(&mut sums, w, p.panel_bytes, &x, p.input_stride, 1);
+            if !self.inputs.is_multiple_of(S::INPUTS) {
+                step::<L, S, R, P>(l, &mut sums, w, p.panel_bytes, &x, p.input_stride, 0);
             }
-            w = w.wrapping_add(LINE);
-            for x in &mut x {
-                *x = x.wrapping_add(S::INPUTS);
-            }
-        }
-        if !t.inputs.is_multiple_of(S::INPUTS) {
-            step::<L, S, R, P>(&mut sums, w, p.panel_bytes, &x, p.input_stride, 0);
-        }
-        unroll!(r < R {
-            unroll!(n < P {
-                L::store(t.sums.add((r * P + n) * LANES), sums[r][n]);
+            unroll!(r < R {
+                unroll!(n < P {
+                    l.store(self.sums.add((r * P + n) * LANES), sums[r][n]);
+                });
             });
-        });
+        }
     }
 }
 
@@ -165,6 +169,7 @@ pub(super) fn opaque<T>(mut at: *const T) -> *const T {
 /// One input of every row, times its weights.
 #[inline(always)]
 unsafe fn step<L: Lanes, S: Stored, const R: usize, const P: usize>(
+    l: L,
     sums: &mut [[L::F; P]; R],
     line: *const u8,
     panel_bytes: usize,
@@ -177,22 +182,22 @@ unsafe fn step<L: Lanes, S: Stored, const R: usize, const P: usize>(
         if !L::MANY_REGISTERS {
             // Loads each input once per panel, since sums leave room for one panel's weights.
             unroll!(n < P {
-                let w = S::read::<L>(line.add(n * panel_bytes), which);
+                let w = S::read(l, line.add(n * panel_bytes), which);
                 unroll!(r < R {
-                    let x = L::splat(*x[r / 3].add(r % 3 * stride + which));
-                    sums[r][n] = L::fma(x, w, sums[r][n]);
+                    let x = l.splat(*x[r / 3].add(r % 3 * stride + which));
+                    sums[r][n] = l.fma(x, w, sums[r][n]);
                 });
             });
             return;
         }
-        let mut w = [L::splat(0.0); P];
+        let mut w = [l.splat(0.0); P];
         unroll!(n < P {
-            w[n] = S::read::<L>(line.add(n * panel_bytes), which);
+            w[n] = S::read(l, line.add(n * panel_bytes), which);
         });
         unroll!(r < R {
-            let x = L::splat(*x[r / 3].add(r % 3 * stride + which));
+            let x = l.splat(*x[r / 3].add(r % 3 * stride + which));
             unroll!(n < P {
-                sums[r][n] = L::fma(x, w[n], sums[r][n]);
+                sums[r][n] = l.fma(x, w[n], sums[r][n]);
             });
         });
     }
@@ -200,7 +205,7 @@ unsafe fn step<L: Lanes, S: Stored, const R: usize, const P: usize>(
 
 /// Puts 16 outputs of one row where they belong.
 #[inline(always)]
-unsafe fn finish<L: Lanes>(p: &Product, row: usize, panel: usize, sum: L::F) {
+unsafe fn finish<L: Lanes>(l: L, p: &Product, row: usize, panel: usize, sum: L::F) {
     // SAFETY: the row and the panel's outputs are within the product.
     unsafe {
         let column = panel * LANES;
@@ -209,31 +214,31 @@ unsafe fn finish<L: Lanes>(p: &Product, row: usize, panel: usize, sum: L::F) {
         let mut value = sum;
         if width == LANES {
             if !p.bias.is_null() {
-                value = L::add(value, L::load(p.bias.add(column)));
+                value = l.add(value, l.load(p.bias.add(column)));
             }
             if p.sink == Sink::Add {
-                value = L::add(L::load(out), value);
+                value = l.add(l.load(out), value);
             }
-            L::store(out, value);
+            l.store(out, value);
         } else {
             if !p.bias.is_null() {
-                value = L::add(value, L::load_first(p.bias.add(column), width));
+                value = l.add(value, l.load_first(p.bias.add(column), width));
             }
             if p.sink == Sink::Add {
-                value = L::add(L::load_first(out, width), value);
+                value = l.add(l.load_first(out, width), value);
             }
-            L::store_first(out, width, value);
+            l.store_first(out, width, value);
         }
     }
 }
 
 #[inline(always)]
-unsafe fn finish_all<L: Lanes>(p: &Product, panel: usize, panels: usize, sums: *const f32) {
+unsafe fn finish_all<L: Lanes>(l: L, p: &Product, panel: usize, panels: usize, sums: *const f32) {
     for row in 0..p.rows {
         for n in 0..panels {
             // SAFETY: the caller vouches for the product and the sums.
             unsafe {
-                finish::<L>(p, row, panel + n, L::load(sums.add((row * panels + n) * LANES)));
+                finish(l, p, row, panel + n, l.load(sums.add((row * panels + n) * LANES)));
             }
         }
     }
@@ -249,16 +254,17 @@ kernel! {
 
 /// The value of a sum of one output, of a panel that is full.
 #[inline(always)]
-unsafe fn biased<L: Lanes>(p: &Product, panel: usize, sum: *const f32) -> L::F {
+unsafe fn biased<L: Lanes>(l: L, p: &Product, panel: usize, sum: *const f32) -> L::F {
     // SAFETY: the caller says that the panel is within the product and the sums are there.
     unsafe {
-        let sum = L::load(sum);
-        if p.bias.is_null() { sum } else { L::add(sum, L::load(p.bias.add(panel * LANES))) }
+        let sum = l.load(sum);
+        if p.bias.is_null() { sum } else { l.add(sum, l.load(p.bias.add(panel * LANES))) }
     }
 }
 
 #[inline(always)]
 unsafe fn gate_all<L: Lanes>(
+    l: L,
     p: &Product,
     panel: usize,
     panels: usize,
@@ -271,9 +277,9 @@ unsafe fn gate_all<L: Lanes>(
             let (at, column) = ((row * panels + n) * LANES, (panel + n) * LANES);
             // SAFETY: the caller vouches for the product and the sums.
             unsafe {
-                let gate = biased::<L>(p, panel + n, gates.add(at));
-                let up = biased::<L>(p, panel + n + apart, ups.add(at));
-                L::store(p.out.add(row * p.out_stride + column), gated::<L>(gate, up));
+                let gate = biased(l, p, panel + n, gates.add(at));
+                let up = biased(l, p, panel + n + apart, ups.add(at));
+                l.store(p.out.add(row * p.out_stride + column), gated(l, gate, up));
             }
         }
     }
@@ -299,51 +305,19 @@ thread_local! {
     static CARRY: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A tile as a function of its own: inlined side by side, some would lose their registers.
-type TileFn = unsafe fn(&Tile<'_>);
-
-macro_rules! tiles {
-    ($name:ident, $lanes:ty, [$($feature:literal)?], $panels:expr,
-     $($r:literal x $p:literal),*) => {
-        /// Tiles of one instruction set: the panels of a tile of so many rows, and the function
-        /// of each shape.
-        mod $name {
-            use super::{Stored, Tile, TileFn, tile};
-
-            pub(super) const PANELS: &[usize] = &$panels;
-
-            $(#[target_feature(enable = $feature)])?
-            unsafe fn one<S: Stored, const R: usize, const P: usize>(t: &Tile<'_>) {
-                // SAFETY: the caller vouches for the tile.
-                unsafe { tile::<$lanes, S, R, P>(t) }
-            }
-
-            pub(super) fn of<S: Stored>(rows: usize, panels: usize) -> TileFn {
-                match (rows, panels) {
-                    $(($r, $p) => one::<S, $r, $p>,)*
-                    _ => unreachable!("no tile of {rows} rows by {panels} panels"),
-                }
-            }
-        }
-    };
-}
-
 #[cfg(target_arch = "x86_64")]
 tiles!(
-    avx512, crate::cpu::lanes::Avx512, ["avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"],
-    [4, 4, 4, 4, 4, 4, 3, 3, 2, 2, 2, 2],
-    1 x 4, 2 x 4, 3 x 4, 4 x 4, 5 x 4, 6 x 4, 6 x 3, 7 x 3, 8 x 3,
-    8 x 2, 9 x 2, 10 x 2, 11 x 2, 12 x 2,
-    1 x 1, 2 x 1, 3 x 1, 4 x 1, 5 x 1, 6 x 1, 7 x 1, 8 x 1, 9 x 1, 10 x 1, 11 x 1, 12 x 1
+    avx512, Avx512, ["avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"],
+    of 32 registers
 );
 #[cfg(target_arch = "x86_64")]
 tiles!(
-    avx2, crate::cpu::lanes::Avx2, ["avx2,fma"],
+    avx2, Avx2, ["avx2,fma"],
     [4, 2, 1, 1, 1],
     1 x 4, 2 x 2, 1 x 1, 2 x 1, 3 x 1, 4 x 1, 5 x 1
 );
 tiles!(
-    portable, crate::cpu::lanes::Portable, [],
+    portable, Portable, [],
     [1, 1, 1, 1],
     1 x 1, 2 x 1, 3 x 1, 4 x 1
 );
@@ -372,18 +346,19 @@ impl Tiling {
     }
 }
 
-fn panels_of(isa: Isa) -> &'static [usize] {
+/// Panels for each row count of a tile.
+fn panels_of(isa: Detected) -> &'static [usize] {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => avx512::PANELS,
+        Detected::Avx512(_) => avx512::PANELS,
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => avx2::PANELS,
-        _ => portable::PANELS,
+        Detected::Avx2(_) => avx2::PANELS,
+        Detected::Portable => portable::PANELS,
     }
 }
 
 /// Tiles for `rows` rows of panels of so many bytes.
-fn tiling(isa: Isa, rows: usize, panel_bytes: usize) -> Tiling {
+fn tiling(isa: Detected, rows: usize, panel_bytes: usize) -> Tiling {
     let mut tiling = Tiling::of(panels_of(isa), rows);
     // Two rows fill too few sums with one panel, but of streams two at a time measured slower.
     if tiling.panels == 2 && rows == 2 && panel_bytes >= STREAM * LINE {
@@ -393,24 +368,31 @@ fn tiling(isa: Isa, rows: usize, panel_bytes: usize) -> Tiling {
 }
 
 /// How many panels belong together in a task.
-pub(super) fn panels_together(isa: Isa, rows: usize, panel_bytes: usize) -> usize {
+pub(super) fn panels_together(isa: Detected, rows: usize, panel_bytes: usize) -> usize {
     tiling(isa, rows, panel_bytes).panels
 }
 
-fn tile_fn<S: Stored>(isa: Isa, rows: usize, panels: usize) -> TileFn {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => avx512::of::<S>(rows, panels),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => avx2::of::<S>(rows, panels),
-        _ => portable::of::<S>(rows, panels),
+/// Sums up a tile of a shape, rows by panels.
+///
+/// # Safety
+/// The tile must lie within a product whose pointers are valid.
+unsafe fn sum_tile<S: Stored>(isa: Detected, shape: (usize, usize), t: &FloatTile<'_, S>) {
+    // SAFETY: the caller vouches for the tile.
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Detected::Avx512(l) => avx512::sum(l, shape, t),
+            #[cfg(target_arch = "x86_64")]
+            Detected::Avx2(l) => avx2::sum(l, shape, t),
+            Detected::Portable => portable::sum(Portable, shape, t),
+        }
     }
 }
 
 /// Sums of `panels` panels from `panel` on, a row after the other, into `sums`, which has room for
 /// them. `next` is how many bytes behind this group's weights those lie that are wanted next.
 unsafe fn sum_up<S: Stored>(
-    isa: Isa,
+    isa: Detected,
     p: &Product,
     tiling: &Tiling,
     (panel, panels): (usize, usize),
@@ -442,7 +424,7 @@ unsafe fn sum_up<S: Stored>(
         let mut row = 0;
         for index in 0..tiles {
             let rows = tiling.rows(index, p.rows);
-            let mut t = Tile {
+            let mut t = FloatTile::<S> {
                 product: p,
                 panel,
                 row,
@@ -450,6 +432,7 @@ unsafe fn sum_up<S: Stored>(
                 inputs,
                 sums: sums.as_mut_ptr().wrapping_add(row * panels * LANES),
                 ahead: [0; MAX_PANELS],
+                stored: PhantomData,
             };
             for n in 0..panels {
                 let turn = if tiles > panels { n } else { n * tiles / panels };
@@ -458,7 +441,7 @@ unsafe fn sum_up<S: Stored>(
                 }
             }
             // SAFETY: the caller vouches for the product, and the sums have room.
-            unsafe { tile_fn::<S>(isa, rows, panels)(&t) };
+            unsafe { sum_tile(isa, (rows, panels), &t) };
             row += rows;
         }
         line += block;
@@ -468,7 +451,7 @@ unsafe fn sum_up<S: Stored>(
     }
 }
 
-unsafe fn product<S: Stored>(isa: Isa, p: &Product, first: usize, last: usize) {
+unsafe fn product<S: Stored>(isa: Detected, p: &Product, first: usize, last: usize) {
     let tiling = tiling(isa, p.rows, p.panel_bytes);
     let sums = |group: (usize, usize), next: usize, sums: &mut [f32]| {
         // SAFETY: the caller vouches for the product.
@@ -485,7 +468,7 @@ unsafe fn product<S: Stored>(isa: Isa, p: &Product, first: usize, last: usize) {
 /// # Safety
 /// The product's pointers must be valid for its sizes.
 pub(super) unsafe fn over_groups(
-    isa: Isa,
+    isa: Detected,
     p: &Product,
     together: usize,
     first: usize,
@@ -524,7 +507,7 @@ pub(super) unsafe fn over_groups(
 /// # Safety
 /// The product's pointers must be valid for its sizes, and no other task may write these panels'
 /// outputs.
-pub(super) unsafe fn project_bf16(isa: Isa, p: &Product, first: usize, last: usize) {
+pub(super) unsafe fn project_bf16(isa: Detected, p: &Product, first: usize, last: usize) {
     // SAFETY: the caller vouches for the product.
     unsafe { product::<Bf16>(isa, p, first, last) }
 }
@@ -533,7 +516,7 @@ pub(super) unsafe fn project_bf16(isa: Isa, p: &Product, first: usize, last: usi
 ///
 /// # Safety
 /// As [`project_bf16`].
-pub(super) unsafe fn project_f32(isa: Isa, p: &Product, first: usize, last: usize) {
+pub(super) unsafe fn project_f32(isa: Detected, p: &Product, first: usize, last: usize) {
     // SAFETY: the caller vouches for the product.
     unsafe { product::<F32>(isa, p, first, last) }
 }

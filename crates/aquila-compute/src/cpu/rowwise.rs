@@ -15,19 +15,20 @@ macro_rules! chunks {
 }
 
 #[inline(always)]
-unsafe fn load<L: Lanes>(at: *const f32, left: usize) -> L::F {
+unsafe fn load<L: Lanes>(l: L, at: *const f32, left: usize) -> L::F {
     // SAFETY: the caller says that `left` values are readable.
-    unsafe { if left == LANES { L::load(at) } else { L::load_first(at, left) } }
+    unsafe { if left == LANES { l.load(at) } else { l.load_first(at, left) } }
 }
 
 #[inline(always)]
-unsafe fn store<L: Lanes>(at: *mut f32, left: usize, value: L::F) {
+unsafe fn store<L: Lanes>(l: L, at: *mut f32, left: usize, value: L::F) {
     // SAFETY: the caller says that `left` values are writable.
-    unsafe { if left == LANES { L::store(at, value) } else { L::store_first(at, left, value) } }
+    unsafe { if left == LANES { l.store(at, value) } else { l.store_first(at, left, value) } }
 }
 
 #[inline(always)]
 unsafe fn norm<L: Lanes>(
+    l: L,
     input: *const f32,
     weight: *const f32,
     width: usize,
@@ -36,15 +37,15 @@ unsafe fn norm<L: Lanes>(
 ) {
     // SAFETY: the caller vouches for `width` values of each.
     unsafe {
-        let mut squares = L::splat(0.0);
+        let mut squares = l.splat(0.0);
         chunks!(i, left of width => {
-            let x = load::<L>(input.add(i), left);
-            squares = L::fma(x, x, squares);
+            let x = load(l, input.add(i), left);
+            squares = l.fma(x, x, squares);
         });
-        let scale = L::splat(1.0 / (L::fold(squares) / width as f32 + epsilon).sqrt());
+        let scale = l.splat(1.0 / (l.fold(squares) / width as f32 + epsilon).sqrt());
         chunks!(i, left of width => {
-            let x = L::mul(load::<L>(input.add(i), left), scale);
-            store::<L>(out.add(i), left, L::mul(x, load::<L>(weight.add(i), left)));
+            let x = l.mul(load(l, input.add(i), left), scale);
+            store(l, out.add(i), left, l.mul(x, load(l, weight.add(i), left)));
         });
     }
 }
@@ -65,18 +66,18 @@ kernel! {
 
 /// `silu(gate) * up` of some lanes.
 #[inline(always)]
-pub(super) fn gated<L: Lanes>(gate: L::F, up: L::F) -> L::F {
-    let one_and_more = L::add(L::splat(1.0), L::exp(L::mul(gate, L::splat(-1.0))));
-    L::mul(L::div(gate, one_and_more), up)
+pub(super) fn gated<L: Lanes>(l: L, gate: L::F, up: L::F) -> L::F {
+    let one_and_more = l.add(l.splat(1.0), l.exp(l.mul(gate, l.splat(-1.0))));
+    l.mul(l.div(gate, one_and_more), up)
 }
 
 #[inline(always)]
-unsafe fn gate_row<L: Lanes>(gate: *const f32, up: *const f32, width: usize, out: *mut f32) {
+unsafe fn gate_row<L: Lanes>(l: L, gate: *const f32, up: *const f32, width: usize, out: *mut f32) {
     // SAFETY: the caller vouches for `width` values of each.
     unsafe {
         chunks!(i, left of width => {
-            let (gate, up) = (load::<L>(gate.add(i), left), load::<L>(up.add(i), left));
-            store::<L>(out.add(i), left, gated::<L>(gate, up));
+            let (gate, up) = (load(l, gate.add(i), left), load(l, up.add(i), left));
+            store(l, out.add(i), left, gated(l, gate, up));
         });
     }
 }
@@ -90,15 +91,15 @@ kernel! {
 }
 
 #[inline(always)]
-unsafe fn turned<L: Lanes>(head: *mut f32, cos: *const f32, sin: *const f32, half: usize) {
+unsafe fn turned<L: Lanes>(l: L, head: *mut f32, cos: *const f32, sin: *const f32, half: usize) {
     // SAFETY: the caller vouches for the sizes.
     unsafe {
-        let minus = L::splat(-1.0);
+        let minus = l.splat(-1.0);
         chunks!(i, left of half => {
-            let (a, b) = (load::<L>(head.add(i), left), load::<L>(head.add(half + i), left));
-            let (c, s) = (load::<L>(cos.add(i), left), load::<L>(sin.add(i), left));
-            store::<L>(head.add(i), left, L::fma(a, c, L::mul(L::mul(b, s), minus)));
-            store::<L>(head.add(half + i), left, L::fma(b, c, L::mul(a, s)));
+            let (a, b) = (load(l, head.add(i), left), load(l, head.add(half + i), left));
+            let (c, s) = (load(l, cos.add(i), left), load(l, sin.add(i), left));
+            store(l, head.add(i), left, l.fma(a, c, l.mul(l.mul(b, s), minus)));
+            store(l, head.add(half + i), left, l.fma(b, c, l.mul(a, s)));
         });
     }
 }

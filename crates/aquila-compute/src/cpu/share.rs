@@ -96,7 +96,7 @@ impl CpuBackend {
         self.pool.run(rows.div_ceil(chunk), &|index| {
             let (first, last) = (index * chunk, ((index + 1) * chunk).min(rows));
             // SAFETY: the product was checked, room was made, and chunks of rows are disjoint.
-            unsafe { int8::quantize_rows(self.isa, product, &quantized, first, last) }
+            unsafe { int8::quantize_rows(self.isa.int8(), product, &quantized, first, last) }
         });
         let together = int8::panels_together(self.isa, rows);
         self.over_panels(weight, product, together, &|first, last| {

@@ -4,14 +4,29 @@ use std::arch::x86_64::*;
 
 use super::{Int8Lanes, LANES, Lanes};
 
-/// AVX2 and FMA.
+/// Proof that the machine has AVX2 and FMA.
 #[derive(Clone, Copy)]
-pub(in crate::cpu) struct Avx2;
+pub(in crate::cpu) struct Avx2(());
+
+impl Avx2 {
+    /// The token, if the machine has the instructions.
+    pub(in crate::cpu) fn detect() -> Option<Self> {
+        let found = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        // SAFETY: the instructions were just found.
+        found.then(|| unsafe { Self::new() })
+    }
+
+    /// # Safety
+    /// The machine must have AVX2 and FMA.
+    pub(super) unsafe fn new() -> Self {
+        Self(())
+    }
+}
 
 /// The folding of the lower 8 lanes, once the upper 8 were added to them.
 #[inline(always)]
 pub(super) unsafe fn fold8(a: __m256) -> f32 {
-    // SAFETY: instructions enabled by the kernel.
+    // SAFETY: the caller vouches for the instructions.
     unsafe {
         let a = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
         let a = _mm_add_ps(a, _mm_movehl_ps(a, a));
@@ -22,7 +37,7 @@ pub(super) unsafe fn fold8(a: __m256) -> f32 {
 /// The largest of 8 lanes, in the order of [`fold8`].
 #[inline(always)]
 pub(super) unsafe fn fold8_max(a: __m256) -> f32 {
-    // SAFETY: instructions enabled by the kernel.
+    // SAFETY: the caller vouches for the instructions.
     unsafe {
         let a = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
         let a = _mm_max_ps(a, _mm_movehl_ps(a, a));
@@ -33,7 +48,7 @@ pub(super) unsafe fn fold8_max(a: __m256) -> f32 {
 /// The sum of 16 signed bytes.
 #[inline(always)]
 pub(super) unsafe fn sum_i8(bytes: __m128i) -> i32 {
-    // SAFETY: instructions enabled by the kernel.
+    // SAFETY: the caller vouches for the instructions.
     unsafe {
         let above = _mm_xor_si128(bytes, _mm_set1_epi8(-128));
         let sums = _mm_sad_epu8(above, _mm_setzero_si128());
@@ -52,11 +67,11 @@ pub(in crate::cpu) struct TwoI(__m256i, __m256i);
 /// Eight folds at a time: lane i of the result is the fold of `v[i]`.
 #[inline(always)]
 unsafe fn fold_eight(v: &[Two]) -> __m256 {
-    // SAFETY: instructions enabled by the kernel.
+    // SAFETY: the caller vouches for the instructions.
     unsafe {
         #[inline(always)]
         unsafe fn halves(a: Two, b: Two) -> __m256 {
-            // SAFETY: instructions enabled by the kernel.
+            // SAFETY: the caller vouches for the instructions.
             unsafe {
                 let (a, b) = (_mm256_add_ps(a.0, a.1), _mm256_add_ps(b.0, b.1));
                 _mm256_add_ps(
@@ -67,7 +82,7 @@ unsafe fn fold_eight(v: &[Two]) -> __m256 {
         }
         #[inline(always)]
         unsafe fn pairs(a: __m256, b: __m256) -> __m256 {
-            // SAFETY: instructions enabled by the kernel.
+            // SAFETY: the caller vouches for the instructions.
             unsafe {
                 let (a, b) = (_mm256_castps_pd(a), _mm256_castps_pd(b));
                 _mm256_add_ps(
@@ -84,7 +99,7 @@ unsafe fn fold_eight(v: &[Two]) -> __m256 {
 
 macro_rules! each {
     ($op:ident, $($v:ident),*) => {
-        // SAFETY: instructions enabled by the kernel.
+        // SAFETY: the token proves the instructions.
         unsafe { Two($op($($v.0),*), $op($($v.1),*)) }
     };
 }
@@ -94,78 +109,78 @@ impl Lanes for Avx2 {
     const MANY_REGISTERS: bool = false;
 
     #[inline(always)]
-    fn splat(x: f32) -> Self::F {
-        // SAFETY: instructions enabled by the kernel.
+    fn splat(self, x: f32) -> Self::F {
+        // SAFETY: the token proves the instructions.
         let x = unsafe { _mm256_set1_ps(x) };
         Two(x, x)
     }
     #[inline(always)]
-    fn add(a: Self::F, b: Self::F) -> Self::F {
+    fn add(self, a: Self::F, b: Self::F) -> Self::F {
         each!(_mm256_add_ps, a, b)
     }
     #[inline(always)]
-    fn sub(a: Self::F, b: Self::F) -> Self::F {
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
         each!(_mm256_sub_ps, a, b)
     }
     #[inline(always)]
-    fn mul(a: Self::F, b: Self::F) -> Self::F {
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
         each!(_mm256_mul_ps, a, b)
     }
     #[inline(always)]
-    fn div(a: Self::F, b: Self::F) -> Self::F {
+    fn div(self, a: Self::F, b: Self::F) -> Self::F {
         each!(_mm256_div_ps, a, b)
     }
     #[inline(always)]
-    fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
         each!(_mm256_fmadd_ps, a, b, c)
     }
     #[inline(always)]
-    fn max(a: Self::F, b: Self::F) -> Self::F {
+    fn max(self, a: Self::F, b: Self::F) -> Self::F {
         each!(_mm256_max_ps, a, b)
     }
     #[inline(always)]
-    fn min(a: Self::F, b: Self::F) -> Self::F {
+    fn min(self, a: Self::F, b: Self::F) -> Self::F {
         each!(_mm256_min_ps, a, b)
     }
     #[inline(always)]
-    fn abs(a: Self::F) -> Self::F {
-        // SAFETY: instructions enabled by the kernel.
+    fn abs(self, a: Self::F) -> Self::F {
+        // SAFETY: the token proves the instructions.
         let sign = unsafe { _mm256_set1_ps(-0.0) };
         let sign = Two(sign, sign);
         each!(_mm256_andnot_ps, sign, a)
     }
     #[inline(always)]
-    fn zero_below(x: Self::F, bound: Self::F, value: Self::F) -> Self::F {
+    fn zero_below(self, x: Self::F, bound: Self::F, value: Self::F) -> Self::F {
         let keep = each!(not_less, x, bound);
         each!(_mm256_and_ps, keep, value)
     }
     #[inline(always)]
-    fn power_of_two(n: Self::F) -> Self::F {
+    fn power_of_two(self, n: Self::F) -> Self::F {
         each!(power_of_two, n)
     }
     #[inline(always)]
-    fn fold(a: Self::F) -> f32 {
-        // SAFETY: instructions enabled by the kernel.
+    fn fold(self, a: Self::F) -> f32 {
+        // SAFETY: the token proves the instructions.
         unsafe { fold8(_mm256_add_ps(a.0, a.1)) }
     }
     #[inline(always)]
-    fn fold_max(a: Self::F) -> f32 {
-        // SAFETY: instructions enabled by the kernel.
+    fn fold_max(self, a: Self::F) -> f32 {
+        // SAFETY: the token proves the instructions.
         unsafe { fold8_max(_mm256_max_ps(a.0, a.1)) }
     }
     #[inline(always)]
-    fn fold_each(a: &[Self::F; LANES]) -> Self::F {
-        // SAFETY: instructions enabled by the kernel.
+    fn fold_each(self, a: &[Self::F; LANES]) -> Self::F {
+        // SAFETY: the token proves the instructions.
         unsafe { Two(fold_eight(&a[..8]), fold_eight(&a[8..])) }
     }
 
     #[inline(always)]
-    unsafe fn load(at: *const f32) -> Self::F {
+    unsafe fn load(self, at: *const f32) -> Self::F {
         // SAFETY: vouched for by the caller.
         unsafe { Two(_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(8))) }
     }
     #[inline(always)]
-    unsafe fn store(at: *mut f32, a: Self::F) {
+    unsafe fn store(self, at: *mut f32, a: Self::F) {
         // SAFETY: vouched for by the caller.
         unsafe {
             _mm256_storeu_ps(at, a.0);
@@ -173,40 +188,40 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn load_first(at: *const f32, n: usize) -> Self::F {
+    unsafe fn load_first(self, at: *const f32, n: usize) -> Self::F {
         let mut values = [0.0f32; LANES];
         // SAFETY: the caller says that n values are readable, and n is at most 16.
         unsafe {
             std::ptr::copy_nonoverlapping(at, values.as_mut_ptr(), n);
-            Self::load(values.as_ptr())
+            self.load(values.as_ptr())
         }
     }
     #[inline(always)]
-    unsafe fn store_first(at: *mut f32, n: usize, a: Self::F) {
+    unsafe fn store_first(self, at: *mut f32, n: usize, a: Self::F) {
         let mut values = [0.0f32; LANES];
         // SAFETY: the caller says that n values are writable, and n is at most 16.
         unsafe {
-            Self::store(values.as_mut_ptr(), a);
+            self.store(values.as_mut_ptr(), a);
             std::ptr::copy_nonoverlapping(values.as_ptr(), at, n);
         }
     }
     #[inline(always)]
-    unsafe fn load_bf16(at: *const u16) -> Self::F {
+    unsafe fn load_bf16(self, at: *const u16) -> Self::F {
         // SAFETY: vouched for by the caller.
         unsafe { Two(widen8(at), widen8(at.add(8))) }
     }
     #[inline(always)]
-    unsafe fn load_low(at: *const u32) -> Self::F {
+    unsafe fn load_low(self, at: *const u32) -> Self::F {
         // SAFETY: vouched for by the caller.
         unsafe { Two(low8(at), low8(at.add(8))) }
     }
     #[inline(always)]
-    unsafe fn load_high(at: *const u32) -> Self::F {
+    unsafe fn load_high(self, at: *const u32) -> Self::F {
         // SAFETY: vouched for by the caller.
         unsafe { Two(high8(at), high8(at.add(8))) }
     }
     #[inline(always)]
-    fn prefetch_later(at: *const u8) {
+    fn prefetch_later(self, at: *const u8) {
         // SAFETY: a prefetch of any address is harmless.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
@@ -214,13 +229,13 @@ impl Lanes for Avx2 {
 
 #[inline(always)]
 unsafe fn not_less(a: __m256, b: __m256) -> __m256 {
-    // SAFETY: instructions enabled by the kernel.
+    // SAFETY: the caller vouches for the instructions.
     unsafe { _mm256_cmp_ps::<_CMP_NLT_UQ>(a, b) }
 }
 
 #[inline(always)]
 unsafe fn power_of_two(n: __m256) -> __m256 {
-    // SAFETY: instructions enabled by the kernel.
+    // SAFETY: the caller vouches for the instructions.
     unsafe {
         let exponent = _mm256_add_epi32(_mm256_cvttps_epi32(n), _mm256_set1_epi32(127));
         _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent))
@@ -252,6 +267,7 @@ unsafe fn high8(at: *const u32) -> __m256 {
 }
 
 impl Int8Lanes for Avx2 {
+    type Lanes = Self;
     type I = TwoI;
     /// Two of the four weights of each lane, widened: the first and the third, then the others.
     type W = TwoI;
@@ -259,17 +275,21 @@ impl Int8Lanes for Avx2 {
     const STEPS: usize = 2;
 
     #[inline(always)]
-    fn start(minus_128_sum: i32) -> Self::I {
-        // SAFETY: instructions enabled by the kernel.
+    fn lanes(self) -> Self {
+        self
+    }
+    #[inline(always)]
+    fn start(self, minus_128_sum: i32) -> Self::I {
+        // SAFETY: the token proves the instructions.
         unsafe { TwoI(_mm256_set1_epi32(minus_128_sum), _mm256_set1_epi32(minus_128_sum)) }
     }
     #[inline(always)]
-    fn to_f32(a: Self::I) -> Self::F {
-        // SAFETY: instructions enabled by the kernel.
+    fn to_f32(self, a: Self::I) -> Two {
+        // SAFETY: the token proves the instructions.
         unsafe { Two(_mm256_cvtepi32_ps(a.0), _mm256_cvtepi32_ps(a.1)) }
     }
     #[inline(always)]
-    unsafe fn weights(at: *const u8, step: usize) -> Self::W {
+    unsafe fn weights(self, at: *const u8, step: usize) -> Self::W {
         // SAFETY: vouched for by the caller.
         unsafe {
             let (a, b) = (_mm256_loadu_si256(at.cast()), _mm256_loadu_si256(at.add(32).cast()));
@@ -282,15 +302,15 @@ impl Int8Lanes for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn inputs(x: *const i8, step: usize) -> Self::X {
+    unsafe fn inputs(self, x: *const i8, step: usize) -> Self::X {
         // SAFETY: vouched for by the caller.
         unsafe { _mm256_set1_epi32(x.cast::<i32>().add(step).read_unaligned()) }
     }
     #[inline(always)]
-    fn dot(sum: Self::I, w: Self::W, x: Self::X) -> Self::I {
+    fn dot(self, sum: Self::I, w: Self::W, x: Self::X) -> Self::I {
         // Words rather than bytes: products of bytes would need the weights' signs moved to the
         // activations for every row, which measured slower.
-        // SAFETY: instructions enabled by the kernel.
+        // SAFETY: the token proves the instructions.
         unsafe {
             TwoI(
                 _mm256_add_epi32(sum.0, _mm256_madd_epi16(w.0, x)),
@@ -299,7 +319,7 @@ impl Int8Lanes for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn store_inputs(at: *mut i8, a: Self::F) -> i32 {
+    unsafe fn store_inputs(self, at: *mut i8, a: Two) -> i32 {
         // SAFETY: vouched for by the caller.
         unsafe {
             // Low bytes alone, so that what is no number stores zero, as a cast would.

@@ -110,8 +110,8 @@ impl Pool {
             return;
         }
         let board = &*self.board;
-        // SAFETY: the lifetime is hidden only until helpers have left, below. The board is closed
-        // and without helpers, and `turn` keeps other callers out.
+        // SAFETY: the lifetime is hidden only until helpers have left and the job is cleared, below.
+        // The board is closed and without helpers, and `turn` keeps other callers out.
         unsafe {
             let task = std::mem::transmute::<Task<'_>, Task<'static>>(task);
             *board.job.get() = Some(Job { task, chunks });
@@ -137,6 +137,9 @@ impl Pool {
             // A helper that was set aside by the system needs the core that this would burn.
             if looks < 4000 { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
+        // SAFETY: the board is closed and the last helper has left, so that nobody reads the job;
+        // without it no reference to the caller's task outlives this call.
+        unsafe { *board.job.get() = None };
         let theirs = board.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(turn);
         if let Err(payload) = outcome {
@@ -191,9 +194,10 @@ impl Board {
         let mut seen = 0;
         while let Some(number) = self.join(index, seen) {
             seen = number;
-            // SAFETY: the job stands while a thread that joined it has not left.
-            let job = unsafe { &*self.job.get() }.as_ref().expect("an open board has a job");
+            // Whatever panics, the helper leaves: the caller waits for that.
             let outcome = catch_unwind(AssertUnwindSafe(|| {
+                // SAFETY: the job stands while a thread that joined it has not left.
+                let job = unsafe { &*self.job.get() }.as_ref().expect("an open board has a job");
                 self.take_chunks(index + 1, job.task, job.chunks);
             }));
             if let Err(payload) = outcome {
@@ -244,112 +248,4 @@ impl Board {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_chunk_runs_once() {
-        for threads in [1, 2, 5] {
-            let pool = Pool::new(threads).unwrap();
-            for chunks in [0, 1, 2, 3, 100] {
-                let runs: Vec<AtomicUsize> = (0..chunks).map(|_| AtomicUsize::new(0)).collect();
-                pool.run(chunks, &|i| {
-                    runs[i].fetch_add(1, Ordering::Relaxed);
-                });
-                assert!(runs.iter().all(|r| r.load(Ordering::Relaxed) == 1));
-            }
-        }
-    }
-
-    #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_works_on() {
-        let pool = Pool::new(3).unwrap();
-        for round in 0..200 {
-            let outcome = catch_unwind(AssertUnwindSafe(|| {
-                pool.run(8, &|i| assert!(i != round % 8, "chunk {i}"));
-            }));
-            let payload = outcome.unwrap_err();
-            let text = payload.downcast_ref::<String>().unwrap();
-            assert_eq!(*text, format!("chunk {}", round % 8));
-            let sum = AtomicUsize::new(0);
-            pool.run(10, &|i| {
-                sum.fetch_add(i, Ordering::Relaxed);
-            });
-            assert_eq!(sum.into_inner(), 45);
-        }
-    }
-
-    #[test]
-    fn callers_at_once_and_tasks_that_call_back_are_served() {
-        let pool = Pool::new(2).unwrap();
-        let sum = AtomicUsize::new(0);
-        std::thread::scope(|scope| {
-            for _ in 0..3 {
-                scope.spawn(|| {
-                    for _ in 0..500 {
-                        pool.run(4, &|_| {
-                            pool.run(3, &|_| {
-                                sum.fetch_add(1, Ordering::Relaxed);
-                            });
-                        });
-                    }
-                });
-            }
-        });
-        assert_eq!(sum.into_inner(), 3 * 500 * 4 * 3);
-    }
-
-    #[test]
-    fn work_after_sleep_is_still_shared_out() {
-        let pool = Pool::new(2).unwrap();
-        for _ in 0..3 {
-            // The helper sleeps: nothing else sets the flag.
-            while !pool.board.asleep[0].load(Ordering::SeqCst) {
-                std::thread::yield_now();
-            }
-            let caller = std::thread::current().id();
-            let helped = AtomicBool::new(false);
-            // Chunk after chunk, until the helper has taken one.
-            while !helped.load(Ordering::Relaxed) {
-                pool.run(64, &|_| {
-                    if std::thread::current().id() != caller {
-                        helped.store(true, Ordering::Relaxed);
-                    }
-                    std::thread::yield_now();
-                });
-            }
-        }
-    }
-
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn an_idle_pool_uses_no_processor_time() {
-        let pool = Pool::new(3).unwrap();
-        pool.run(3, &|_| {});
-        while pool.board.asleep.iter().any(|a| !a.load(Ordering::SeqCst)) {
-            std::thread::yield_now();
-        }
-        let spent = |pool: &Pool| -> u64 {
-            // Processor time of each helper, from its own clock.
-            pool.helpers
-                .iter()
-                .map(|helper| {
-                    use std::os::unix::thread::JoinHandleExt;
-                    let (mut clock, mut time) = (0, libc::timespec { tv_sec: 0, tv_nsec: 0 });
-                    // SAFETY: the thread lives until the pool is dropped; both are ours to write.
-                    unsafe {
-                        assert_eq!(
-                            libc::pthread_getcpuclockid(helper.as_pthread_t(), &mut clock),
-                            0
-                        );
-                        assert_eq!(libc::clock_gettime(clock, &mut time), 0);
-                    }
-                    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-                })
-                .sum()
-        };
-        let before = spent(&pool);
-        std::thread::sleep(Duration::from_millis(50));
-        assert!(spent(&pool) - before < 1_000_000, "helpers ran while idle");
-    }
-}
+mod tests;

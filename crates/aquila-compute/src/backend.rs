@@ -54,7 +54,7 @@ pub trait Backend: Send + Sync + 'static {
     /// Keeps vectors, joined in the order given.
     fn vector(&self, parts: &[HostTensor]) -> Result<Self::Vector>;
 
-    /// Keeps an embedding table `[tokens, width]`.
+    /// Keeps a copy of an embedding table `[tokens, width]`.
     fn table(&self, tensor: &HostTensor) -> Result<Self::Table>;
 
     /// Keeps a rope table.

@@ -20,8 +20,9 @@ pub(crate) fn map(path: &Path) -> Result<Bytes> {
         return Ok(Bytes::new());
     }
     // SAFETY: the mapping is private and read-only, and lives as long as the `Bytes` that own it.
-    // Its soundness rests on nobody rewriting the file in place meanwhile, which is the contract
-    // of a checkpoint folder in use; tools replace such files by renaming, which is harmless.
+    // Its soundness rests on nobody rewriting or truncating the file in place while it is loaded;
+    // backends copy what they keep, so that nothing reads the mapping afterwards. Tools replace
+    // such files by renaming, which is harmless at any time.
     let mapping = unsafe { Mmap::map(&file) }.map_err(|e| Error::file(path, e))?;
     Ok(Bytes::from_owner(mapping))
 }

@@ -12,6 +12,7 @@ use super::pool::Pool;
 use super::rows::CpuRows;
 use super::rowwise;
 use super::share::{SMALL_ATTENTION, check};
+use super::table::CpuTable;
 use super::watch::{Operation, Watch};
 use super::weight::CpuWeight;
 use super::{Isa, IsaChoice};
@@ -28,13 +29,6 @@ pub struct CpuBackend {
     /// Kept between products; held for one at a time.
     pub(super) quantized: Mutex<QuantizedRows>,
     pub(super) watch: Option<Arc<dyn Watch>>,
-}
-
-/// An embedding table, read where the checkpoint keeps it.
-pub struct CpuTable {
-    tensor: HostTensor,
-    tokens: usize,
-    width: usize,
 }
 
 impl CpuBackend {
@@ -103,10 +97,7 @@ impl Backend for CpuBackend {
     }
 
     fn table(&self, tensor: &HostTensor) -> Result<CpuTable> {
-        let (tokens, width) = tensor.matrix()?;
-        // Refuses integer tensors now rather than when a token is read.
-        tensor.read_f32(0, &mut [])?;
-        Ok(CpuTable { tensor: tensor.clone(), tokens, width })
+        CpuTable::copy(tensor, &self.pool)
     }
 
     fn rope(&self, table: &RopeTable) -> Result<RopeTable> {
@@ -134,22 +125,21 @@ impl Backend for CpuBackend {
     fn embed(&self, table: &CpuTable, plan: &CpuPlan, out: &mut CpuRows) -> Result<()> {
         let _reported = self.report(Operation::Embed);
         let tokens = &plan.host().tokens;
-        let width = table.width;
+        let width = table.width();
         check(out.width() == width, || {
             format!("an embedding of width {width} does not fit rows of {}", out.width())
         })?;
-        if let Some(token) = tokens.iter().find(|&&token| token as usize >= table.tokens) {
+        if let Some(token) = tokens.iter().find(|&&token| token as usize >= table.tokens()) {
             return Err(Error::Tensor(format!(
                 "token {token} is beyond the {} tokens of the embedding table",
-                table.tokens
+                table.tokens()
             )));
         }
         let shared = out.shared();
         self.over_rows(tokens.len(), width, &|row| {
             // SAFETY: each row is written by one task.
             let out = unsafe { shared.row_mut(row) };
-            let start = tokens[row] as usize * width;
-            table.tensor.read_f32(start, out).expect("the element type was checked");
+            table.read(tokens[row], out);
         });
         Ok(())
     }

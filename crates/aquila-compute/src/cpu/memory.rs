@@ -91,6 +91,13 @@ impl Region {
     }
 }
 
+impl AsRef<[u8]> for Region {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the mapping has at least `bytes` bytes, zero or written, and is borrowed.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.bytes) }
+    }
+}
+
 impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: the mapping was made by `new` and nothing borrows it any more.

@@ -4,7 +4,7 @@
 //!
 //! - `lanes`: the vocabulary of the kernels, for AVX-512, AVX2 and any machine.
 //! - `project`, `int8`, `attend`, `rowwise`: the kernels.
-//! - `weight`, `kv`, `rows`, `plan`: what they work on; `memory` is where that lives.
+//! - `weight`, `table`, `kv`, `rows`, `plan`: what they work on; `memory` is where that lives.
 //! - `backend`: the operations; `share`: how they are shared out; `pool`: the threads; `watch`:
 //!   reports of each operation, for profiles and tests.
 
@@ -22,13 +22,15 @@ mod project;
 mod rows;
 mod rowwise;
 mod share;
+mod table;
 mod watch;
 mod weight;
 
-pub use backend::{CpuBackend, CpuTable};
+pub use backend::CpuBackend;
 pub use isa::{Isa, IsaChoice};
 pub use kv::CpuKv;
 pub use plan::CpuPlan;
 pub use rows::CpuRows;
+pub use table::CpuTable;
 pub use watch::{Operation, Watch};
 pub use weight::CpuWeight;

@@ -238,6 +238,25 @@ fn weights_stored_as_float32_and_float16_run_like_those_stored_as_bfloat16() {
 }
 
 #[test]
+fn a_model_outlives_the_truncation_of_its_files() {
+    // A mapping of a truncated file cannot be read: the process would end by SIGBUS.
+    for name in ["qwen2", "llama-bias"] {
+        let folder = copy(name);
+        let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
+        let location = Location::Folder(folder.path().into());
+        let checkpoint = Checkpoint::open(&location, LoadFormat::Auto).unwrap();
+        let decoder =
+            Decoder::load(&backend, &checkpoint, WeightFormat::Bf16, 64, &mut |_| {}).unwrap();
+        let ids = golden(name).input_ids;
+        let run = || Sequence::in_order(&backend, &decoder, ids.len()).run(&ids, ids.len());
+        let before = run();
+        // In place, so that the mapping sees it.
+        fs::File::create(folder.path().join("model.safetensors")).unwrap();
+        assert!(run() == before, "{name}");
+    }
+}
+
+#[test]
 fn a_faulty_index_is_refused_by_file_and_tensor() {
     let folder = in_shards("qwen2");
     let path = folder.path().join("model.safetensors.index.json");

@@ -1,7 +1,8 @@
 //! Output files: complete under their name, or whole lines beside it.
 
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 
 use serde_json::{Value, json};
 
@@ -124,30 +125,70 @@ fn a_full_disk_leaves_whole_lines_beside_the_name_and_says_so() {
     assert!(ran.stderr.contains(&said), "{:?} lacks {said:?}", ran.stderr);
 }
 
+/// A command that has answered two requests and waits for more, as its input stays open.
+struct Waiting {
+    child: Child,
+    stdin: ChildStdin,
+}
+
+impl Waiting {
+    /// Starts `generate --input -` and waits for its answers in `partial`.
+    fn start(mut command: Command, partial: &str) -> Self {
+        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        std::io::Write::write_all(&mut stdin, jsonl(&requests(2)).as_bytes()).unwrap();
+        while std::fs::read_to_string(partial).unwrap_or_default().lines().count() < 2 {
+            assert!(child.try_wait().unwrap().is_none(), "it ended early");
+            std::thread::yield_now();
+        }
+        Self { child, stdin }
+    }
+
+    /// Sends SIGINT, then ends the input: a command that the signal does not end ends by that.
+    fn interrupt(mut self) -> ExitStatus {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+        drop(self.stdin);
+        self.child.wait().unwrap()
+    }
+}
+
 #[test]
 fn an_interrupt_leaves_whole_lines_beside_the_name_and_others_keep_off_them() {
     let folder = folder(2);
     let output = path(&folder, "out.jsonl");
     let partial = format!("{output}.partial");
     let model = without_tokenizer();
-    let args = ["generate", "-q", &model, "--input", "-", "--output", &output];
-    let mut child = aquila(&args).stdin(Stdio::piped()).spawn().unwrap();
-    let mut stdin = child.stdin.take().unwrap();
-    std::io::Write::write_all(&mut stdin, jsonl(&requests(2)).as_bytes()).unwrap();
-    // The input stays open, so the command waits for more after these two answers.
-    let written = || std::fs::read_to_string(&partial).unwrap_or_default();
-    while written().lines().count() < 2 {
-        assert!(child.try_wait().unwrap().is_none(), "it ended early");
-        std::thread::yield_now();
+    let mut command = aquila(&["generate", "-q", &model, "--input", "-", "--output", &output]);
+    // What runs the tests may ignore the signal, as a script's background job does.
+    // SAFETY: `signal` may be called between fork and exec, and touches no memory of ours.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGINT, libc::SIG_DFL);
+            Ok(())
+        });
     }
+    let first = Waiting::start(command, &partial);
     let input = path(&folder, "in.jsonl");
     let second = run(&["generate", &model, "--input", &input, "--output", &output]);
     assert_eq!(second.code, Some(1));
     assert!(second.stderr.contains("another process is writing it"), "{}", second.stderr);
 
-    let kill = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
-    assert!(kill.unwrap().success());
-    assert_eq!(child.wait().unwrap().code(), None, "it should end by the signal");
-    assert_eq!(json_lines(&written()).len(), 2);
+    assert_eq!(first.interrupt().signal(), Some(libc::SIGINT));
+    assert_eq!(json_lines(&std::fs::read_to_string(&partial).unwrap()).len(), 2);
     assert_eq!(names(folder.path()), ["in.jsonl", "out.jsonl.partial"]);
+}
+
+#[test]
+fn a_command_started_to_ignore_interrupts_completes_its_output() {
+    let folder = folder(2);
+    let output = path(&folder, "out.jsonl");
+    let model = without_tokenizer();
+    let args = ["generate", "-q", &model, "--input", "-", "--output", &output];
+    // As background jobs of scripts are started.
+    let command = aquila_after("trap '' INT", &args);
+    let status = Waiting::start(command, &format!("{output}.partial")).interrupt();
+    assert_eq!(status.code(), Some(0));
+    assert_eq!(json_lines(&std::fs::read_to_string(&output).unwrap()).len(), 2);
+    assert_eq!(names(folder.path()), ["in.jsonl", "out.jsonl"]);
 }

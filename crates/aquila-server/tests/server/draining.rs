@@ -2,16 +2,17 @@
 
 use serde_json::{Value, json};
 
-use crate::support::Running;
+use crate::support::{Running, engine_config, settings};
 
 #[test]
 fn a_draining_server_finishes_its_streams_and_refuses_the_rest() {
-    let mut server = Running::usual();
+    let mut server = Running::held(engine_config(), settings());
     let body =
         json!({ "prompt": "fn main", "max_tokens": 400, "ignore_eos": true, "stream": true });
     let mut stream = server.connect().post("/v1/completions", body.to_string().as_bytes());
     let (status, _) = stream.head();
     assert_eq!(status, 200);
+    server.wait_until("some tokens are there", |s| s.completion_tokens > 20);
     let mut text = stream.chunk().expect("a first chunk");
     let mut idle = server.connect();
     server.stop();
@@ -30,6 +31,7 @@ fn a_draining_server_finishes_its_streams_and_refuses_the_rest() {
         assert!(refused.header("retry-after").is_some());
         refused = server.post("/v1/completions", r#"{"prompt": "hi"}"#);
     }
+    server.run_freely();
     while let Some(chunk) = stream.chunk() {
         text.extend(chunk);
     }

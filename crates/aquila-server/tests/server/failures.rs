@@ -1,30 +1,13 @@
 //! A round that panics fails its requests, and the server serves on.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use aquila_compute::cpu::{Operation, Watch};
 use serde_json::{Value, json};
 
-use crate::support::{Running, engine_config, generator_on, settings};
-
-/// Panics in the middle of a forward pass when it is told to.
-#[derive(Default)]
-struct Fault(AtomicBool);
-
-impl Watch for Fault {
-    fn begin(&self, operation: Operation) {
-        if operation == Operation::Attend && self.0.swap(false, Ordering::AcqRel) {
-            panic!("a fault was injected");
-        }
-    }
-}
+use crate::support::{Running, engine_config, settings};
 
 #[test]
 fn a_panic_in_a_round_fails_its_requests_and_the_server_serves_on() {
-    let fault = Arc::new(Fault::default());
-    let generator = generator_on(engine_config(), |cpu| cpu.watched(fault.clone()));
-    let server = Running::start(generator, settings());
+    let server = Running::held(engine_config(), settings());
+    server.run_freely();
     let short = json!({ "prompt": "fn main", "max_tokens": 8, "temperature": 0 }).to_string();
     let before = server.post("/v1/completions", &short).ok();
 
@@ -34,10 +17,12 @@ fn a_panic_in_a_round_fails_its_requests_and_the_server_serves_on() {
         });
         body.to_string().into_bytes()
     };
+    server.hold();
     let mut whole = server.connect().post("/v1/completions", &long(false));
     let mut stream = server.connect().post("/v1/completions", &long(true));
     server.wait_until("both run", |s| s.running == 2 && s.completion_tokens > 20);
-    fault.0.store(true, Ordering::Release);
+    server.inject_fault();
+    server.run_freely();
 
     let reply = whole.reply();
     assert_eq!(reply.status, 500);

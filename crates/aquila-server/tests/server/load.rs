@@ -7,7 +7,7 @@ use aquila_engine::EngineConfig;
 use aquila_text::SamplingParams;
 use serde_json::{Value, json};
 
-use crate::support::{Running, engine_config, generator_on, offline, settings};
+use crate::support::{Running, engine_config, offline, settings};
 
 const CLIENTS: u64 = 64;
 const TURNS: u64 = 3;
@@ -98,16 +98,20 @@ fn talk(server: &Running, client: u64, expected: &str) {
 fn sixty_four_clients_get_the_offline_text_whatever_the_others_do() {
     // So few slots that requests are retracted and resumed.
     let config = EngineConfig { max_total_tokens: 640, ..engine_config() };
-    let server = Arc::new(Running::start(generator_on(config, |cpu| cpu), settings()));
+    let server = Arc::new(Running::held(config, settings()));
+    server.run_freely();
     let expected: Vec<String> = (0..CLIENTS)
         .map(Wish::of)
         .map(|wish| offline(&server.generator, &wish.prompt, wish.params()))
         .collect();
+    server.hold();
     std::thread::scope(|scope| {
         for (client, expected) in expected.iter().enumerate() {
             let server = server.clone();
             scope.spawn(move || talk(&server, client as u64, expected));
         }
+        server.wait_until("half of them are there", |s| s.running + s.waiting >= 32);
+        server.run_freely();
     });
     server.wait_until_idle();
     assert_eq!(server.stats().failed_rounds, 0);
@@ -118,7 +122,7 @@ fn sixty_four_clients_get_the_offline_text_whatever_the_others_do() {
 #[test]
 fn a_client_that_leaves_frees_its_slots_streamed_waiting_or_not() {
     let config = EngineConfig { max_running_requests: 2, ..engine_config() };
-    let server = Running::start(generator_on(config, |cpu| cpu), settings());
+    let server = Running::held(config, settings());
     let body = |stream| {
         let body = json!({
             "prompt": "fn main", "max_tokens": 480, "ignore_eos": true, "stream": stream,
@@ -157,7 +161,7 @@ fn a_client_that_does_not_read_is_given_up_and_cut() {
 fn a_full_queue_says_when_to_come_back() {
     let config =
         EngineConfig { max_running_requests: 1, max_queued_requests: 2, ..engine_config() };
-    let server = Running::start(generator_on(config, |cpu| cpu), settings());
+    let server = Running::held(config, settings());
     let body = json!({ "prompt": "fn main", "max_tokens": 480, "ignore_eos": true }).to_string();
     let first = server.connect().post("/v1/completions", body.as_bytes());
     server.wait_until("one runs", |s| s.running == 1);
@@ -169,6 +173,7 @@ fn a_full_queue_says_when_to_come_back() {
     assert_eq!(reply.json()["error"]["code"], "queue_full");
     drop((first, waiting));
     server.wait_until_idle();
+    server.run_freely();
     let short = json!({ "prompt": "fn main", "max_tokens": 1 }).to_string();
     server.post("/v1/completions", &short).ok();
 }
@@ -177,12 +182,17 @@ fn a_full_queue_says_when_to_come_back() {
 fn requests_beyond_their_time_are_ended() {
     let mut settings = settings();
     settings.limits.request_time = Some(Duration::from_millis(100));
-    let server = Running::start(crate::support::generator(), settings);
+    // Passes are at least a millisecond apart, so that 480 take longer than that on any machine.
+    let server = Running::held(engine_config(), settings);
     let mut body = json!({ "prompt": "fn main", "n": 64, "max_tokens": 480, "ignore_eos": true });
-    let reply = server.post("/v1/completions", &body.to_string());
+    let mut whole = server.connect().post("/v1/completions", body.to_string().as_bytes());
+    server.wait_until("its answers ended", |s| s.finished == 64);
+    let reply = whole.reply();
     assert_eq!((reply.status, &reply.json()["error"]["code"]), (504, &json!("timeout")));
     body["stream"] = true.into();
-    let reply = server.post("/v1/completions", &body.to_string());
+    let mut stream = server.connect().post("/v1/completions", body.to_string().as_bytes());
+    server.wait_until("its answers ended", |s| s.finished == 128);
+    let reply = stream.reply();
     let last = reply.body.trim_end().rsplit("\n\n").next().unwrap();
     let error: Value = serde_json::from_str(last.strip_prefix("data: ").unwrap()).unwrap();
     assert_eq!(error["error"]["code"], "timeout");

@@ -5,18 +5,15 @@ use serde_json::{Value, json};
 
 use crate::support::{Running, engine_config, generator_of, settings};
 
-/// A server that runs one request at a time.
+/// A server that runs one request at a time; the test may hold it.
 fn narrow(priorities: Priorities) -> Running {
     let config = EngineConfig { max_running_requests: 1, ..engine_config() };
-    let generator = generator_of(
-        config,
-        |cpu| cpu,
-        |mut engine| {
-            engine.prioritize(priorities);
-            engine
-        },
-    );
-    Running::start(generator, settings())
+    let server = Running::held_with(config, settings(), |mut engine| {
+        engine.prioritize(priorities);
+        engine
+    });
+    server.run_freely();
+    server
 }
 
 /// The same short request in the words of each route.
@@ -45,10 +42,13 @@ fn an_urgent_request_takes_the_place_of_another_on_every_route_and_no_text_chang
     let undisturbed = server.post("/generate", &long).ok();
     for (times, (route, urgent)) in short(json!(10)).into_iter().enumerate() {
         assert_eq!(server.post("/flush_cache", "").status, 200);
+        server.hold();
         let mut under_way = server.connect().post("/generate", long.as_bytes());
         server.wait_until("running", |s| s.running == 1);
-        server.post(route, &urgent.to_string()).ok();
-        assert_eq!(server.stats().retractions, times as u64 + 1, "{route}");
+        let mut urgent = server.connect().post(route, urgent.to_string().as_bytes());
+        server.wait_until(route, |s| s.retractions == times as u64 + 1);
+        server.run_freely();
+        urgent.reply().ok();
         assert_eq!(under_way.reply().ok()["text"], undisturbed["text"], "{route}");
     }
     let info = server.get("/server_info").ok();

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::Running;
+use crate::support::{Running, engine_config, settings};
 
 fn generate(server: &Running, body: Value) -> Value {
     server.post("/generate", &body.to_string()).ok()
@@ -120,13 +120,15 @@ fn stops_are_named_and_kept_if_wished() {
 
 #[test]
 fn requests_are_aborted_by_their_name() {
-    let server = Running::usual();
+    let server = Running::held(engine_config(), settings());
     let long = json!({ "max_new_tokens": 450, "ignore_eos": true });
     let body = json!({ "text": "fn main", "rid": "mine", "sampling_params": long }).to_string();
     for abort in [json!({ "rid": "mine" }), json!({ "abort_all": true })] {
+        server.hold();
         let mut whole = server.connect().post("/generate", body.as_bytes());
         server.wait_until("running", |s| s.running == 1);
         assert_eq!(server.post("/abort_request", &abort.to_string()).status, 200);
+        server.run_freely();
         let answer = whole.reply().ok();
         assert_eq!(answer["meta_info"]["finish_reason"]["type"], "abort");
         assert!(answer["meta_info"]["completion_tokens"].as_u64().unwrap() < 450);

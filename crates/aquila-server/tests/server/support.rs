@@ -2,21 +2,22 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use aquila_compute::cpu::{CpuBackend, IsaChoice};
-use aquila_compute::{Backend, KvDtype, WeightFormat};
+use aquila_compute::cpu::{CpuBackend, IsaChoice, Operation, Watch};
+use aquila_compute::{KvDtype, WeightFormat};
 use aquila_engine::{Engine, EngineConfig, EngineHandle, Runner, Snapshot};
 use aquila_model::{Checkpoint, Decoder, LoadFormat, resolve};
 use aquila_server::{Limits, ModelCard, Server, Settings};
 use aquila_text::{AnswerSink, Delta, End, Generator, Prompt, SamplingParams, Tokenizer};
 use serde_json::Value;
 
-/// How long anything may take before a test fails.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// How long anything may take before a test counts as hung. No verdict depends on it otherwise.
+pub const PATIENCE: Duration = Duration::from_secs(600);
 
 pub fn engine_config() -> EngineConfig {
     EngineConfig {
@@ -54,21 +55,13 @@ pub fn settings() -> Settings {
     }
 }
 
-/// A generator over the shipped model, on a backend made by `wrap`.
-pub fn generator_on<B: Backend>(
+/// A generator over the shipped model, on a backend and an engine made of the usual ones.
+pub fn generator_of(
     config: EngineConfig,
-    wrap: impl FnOnce(CpuBackend) -> B,
+    watched: impl FnOnce(CpuBackend) -> CpuBackend,
+    change: impl FnOnce(Engine<CpuBackend>) -> Engine<CpuBackend>,
 ) -> Generator {
-    generator_of(config, wrap, |engine| engine)
-}
-
-/// A generator over an engine that `change` has made of the usual one.
-pub fn generator_of<B: Backend>(
-    config: EngineConfig,
-    wrap: impl FnOnce(CpuBackend) -> B,
-    change: impl FnOnce(Engine<B>) -> Engine<B>,
-) -> Generator {
-    let backend = Arc::new(wrap(CpuBackend::new(IsaChoice::Auto, 2).unwrap()));
+    let backend = Arc::new(watched(CpuBackend::new(IsaChoice::Auto, 2).unwrap()));
     let checkpoint = Checkpoint::open(&resolve("tiny").unwrap(), LoadFormat::Auto).unwrap();
     let decoder = Decoder::load(
         &*backend,
@@ -87,13 +80,58 @@ pub fn generator_of<B: Backend>(
 }
 
 pub fn generator() -> Generator {
-    generator_on(engine_config(), |backend| backend)
+    generator_of(engine_config(), |cpu| cpu, |engine| engine)
+}
+
+/// Holds an engine before its passes, and makes them panic.
+struct Gate {
+    /// How many passes may begin; all where there is no number.
+    passes: Mutex<Option<usize>>,
+    changed: Condvar,
+    faulty: AtomicBool,
+}
+
+impl Gate {
+    fn closed() -> Self {
+        Self {
+            passes: Mutex::new(Some(0)),
+            changed: Condvar::new(),
+            faulty: AtomicBool::new(false),
+        }
+    }
+
+    fn allow(&self, passes: Option<usize>) {
+        *self.passes.lock().unwrap() = passes;
+        self.changed.notify_all();
+    }
+
+    fn holds(&self) -> bool {
+        self.passes.lock().unwrap().is_some()
+    }
+}
+
+impl Watch for Gate {
+    fn begin(&self, operation: Operation) {
+        // A pass begins with its embeddings.
+        if operation == Operation::Embed {
+            let passes = self.passes.lock().unwrap();
+            let mut passes = self.changed.wait_while(passes, |passes| *passes == Some(0)).unwrap();
+            if let Some(passes) = &mut *passes {
+                *passes -= 1;
+            }
+        }
+        if operation == Operation::Attend && self.faulty.swap(false, Ordering::AcqRel) {
+            panic!("a fault was injected");
+        }
+    }
 }
 
 /// A server on threads of its own; it drains when dropped.
 pub struct Running {
     pub address: SocketAddr,
     pub generator: Generator,
+    /// What holds the engine, where the test can.
+    gate: Option<Arc<Gate>>,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -113,12 +151,47 @@ impl Running {
             });
         });
         let address = told.recv().unwrap();
-        Self { address, generator, stop: Some(stop), thread: Some(thread) }
+        Self { address, generator, gate: None, stop: Some(stop), thread: Some(thread) }
     }
 
     /// A server with the usual settings.
     pub fn usual() -> Self {
         Self::start(generator(), settings())
+    }
+
+    /// A server whose engine is held before each pass: requests stay where they are in their lives
+    /// until [`Running::wait_until`] lets passes through one by one, or [`Running::run_freely`] all.
+    pub fn held(config: EngineConfig, settings: Settings) -> Self {
+        Self::held_with(config, settings, |engine| engine)
+    }
+
+    /// The same, over an engine that `change` has made of the usual one.
+    pub fn held_with(
+        config: EngineConfig,
+        settings: Settings,
+        change: impl FnOnce(Engine<CpuBackend>) -> Engine<CpuBackend>,
+    ) -> Self {
+        let gate = Arc::new(Gate::closed());
+        let generator = generator_of(config, |cpu| cpu.watched(gate.clone()), change);
+        let mut server = Self::start(generator, settings);
+        server.gate = Some(gate);
+        server
+    }
+
+    /// Holds the engine before its next pass.
+    pub fn hold(&self) {
+        self.gate.iter().for_each(|gate| gate.allow(Some(0)));
+    }
+
+    /// Holds the engine no longer.
+    pub fn run_freely(&self) {
+        self.gate.iter().for_each(|gate| gate.allow(None));
+    }
+
+    /// Has the next attention panic.
+    pub fn inject_fault(&self) {
+        let gate = self.gate.as_ref().expect("a server that was started held");
+        gate.faulty.store(true, Ordering::Release);
     }
 
     /// Asks the server to drain.
@@ -150,11 +223,17 @@ impl Running {
         self.generator.engine().stats().snapshot()
     }
 
-    /// Waits until the engine's counters are as wished.
+    /// Waits until the engine's counters are as wished. An engine that is held makes one pass after
+    /// the other meanwhile, each once the server has answered a request: so passes never outrun what
+    /// clients have sent or closed before.
     pub fn wait_until(&self, what: &str, wished: impl Fn(&Snapshot) -> bool) {
         let begun = Instant::now();
         while !wished(&self.stats()) {
             assert!(begun.elapsed() < PATIENCE, "never: {what}; {:?}", self.stats());
+            if let Some(gate) = self.gate.as_ref().filter(|gate| gate.holds()) {
+                self.get("/health");
+                gate.allow(Some(1));
+            }
             std::thread::park_timeout(Duration::from_millis(1));
         }
     }
@@ -167,6 +246,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        self.run_freely();
         self.stop();
         let ended = self.thread.take().map(JoinHandle::join);
         if !std::thread::panicking() {

@@ -13,7 +13,7 @@ start() {
     tries=0
     until url=$(sed -n 's/^ready: \(http[^ ]*\).*/\1/p' "$folder/log") && [ -n "$url" ]; do
         tries=$((tries + 1))
-        [ $tries -lt 600 ] || { echo "the server did not start"; cat "$folder/log"; exit 1; }
+        [ $tries -lt 6000 ] || { echo "the server did not start"; cat "$folder/log"; exit 1; }
         sleep 0.1
     done
 }

@@ -124,7 +124,7 @@ class Soak:
             memory.append(await self.resident())
             print(f"{time.monotonic() - begun:5.0f} s: {memory[-1]:.1f} MiB, {self.compared} equal")
         await asyncio.gather(*clients)
-        until = time.monotonic() + 30
+        until = time.monotonic() + 600
         while True:
             load = json.loads(await fetch(self.port, "GET", "/get_load"))[0]
             if load["num_reqs"] == 0 and load["num_tokens"] == 0:

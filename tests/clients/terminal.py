@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 
-PATIENCE = 60
+PATIENCE = 600
 
 
 class Terminal:

@@ -4,7 +4,6 @@
 
 mod support;
 
-use std::sync::Arc;
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{Backend, KvDtype, WeightFormat};

@@ -4,7 +4,6 @@
 
 mod support;
 
-
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{Backend, KvDtype, WeightFormat};
 use aquila_engine::{Engine, EngineConfig, FinishReason, Runner};

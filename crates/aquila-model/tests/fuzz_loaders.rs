@@ -203,7 +203,7 @@ fn fuzz(what: &str, load: impl Fn(&Scene, &mut Random) -> bool + std::panic::Ref
     let number = |name: &str, default: u64| {
         std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
     };
-    let files = number("AQUILA_FUZZ_FILES", 1000);
+    let files = number("AQUILA_FUZZ_FILES", 5000);
     let first = number("AQUILA_FUZZ_SEED", 1) << 40;
     let target =
         Checkpoint::open(&Location::Folder(fixture("llama3-rope")), LoadFormat::Dummy { seed: 0 });

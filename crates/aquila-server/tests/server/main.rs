@@ -4,6 +4,7 @@ mod bad_input;
 mod corpora;
 mod draining;
 mod failures;
+mod gate;
 mod load;
 mod openai;
 mod priorities;

@@ -2,19 +2,20 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use aquila_compute::cpu::{CpuBackend, IsaChoice, Operation, Watch};
+use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{KvDtype, WeightFormat};
 use aquila_engine::{Engine, EngineConfig, EngineHandle, Runner, Snapshot};
 use aquila_model::{Checkpoint, Decoder, LoadFormat, resolve};
 use aquila_server::{Limits, ModelCard, Server, Settings};
 use aquila_text::{AnswerSink, Delta, End, Generator, Prompt, SamplingParams, Tokenizer};
 use serde_json::Value;
+
+use crate::gate::Gate;
 
 /// How long anything may take before a test counts as hung. No verdict depends on it otherwise.
 pub const PATIENCE: Duration = Duration::from_secs(600);
@@ -83,49 +84,6 @@ pub fn generator() -> Generator {
     generator_of(engine_config(), |cpu| cpu, |engine| engine)
 }
 
-/// Holds an engine before its passes, and makes them panic.
-struct Gate {
-    /// How many passes may begin; all where there is no number.
-    passes: Mutex<Option<usize>>,
-    changed: Condvar,
-    faulty: AtomicBool,
-}
-
-impl Gate {
-    fn closed() -> Self {
-        Self {
-            passes: Mutex::new(Some(0)),
-            changed: Condvar::new(),
-            faulty: AtomicBool::new(false),
-        }
-    }
-
-    fn allow(&self, passes: Option<usize>) {
-        *self.passes.lock().unwrap() = passes;
-        self.changed.notify_all();
-    }
-
-    fn holds(&self) -> bool {
-        self.passes.lock().unwrap().is_some()
-    }
-}
-
-impl Watch for Gate {
-    fn begin(&self, operation: Operation) {
-        // A pass begins with its embeddings.
-        if operation == Operation::Embed {
-            let passes = self.passes.lock().unwrap();
-            let mut passes = self.changed.wait_while(passes, |passes| *passes == Some(0)).unwrap();
-            if let Some(passes) = &mut *passes {
-                *passes -= 1;
-            }
-        }
-        if operation == Operation::Attend && self.faulty.swap(false, Ordering::AcqRel) {
-            panic!("a fault was injected");
-        }
-    }
-}
-
 /// A server on threads of its own; it drains when dropped.
 pub struct Running {
     pub address: SocketAddr,
@@ -190,8 +148,7 @@ impl Running {
 
     /// Has the next attention panic.
     pub fn inject_fault(&self) {
-        let gate = self.gate.as_ref().expect("a server that was started held");
-        gate.faulty.store(true, Ordering::Release);
+        self.gate.as_ref().expect("a server that was started held").inject_fault();
     }
 
     /// Asks the server to drain.

@@ -10,6 +10,7 @@
 //! - [`SamplingParams`]: settings as users write them, checked
 //! - [`Generator`]: text in, text out, over an engine that knows only tokens
 
+mod bound;
 mod chat;
 mod decoding;
 mod error;

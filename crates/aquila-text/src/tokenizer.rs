@@ -8,6 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::bound::bytes_per_token;
 use crate::decoding::Decoding;
 use crate::folder::TokenizerFolder;
 use crate::{ChatTemplate, Error, Result, TextStream};
@@ -21,6 +22,7 @@ struct Inner {
     decoding: Decoding,
     special: HashSet<u32>,
     vocab_size: usize,
+    bytes_per_token: Option<usize>,
     template: Option<ChatTemplate>,
 }
 
@@ -48,7 +50,9 @@ impl Tokenizer {
             model.get_vocab(true).into_values().max().map_or(0, |largest| largest as usize + 1);
         let decoding = Decoding::new(model.get_decoder());
         let template = folder.templates.map(|named| ChatTemplate::new(named, folder.named_tokens));
-        Ok(Some(Self(Arc::new(Inner { model, decoding, special, vocab_size, template }))))
+        let bytes_per_token = bytes_per_token(&model);
+        let inner = Inner { model, decoding, special, vocab_size, bytes_per_token, template };
+        Ok(Some(Self(Arc::new(inner))))
     }
 
     /// The ids of `text`. `add_special` adds what the tokenizer puts around a text (a beginning
@@ -83,6 +87,12 @@ impl Tokenizer {
     /// One more than the largest id; some below it may have no token.
     pub fn vocab_size(&self) -> usize {
         self.0.vocab_size
+    }
+
+    /// Bytes of the longest text that can have as few as `tokens` tokens: a longer one certainly
+    /// has more. `None` where the tokenizer sets no such bound.
+    pub fn most_bytes(&self, tokens: usize) -> Option<usize> {
+        self.0.bytes_per_token.map(|bytes| bytes.saturating_mul(tokens))
     }
 
     /// Whether `id` is a special token, such as an end of turn.

@@ -2,11 +2,15 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -14,12 +18,17 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, Sleep};
 
+use crate::connections::{Answering, Place};
 use crate::settings::Limits;
 
-/// Serves one connection until its client leaves, its time is up, or `closing` becomes true and
-/// the request that runs on it is answered.
+/// Bytes of a connection's buffer, which the headers of a request must fit into.
+pub(crate) const BUFFER: usize = 32 << 10;
+
+/// Serves one connection until its client leaves, its time is up, another needs its place, or
+/// `closing` becomes true and the request that runs on it is answered.
 pub(crate) async fn serve(
     socket: TcpStream,
+    place: Arc<Place>,
     router: Router,
     limits: Limits,
     mut closing: watch::Receiver<bool>,
@@ -27,16 +36,35 @@ pub(crate) async fn serve(
     // Small events must not wait for each other; a socket that refuses is only slower.
     let _ = socket.set_nodelay(true);
     let io = TokioIo::new(Unstalled { socket, stall_time: limits.stall_time, stalled: None });
+    let router = TowerToHyperService::new(router);
+    let answer = |mut request: hyper::Request<Incoming>| {
+        if hyper::body::Body::is_end_stream(request.body()) {
+            place.set_busy();
+        }
+        request.extensions_mut().insert(place.clone());
+        let (answer, place) = (router.call(request), place.clone());
+        async move {
+            let response = answer.await?;
+            place.set_busy();
+            let answering = |body| Body::new(Answering { body, place });
+            Ok::<_, std::convert::Infallible>(response.map(answering))
+        }
+    };
     let connection = http1::Builder::new()
+        .max_buf_size(BUFFER)
         .timer(TokioTimer::new())
         .header_read_timeout(limits.header_time)
-        .serve_connection(io, TowerToHyperService::new(router));
+        .serve_connection(io, service_fn(answer));
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
         () = told(&mut closing) => {
             connection.as_mut().graceful_shutdown();
             connection.await
+        }
+        () = place.closed() => {
+            tracing::debug!("a connection made place for another");
+            return;
         }
     };
     if let Err(error) = ended {

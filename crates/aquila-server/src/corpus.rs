@@ -3,8 +3,6 @@
 //! A file has one JSON object a line, `{"text": …}`, or a JSON string a line, and each is a
 //! document; any other file is one document of plain text.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,10 +10,11 @@ use aquila_spec::ngram::{Corpora, CorpusError, Load};
 use aquila_text::Tokenizer;
 use serde_json::Value;
 
-/// Bytes of plain text that are tokenized at a time.
+use crate::corpus_file::Lines;
+
+/// Bytes of text that are tokenized at a time. A corpus is only drafted from, so the tokens where two
+/// blocks meet may be others than those of the whole text.
 const BLOCK: usize = 64 << 10;
-/// Bytes of the longest line.
-const LONGEST_LINE: u64 = 64 << 20;
 
 /// Why a corpus was not added.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +26,12 @@ pub enum CorpusTextError {
         path: PathBuf,
         /// What the system said.
         source: std::io::Error,
+    },
+    /// The file is none that clients may name.
+    #[error("the corpus {path} is no regular file below the folder of --external-corpus-folder")]
+    Outside {
+        /// The path as the client named it.
+        path: PathBuf,
     },
     /// A line is no document.
     #[error("line {line} of the corpus {path} {why}")]
@@ -64,13 +69,44 @@ pub fn add_documents(
 ) -> Result<Added, CorpusTextError> {
     let mut load = corpora.load(name)?;
     for document in documents {
-        let wanted = load.push(&tokenizer.encode(document, false)?);
-        load.end_document();
-        if !wanted {
+        if !push_document(&mut load, tokenizer, document)? {
             break;
         }
     }
     finish(load)
+}
+
+/// Takes in a document; says whether more is wanted.
+fn push_document(
+    load: &mut Load,
+    tokenizer: &Tokenizer,
+    document: &str,
+) -> Result<bool, CorpusTextError> {
+    let wanted = push_text(load, tokenizer, document)?;
+    load.end_document();
+    Ok(wanted)
+}
+
+/// Takes in a part of a document; says whether more is wanted.
+fn push_text(load: &mut Load, tokenizer: &Tokenizer, text: &str) -> Result<bool, CorpusTextError> {
+    for block in blocks(text) {
+        if !load.push(&tokenizer.encode(block, false)?) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// A text in blocks, which end at spaces where there are any.
+fn blocks(mut text: &str) -> impl Iterator<Item = &str> {
+    std::iter::from_fn(move || {
+        let most = text.floor_char_boundary(BLOCK);
+        let space = text[..most].rfind([' ', '\n']).filter(|&at| at > 0);
+        let end = if most == text.len() { most } else { space.unwrap_or(most) };
+        let (block, rest) = text.split_at(end);
+        text = rest;
+        (!block.is_empty()).then_some(block)
+    })
 }
 
 /// Adds the corpus of a file.
@@ -80,7 +116,16 @@ pub fn add_file(
     name: &str,
     path: &Path,
 ) -> Result<Added, CorpusTextError> {
-    let mut lines = Lines::open(path)?;
+    add_lines(corpora, tokenizer, name, Lines::open(path)?)
+}
+
+/// Adds the corpus of an open file.
+pub(crate) fn add_lines(
+    corpora: &Arc<Corpora>,
+    tokenizer: &Tokenizer,
+    name: &str,
+    mut lines: Lines,
+) -> Result<Added, CorpusTextError> {
     let mut load = corpora.load(name)?;
     let mut documents: Option<bool> = None;
     let mut block = String::new();
@@ -95,24 +140,20 @@ pub fn add_file(
             let Some(text) = document(line) else {
                 return Err(lines.wrong("must be {\"text\": …}, as the first one is"));
             };
-            let wanted = load.push(&tokenizer.encode(&text, false)?);
-            load.end_document();
-            wanted
+            push_document(&mut load, tokenizer, &text)?
         } else {
             block.push_str(line);
             block.len() < BLOCK || {
-                let tokens = tokenizer.encode(&block, false)?;
+                let wanted = push_text(&mut load, tokenizer, &block)?;
                 block.clear();
-                load.push(&tokens)
+                wanted
             }
         };
         if !wanted {
             break;
         }
     }
-    if !block.is_empty() {
-        load.push(&tokenizer.encode(&block, false)?);
-    }
+    push_text(&mut load, tokenizer, &block)?;
     finish(load)
 }
 
@@ -132,52 +173,4 @@ fn document(line: &str) -> Option<String> {
         },
         _ => None,
     }
-}
-
-/// The lines of a file, none of them too long.
-struct Lines {
-    path: PathBuf,
-    file: BufReader<File>,
-    number: usize,
-    bytes: Vec<u8>,
-}
-
-impl Lines {
-    fn open(path: &Path) -> Result<Self, CorpusTextError> {
-        let failed = |source| CorpusTextError::Read { path: path.into(), source };
-        let file = File::open(path).map_err(failed)?;
-        // A pipe or a device might never end.
-        if !file.metadata().map_err(failed)?.is_file() {
-            return Err(failed(std::io::Error::other("it is no regular file")));
-        }
-        Ok(Self { path: path.into(), file: BufReader::new(file), number: 0, bytes: Vec::new() })
-    }
-
-    /// The next line with its end, if there is one.
-    fn next(&mut self) -> Result<Option<&str>, CorpusTextError> {
-        self.bytes.clear();
-        self.number += 1;
-        let mut limited = (&mut self.file).take(LONGEST_LINE);
-        let read = limited
-            .read_until(b'\n', &mut self.bytes)
-            .map_err(|source| CorpusTextError::Read { path: self.path.clone(), source })?;
-        if read as u64 == LONGEST_LINE && !self.bytes.ends_with(b"\n") {
-            return Err(self.wrong("is longer than 64 MiB"));
-        }
-        if read == 0 {
-            return Ok(None);
-        }
-        match std::str::from_utf8(&self.bytes) {
-            Ok(line) => Ok(Some(line)),
-            Err(_) => Err(wrong(&self.path, self.number, "is not UTF-8")),
-        }
-    }
-
-    fn wrong(&self, why: &'static str) -> CorpusTextError {
-        wrong(&self.path, self.number, why)
-    }
-}
-
-fn wrong(path: &Path, line: usize, why: &'static str) -> CorpusTextError {
-    CorpusTextError::Line { path: path.into(), line, why }
 }

@@ -8,9 +8,12 @@
 //! - `ask`, `answer`, `under_way`: from a checked request to the engine and back
 //! - `stream`: answers as server-sent events
 //! - [`add_documents`] and [`add_file`]: texts into corpora that drafts come from
-//! - `fields`, `body`, `refusal`: what comes in, and how it is refused
+//! - [`CorpusFolder`]: the files that clients may name as corpora
+//! - `body`, `intake`: bodies, and the memory and threads that they may take
+//! - `fields`, `prompts`, `json`, `refusal`: what comes in, and how it is refused
+//! - [`RequestMemory`]: what all that may take
 //! - `metrics`: counters in Prometheus' form
-//! - `connection`, `server`: sockets, time limits, draining
+//! - `connection`, `connections`, `server`, `signals`: sockets, time limits, draining
 //!
 //! [`Generator`]: aquila_text::Generator
 
@@ -20,20 +23,30 @@ mod answer;
 mod ask;
 mod body;
 mod connection;
+mod connections;
 mod corpus;
+mod corpus_file;
 mod error;
 mod fields;
 mod identifier;
+mod intake;
+mod json;
+mod memory;
 mod metrics;
+mod prompts;
 mod refusal;
 mod routes;
 mod server;
 mod settings;
+mod signals;
 mod state;
 mod stream;
 mod under_way;
 
+pub use connections::fitting_connections;
 pub use corpus::{Added, CorpusTextError, add_documents, add_file};
+pub use corpus_file::CorpusFolder;
 pub use error::{Error, Result};
+pub use memory::RequestMemory;
 pub use server::{Server, run};
 pub use settings::{Limits, ModelCard, Settings};

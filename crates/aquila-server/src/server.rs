@@ -4,6 +4,7 @@
 //! the engine ends. Connections are accepted until the second step is done, so that whoever asks
 //! hears a reason.
 
+use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,9 +17,12 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::connection;
+use crate::connections::Connections;
 use crate::error::{Error, Result};
+use crate::refusal::Refusal;
 use crate::routes;
 use crate::settings::Settings;
+use crate::signals;
 use crate::state::App;
 
 /// How long connections may take to deliver what is written when all requests have ended.
@@ -57,9 +61,10 @@ impl Server {
     pub async fn serve(self, stop: impl Future<Output = ()>) {
         let Self { listener, app, .. } = self;
         let (close, closing) = watch::channel(false);
-        let mut connections = Connections {
+        let mut connections = Accepting {
             router: routes::router(app.clone()),
             app: app.clone(),
+            all: Connections::new(app.settings.limits.connections),
             closing,
             tasks: JoinSet::new(),
         };
@@ -82,14 +87,15 @@ impl Server {
     }
 }
 
-struct Connections {
+struct Accepting {
     router: Router,
     app: Arc<App>,
+    all: Arc<Connections>,
     closing: watch::Receiver<bool>,
     tasks: JoinSet<()>,
 }
 
-impl Connections {
+impl Accepting {
     /// Accepts connections until `stop` is complete.
     async fn accept(&mut self, listener: &TcpListener, stop: impl Future<Output = ()>) {
         let mut stop = std::pin::pin!(stop);
@@ -101,6 +107,8 @@ impl Connections {
                     Ok((socket, _)) => self.serve(socket),
                     Err(error) => {
                         tracing::warn!(%error, "a connection was not accepted");
+                        // Where the system has no more files, one of ours may be given back.
+                        self.all.close_one();
                         tokio::time::sleep(NO_SOCKETS).await;
                     }
                 },
@@ -115,8 +123,29 @@ impl Connections {
 
     fn serve(&mut self, socket: TcpStream) {
         let limits = self.app.settings.limits.clone();
-        let serving = connection::serve(socket, self.router.clone(), limits, self.closing.clone());
+        let Some(place) = self.all.place() else {
+            return refuse(socket, limits.connections);
+        };
+        let closing = self.closing.clone();
+        let serving = connection::serve(socket, place, self.router.clone(), limits, closing);
         self.tasks.spawn(serving);
+    }
+}
+
+/// Refuses a connection; what the socket does not take at once is lost.
+fn refuse(socket: TcpStream, most: usize) {
+    let why = format!("all {most} connections are being answered: raise --max-connections");
+    let refusal = Refusal::busy(why).json();
+    let head = format!(
+        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
+         retry-after: 1\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        refusal.len()
+    );
+    let said = socket
+        .into_std()
+        .and_then(|mut socket| socket.write_all(&[head.as_bytes(), &refusal].concat()));
+    if let Err(error) = said {
+        tracing::debug!(%error, "a connection was closed without a word");
     }
 }
 
@@ -142,7 +171,7 @@ fn http_threads() -> usize {
 }
 
 /// Serves on threads of its own until a signal comes, then drains; a second signal ends the
-/// process at once. `ready` hears the address when the server listens.
+/// process at once, always. `ready` hears the address when the server listens.
 pub fn run(generator: Generator, settings: Settings, ready: impl FnOnce(SocketAddr)) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(http_threads())
@@ -151,20 +180,11 @@ pub fn run(generator: Generator, settings: Settings, ready: impl FnOnce(SocketAd
         .enable_all()
         .build()
         .map_err(Error::Threads)?;
-    runtime.block_on(async {
+    let served = runtime.block_on(async {
         let server = Server::bind(generator, settings).await?;
-        let mut signals = Signals::listen().map_err(Error::Threads)?;
-        ready(server.address());
         let (stop, stopped) = tokio::sync::oneshot::channel();
-        tokio::spawn(async move {
-            let name = signals.next().await;
-            eprintln!("{name}: finishing what is under way; a second signal ends at once");
-            // A server that has ended already needs no telling.
-            let _ = stop.send(());
-            let name = signals.next().await;
-            eprintln!("{name}: ended with requests under way");
-            std::process::exit(1);
-        });
+        signals::listen(stop).map_err(Error::Threads)?;
+        ready(server.address());
         server
             .serve(async {
                 // If the sender is gone, so is the only way to stop.
@@ -172,46 +192,8 @@ pub fn run(generator: Generator, settings: Settings, ready: impl FnOnce(SocketAd
             })
             .await;
         Ok(())
-    })
-}
-
-/// The signals that ask a process to end.
-struct Signals {
-    #[cfg(unix)]
-    terminate: tokio::signal::unix::Signal,
-    #[cfg(unix)]
-    interrupt: tokio::signal::unix::Signal,
-}
-
-#[cfg(unix)]
-impl Signals {
-    fn listen() -> std::io::Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
-        Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-        })
-    }
-
-    async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
-        }
-    }
-}
-
-#[cfg(not(unix))]
-impl Signals {
-    fn listen() -> std::io::Result<Self> {
-        Ok(Self {})
-    }
-
-    async fn next(&mut self) -> &'static str {
-        // Where the system has no such signal, nothing ever comes.
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-        "Ctrl-C"
-    }
+    });
+    // A read that is stuck on a thread of the runtime ends with the process.
+    runtime.shutdown_background();
+    served
 }

@@ -5,11 +5,17 @@ use std::time::Duration;
 
 use aquila_spec::ngram::Corpora;
 
+use crate::corpus_file::CorpusFolder;
+
 /// What clients may use up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
+    /// Connections; past it, the one that has waited longest for its client is closed.
+    pub connections: usize,
     /// Bytes of a request's body.
     pub body_bytes: usize,
+    /// Bytes of all long bodies together that are read, parsed or tokenized; one body always fits.
+    pub bodies_bytes: usize,
     /// Tokens of a prompt; the context bounds it in any case.
     pub prompt_tokens: Option<usize>,
     /// From a request's arrival to its last token.
@@ -27,7 +33,9 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
+            connections: 4096,
             body_bytes: 8 << 20,
+            bodies_bytes: 32 << 20,
             prompt_tokens: None,
             request_time: Some(Duration::from_secs(3600)),
             header_time: Duration::from_secs(75),
@@ -79,4 +87,6 @@ pub struct Settings {
     pub overlap_reason: String,
     /// The corpora that clients may change, where drafts come from them.
     pub corpora: Option<Arc<Corpora>>,
+    /// The folder that clients may add files from as corpora.
+    pub corpus_folder: Option<CorpusFolder>,
 }

@@ -5,15 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use aquila_text::{GenerateError, Generator, Prompt, Tokenizer};
+use tokio::sync::Semaphore;
 
 use crate::identifier::Identifiers;
+use crate::intake::{Intake, Received};
 use crate::metrics::Metrics;
 use crate::refusal::Refusal;
 use crate::settings::Settings;
 use crate::under_way::UnderWay;
-
-/// Bytes of text from which tokenizing leaves the threads that serve sockets.
-const LONG_TEXT: usize = 16 << 10;
 
 /// The app as handlers share it.
 pub(crate) type Shared = Arc<App>;
@@ -25,6 +24,10 @@ pub(crate) struct App {
     pub under_way: Arc<UnderWay>,
     pub metrics: Arc<Metrics>,
     pub identifiers: Identifiers,
+    pub intake: Intake,
+    pub longest_text: LongestText,
+    /// One corpus is loaded at a time.
+    pub corpus_turn: Arc<Semaphore>,
     /// When the server was started, in seconds of Unix time.
     pub started: u64,
     draining: AtomicBool,
@@ -32,7 +35,11 @@ pub(crate) struct App {
 
 impl App {
     pub fn new(generator: Generator, settings: Settings) -> Self {
+        let limits = &settings.limits;
         Self {
+            intake: Intake::new(limits.bodies_bytes.max(limits.body_bytes)),
+            longest_text: LongestText::of(&generator, limits.prompt_tokens),
+            corpus_turn: Arc::new(Semaphore::new(1)),
             generator,
             settings,
             under_way: Arc::default(),
@@ -69,38 +76,74 @@ impl App {
         self.generator.tokenizer().ok_or_else(missing)
     }
 
-    /// The tokens of prompts, which came as `param`.
+    /// The tokens of prompts, which came in `body` as `param`.
     pub async fn tokens(
         &self,
+        body: &Arc<Received>,
         prompts: Vec<Prompt>,
         param: &'static str,
     ) -> Result<Vec<Vec<u32>>, Refusal> {
-        let size: usize = prompts.iter().map(text_bytes).sum();
+        for prompt in &prompts {
+            match prompt {
+                Prompt::Text(text) => self.longest_text.check(text, param)?,
+                Prompt::Ids(ids) => self.longest_text.check_ids(ids, param)?,
+            }
+        }
         let generator = self.generator.clone();
-        let encode = move || -> Result<Vec<Vec<u32>>, Refusal> {
+        let encode = move |_: &[u8]| -> Result<Vec<Vec<u32>>, Refusal> {
             let tokens = prompts.into_iter().map(|prompt| generator.tokens(prompt));
             tokens.collect::<Result<_, _>>().map_err(|error| Refusal::of(error, param))
         };
-        off_thread(size, encode).await
+        body.work(encode).await
     }
 }
 
-/// Runs `work` over a text of `size` bytes where it keeps nobody waiting.
-pub(crate) async fn off_thread<T: Send + 'static>(
-    size: usize,
-    work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
-) -> Result<T, Refusal> {
-    if size < LONG_TEXT {
-        return work();
-    }
-    let lost = |_| Refusal::failed("the text could not be tokenized");
-    tokio::task::spawn_blocking(work).await.map_err(lost)?
+/// The longest text that the context could hold, by its bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LongestText {
+    /// Tokens of the longest prompt.
+    tokens: usize,
+    /// Bytes that no text of so many tokens exceeds, where the tokenizer says.
+    pub bytes: Option<usize>,
 }
 
-fn text_bytes(prompt: &Prompt) -> usize {
-    match prompt {
-        Prompt::Text(text) => text.len(),
-        Prompt::Ids(_) => 0,
+impl LongestText {
+    pub fn of(generator: &Generator, limit: Option<usize>) -> Self {
+        let longest = generator.engine().config().longest_sequence();
+        let tokens = limit.unwrap_or(longest).min(longest);
+        let bytes = generator.tokenizer().and_then(|tokenizer| tokenizer.most_bytes(tokens));
+        Self { tokens, bytes }
+    }
+
+    /// Refuses token ids, which came as `param`, that are too many.
+    fn check_ids(&self, ids: &[u32], param: &str) -> Result<(), Refusal> {
+        if ids.len() <= self.tokens {
+            return Ok(());
+        }
+        let why = format!(
+            "the prompt has {} tokens, but at most {} fit (--context-length, --max-total-tokens, \
+             --max-prompt-tokens)",
+            ids.len(),
+            self.tokens
+        );
+        Err(Refusal::too_long(param, why))
+    }
+
+    /// Refuses a text, which came as `param`, that is certainly too long; nothing is tokenized
+    /// for that.
+    pub fn check(&self, text: &str, param: &str) -> Result<(), Refusal> {
+        match self.bytes {
+            Some(most) if text.len() > most => {
+                let (tokens, bytes) = (self.tokens, text.len());
+                let why = format!(
+                    "the text of {bytes} bytes has more than {tokens} tokens, which is what fits \
+                     (--context-length, --max-total-tokens, --max-prompt-tokens): so many are at \
+                     most {most} bytes"
+                );
+                Err(Refusal::too_long(param, why))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

@@ -1,17 +1,22 @@
 //! `aquila serve`: the model over HTTP, for clients of OpenAI's API and of SGLang's.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use aquila_engine::available_memory;
 use aquila_model::{Checkpoint, resolve};
-use aquila_server::{Limits, ModelCard, Settings};
+use aquila_server::{
+    CorpusFolder, Limits, ModelCard, RequestMemory, Settings, fitting_connections,
+};
 use clap::Args;
 use serde_json::Value;
 
 use crate::Algorithms;
 use crate::error::{Error, Result};
-use crate::flags::{EngineFlags, ModelFlags, SamplingFlags};
+use crate::flags::{EngineFlags, ModelFlags, SamplingFlags, whole};
+use crate::notice::notice;
 use crate::start::start_with_corpora;
 
 /// Serve a model over HTTP: OpenAI's API and SGLang's.
@@ -50,9 +55,25 @@ struct ServerFlags {
     #[arg(long, value_name = "NAME")]
     served_model_name: Option<String>,
 
+    /// Connections at a time; for one more, the one that has waited longest for its client is
+    /// closed
+    #[arg(
+        long,
+        default_value_t = Limits::default().connections,
+        value_name = "N",
+        value_parser = whole(1, 1 << 20),
+        allow_negative_numbers = true,
+    )]
+    max_connections: usize,
+
     /// Bytes of the largest body
     #[arg(long, default_value_t = Limits::default().body_bytes, value_name = "BYTES")]
     max_body_bytes: usize,
+
+    /// Bytes of all long bodies together that have arrived but are not tokenized yet; a body that
+    /// finds no room is refused with 503. At least --max-body-bytes
+    #[arg(long, default_value_t = Limits::default().bodies_bytes, value_name = "BYTES")]
+    max_bodies_bytes: usize,
 
     /// Tokens of the longest prompt [default: the context]
     #[arg(long, value_name = "TOKENS")]
@@ -77,13 +98,27 @@ struct ServerFlags {
     /// Pieces of a streamed answer that may wait for a slow client; one more gives it up
     #[arg(long, default_value_t = Limits::default().unread_pieces, value_name = "N")]
     max_unread_pieces: usize,
+
+    /// A folder whose files clients may add as corpora; without it, they can only send documents
+    #[arg(long, value_name = "FOLDER")]
+    external_corpus_folder: Option<PathBuf>,
 }
 
 impl ServerFlags {
     fn limits(&self) -> Result<Limits> {
         let request_time = seconds("--request-timeout", self.request_timeout)?;
+        let connections = fitting_connections(self.max_connections);
+        if connections < self.max_connections {
+            notice(format_args!(
+                "warning: the system has files for {connections} connections, not for the {} of \
+                 --max-connections: raise `ulimit -n`",
+                self.max_connections
+            ));
+        }
         Ok(Limits {
+            connections,
             body_bytes: self.max_body_bytes,
+            bodies_bytes: self.max_bodies_bytes.max(self.max_body_bytes),
             prompt_tokens: self.max_prompt_tokens,
             request_time: Some(request_time).filter(|time| !time.is_zero()),
             header_time: seconds("--header-timeout", self.header_timeout)?,
@@ -91,6 +126,15 @@ impl ServerFlags {
             stall_time: seconds("--stall-timeout", self.stall_timeout)?,
             unread_pieces: self.max_unread_pieces,
         })
+    }
+}
+
+impl ServerFlags {
+    fn corpus_folder(&self) -> Result<Option<CorpusFolder>> {
+        let Some(path) = &self.external_corpus_folder else { return Ok(None) };
+        let failed =
+            |why| Error::Usage(format!("--external-corpus-folder {}: {why}", path.display()));
+        CorpusFolder::open(path).map(Some).map_err(failed)
     }
 }
 
@@ -115,12 +159,18 @@ impl Serve {
             limits,
             overlap_reason: self.engine.overlap().why.into(),
             corpora: None,
+            corpus_folder: self.server.corpus_folder()?,
         };
         let name = settings.model.served_name.clone();
         let key = settings.api_key.is_some();
         let (generator, corpora) =
             start_with_corpora(&self.model, &self.engine, defaults, algorithms, false)?;
         settings.corpora = corpora;
+        let memory = RequestMemory::of(&generator, &settings.limits);
+        notice(format_args!("requests  {memory}"));
+        if memory.total() > available_memory() {
+            notice(format_args!("warning: requests may take more memory than there is left"));
+        }
         aquila_server::run(generator, settings, |address| announce(address, &name, key))
             .map_err(|error| Error::Other(error.to_string()))?;
         Ok(ExitCode::SUCCESS)

@@ -92,7 +92,7 @@ async fn wrong_method(State(app): State<Shared>, request: Request) -> Refusal {
 
 /// Reads a body that nobody wants, so that the connection can be used again.
 async fn read_past(app: &Shared, request: Request) -> Result<(), Refusal> {
-    body::read(request, &app.settings.limits).await.map(drop)
+    body::read(request, app).await.map(drop)
 }
 
 /// A JSON response with the request's name in its headers, where clients look for it.

@@ -53,6 +53,7 @@ pub fn settings() -> Settings {
         limits: Limits::default(),
         overlap_reason: "the test says so".into(),
         corpora: None,
+        corpus_folder: None,
     }
 }
 

@@ -12,6 +12,7 @@ mod verify;
 
 pub use engine::{EngineFlags, SchedulePolicy};
 pub use model::ModelFlags;
+pub use number::whole;
 pub use policy::PolicyPlan;
 pub use sampling::SamplingFlags;
 pub use speculative::{Speculative, SpeculativeFlags};

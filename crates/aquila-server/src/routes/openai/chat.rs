@@ -14,7 +14,7 @@ use crate::body;
 use crate::fields::Fields;
 use crate::refusal::Refusal;
 use crate::routes::json as respond;
-use crate::state::{App, Shared, off_thread, unix_time};
+use crate::state::{App, Shared, unix_time};
 use crate::stream::{self, EventWriter, Wording};
 
 /// A conversation, checked.
@@ -113,8 +113,8 @@ fn tools(fields: &mut Fields) -> Result<Option<Value>, Refusal> {
 }
 
 pub(crate) async fn chat(State(app): State<Shared>, request: Request) -> Result<Response, Refusal> {
-    let body = body::read(request, &app.settings.limits).await?;
-    let chat = Chat::take(Fields::parse(&body)?)?;
+    let body = body::read(request, &app).await?;
+    let chat = body.work(|body| Chat::take(Fields::parse(body)?)).await?;
     app.check_model(chat.common.model.as_deref())?;
     let mut params = chat.common.params;
     let context = app.generator.engine().config().context_length;
@@ -126,17 +126,20 @@ pub(crate) async fn chat(State(app): State<Shared>, request: Request) -> Result<
     params.priority = chat.common.priority;
 
     let tokenizer = app.tokenizer("messages")?.clone();
-    let prompt = off_thread(body.len(), move || {
+    let longest_text = app.longest_text;
+    let prompt = body.work(move |_| {
         let template = tokenizer.chat_template().ok_or_else(|| {
             Refusal::param("messages", "the model has no chat template: use /v1/completions")
         })?;
         let text = template
             .render(&chat.messages, chat.tools.as_ref(), true, &chat.template_arguments)
             .map_err(|error| Refusal::param("messages", error))?;
+        longest_text.check(&text, "messages")?;
         // The template has written what the tokenizer would put around a text.
         tokenizer.encode(&text, false).map_err(|error| Refusal::param("messages", error))
     });
     let prompt = prompt.await?;
+    drop(body);
 
     let id = chat.common.name.unwrap_or_else(|| app.identifiers.next("chatcmpl-"));
     let ask = Ask { name: id.clone(), prompt, params: params.clone() };

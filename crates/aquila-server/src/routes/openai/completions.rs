@@ -1,10 +1,10 @@
 //! `/v1/completions`: texts or tokens, and how they go on.
 
 use aquila_engine::{FinishReason, Token};
-use aquila_text::{CheckedParams, Prompt};
+use aquila_text::{CheckedParams, Generator, Prompt};
 use axum::extract::{Request, State};
 use axum::response::Response;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::Value;
 
 use super::logprobs::{Columns, CompletionLogprobs};
@@ -13,6 +13,7 @@ use crate::answer::{Answer, News};
 use crate::ask::{Ask, Holds};
 use crate::body;
 use crate::fields::Fields;
+use crate::prompts::Prompts;
 use crate::refusal::Refusal;
 use crate::routes::json as respond;
 use crate::state::{App, Shared, unix_time};
@@ -21,32 +22,15 @@ use crate::stream::{self, EventWriter, Wording};
 /// Tokens of an answer where nothing says how many, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
-/// A prompt in each of its four forms.
-#[derive(Deserialize)]
-#[serde(
-    untagged,
-    expecting = "expected a string, a list of strings, a list of token ids or a list of such lists"
-)]
-enum Prompts {
-    Text(String),
-    Texts(Vec<String>),
-    Ids(Vec<u32>),
-    ManyIds(Vec<Vec<u32>>),
-}
-
-impl Prompts {
-    fn list(self) -> Result<Vec<Prompt>, Refusal> {
-        let list: Vec<Prompt> = match self {
-            Prompts::Text(text) => vec![Prompt::Text(text)],
-            Prompts::Ids(ids) => vec![Prompt::Ids(ids)],
-            Prompts::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
-            Prompts::ManyIds(lists) => lists.into_iter().map(Prompt::Ids).collect(),
-        };
-        if list.is_empty() {
-            return Err(Refusal::param("prompt", "must have at least one prompt"));
-        }
-        Ok(list)
-    }
+/// Each prompt of a request.
+fn list(prompts: Prompts) -> Result<Vec<Prompt>, Refusal> {
+    Ok(match prompts {
+        Prompts::Text(text) => vec![Prompt::Text(text)],
+        Prompts::Ids(ids) => vec![Prompt::Ids(ids)],
+        Prompts::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
+        Prompts::ManyIds(lists) => lists.into_iter().map(Prompt::Ids).collect(),
+        Prompts::Empty => return Err(Refusal::param("prompt", "must have at least one prompt")),
+    })
 }
 
 /// A request, checked.
@@ -58,7 +42,8 @@ struct Completion {
 
 impl Completion {
     fn take(mut fields: Fields) -> Result<Self, Refusal> {
-        let prompts = fields.require::<Prompts>("prompt")?.list()?;
+        let prompts = list(fields.require_prompts("prompt")?)?;
+        fields.check_settings(prompts.len())?;
         let mut common = Common::take(&mut fields)?;
         fields.set(&mut common.params, "max_tokens", "max_tokens")?;
         let echo = fields.flag("echo")?;
@@ -79,8 +64,9 @@ pub(crate) async fn completions(
     State(app): State<Shared>,
     request: Request,
 ) -> Result<Response, Refusal> {
-    let body = body::read(request, &app.settings.limits).await?;
-    let completion = Completion::take(Fields::parse(&body)?)?;
+    let body = body::read(request, &app).await?;
+    let take = |body: &[u8]| Completion::take(Fields::parse_with(body, &["prompt"])?);
+    let completion = body.work(take).await?;
     let common = completion.common;
     app.check_model(common.model.as_deref())?;
     let mut params = common.params;
@@ -92,8 +78,11 @@ pub(crate) async fn completions(
     params.priority = common.priority;
 
     let given = if completion.echo { completion.prompts.clone() } else { Vec::new() };
-    let prompts = app.tokens(completion.prompts, "prompt").await?;
-    let echoes = echoes(&app, given, &prompts)?;
+    let prompts = app.tokens(&body, completion.prompts, "prompt").await?;
+    let generator = app.generator.clone();
+    let echo = move |_: &[u8]| Ok((echoes(&generator, given, &prompts)?, prompts));
+    let (echoes, prompts) = body.work(echo).await?;
+    drop(body);
     let id = common.name.unwrap_or_else(|| app.identifiers.next("cmpl-"));
     let ask = |prompt| Ask { name: id.clone(), prompt, params: params.clone() };
     let asks: Vec<Ask> = prompts.into_iter().map(ask).collect();
@@ -115,8 +104,12 @@ pub(crate) async fn completions(
 }
 
 /// What stands before each prompt's answers: the prompts as they were given, if wanted.
-fn echoes(app: &App, given: Vec<Prompt>, prompts: &[Vec<u32>]) -> Result<Vec<String>, Refusal> {
-    let decode = |ids: &[u32]| match app.generator.tokenizer() {
+fn echoes(
+    generator: &Generator,
+    given: Vec<Prompt>,
+    prompts: &[Vec<u32>],
+) -> Result<Vec<String>, Refusal> {
+    let decode = |ids: &[u32]| match generator.tokenizer() {
         Some(tokenizer) => tokenizer.decode(ids, true).map_err(|e| Refusal::param("prompt", e)),
         None => Ok(String::new()),
     };

@@ -13,8 +13,8 @@ pub(crate) async fn abort(
     State(app): State<Shared>,
     request: Request,
 ) -> Result<Response, Refusal> {
-    let body = body::read(request, &app.settings.limits).await?;
-    let mut fields = Fields::parse_or_none(&body)?;
+    let body = body::read(request, &app).await?;
+    let mut fields = body.work(Fields::parse_or_none).await?;
     let name: Option<String> = fields.take("rid")?;
     let name = name.filter(|name| !name.is_empty());
     if !fields.flag("abort_all")? && name.is_none() {

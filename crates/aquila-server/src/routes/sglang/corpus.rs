@@ -10,8 +10,9 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
 use crate::body;
-use crate::corpus::{Added, CorpusTextError, add_documents, add_file};
-use crate::fields::Fields;
+use crate::corpus::{Added, CorpusTextError, add_documents, add_lines};
+use crate::corpus_file::CorpusFolder;
+use crate::fields::{Fields, OneOrMany};
 use crate::refusal::Refusal;
 use crate::routes::json as respond;
 use crate::state::{App, Shared};
@@ -20,15 +21,33 @@ use crate::state::{App, Shared};
 const OFF: &str = "this server drafts nothing from corpora: \
                    start it with --speculative-algorithm NGRAM";
 
+/// What is said of a path where clients may name none.
+const NO_FOLDER: &str = "this server reads no files for clients: start it with \
+                         --external-corpus-folder FOLDER to take those below FOLDER, or send \
+                         `documents`";
+
+/// Where a corpus comes from.
+enum Source {
+    File(CorpusFolder, PathBuf),
+    Documents(Vec<String>),
+}
+
 /// `{"corpus_id": …, "documents": […]}` or `{"corpus_id": …, "file_path": …}`; a corpus without a
 /// name gets one.
 pub(crate) async fn add(State(app): State<Shared>, request: Request) -> Result<Response, Refusal> {
-    let body = body::read(request, &app.settings.limits).await?;
-    let mut fields = Fields::parse(&body)?;
+    let body = body::read(request, &app).await?;
+    let mut fields = body.work(|body| Fields::parse_with(body, &["documents"])).await?;
     let name = fields.take::<String>("corpus_id")?.filter(|name| !name.is_empty());
     let name = name.unwrap_or_else(|| app.identifiers.next("corpus-"));
     let file: Option<PathBuf> = fields.take("file_path")?;
-    let documents: Option<Vec<String>> = fields.take("documents")?;
+    let documents = fields.prompts("documents").map(|documents| documents.texts("documents"));
+    let documents = match documents.transpose()? {
+        Some(OneOrMany::Many(documents)) => Some(documents),
+        Some(OneOrMany::One(_)) => {
+            return Err(Refusal::param("documents", "expected a list of strings"));
+        }
+        None => None,
+    };
     let said = |success, message: String, tokens| {
         json!({
             "success": success,
@@ -39,19 +58,32 @@ pub(crate) async fn add(State(app): State<Shared>, request: Request) -> Result<R
     };
     let Some(corpora) = corpora(&app) else { return Ok(failed(said(false, OFF.into(), 0))) };
     let tokenizer = app.tokenizer("documents")?.clone();
-    let named = name.clone();
-    let load = move || match (file, documents) {
-        (Some(path), None) => Some(add_file(&corpora, &tokenizer, &named, &path)),
-        (None, Some(documents)) => Some(add_documents(&corpora, &tokenizer, &named, &documents)),
-        _ => None,
+    let source = match (file, documents, &app.settings.corpus_folder) {
+        (Some(_), None, None) => return Ok(failed(said(false, NO_FOLDER.into(), 0))),
+        (Some(path), None, Some(folder)) => Source::File(folder.clone(), path),
+        (None, Some(documents), _) => Source::Documents(documents),
+        _ => return Err(Refusal::invalid("give either `documents` or `file_path`")),
     };
-    let added: Option<Result<Added, CorpusTextError>> = tokio::task::spawn_blocking(load)
+    let named = name.clone();
+    let turn = app.corpus_turn.clone().acquire_owned().await;
+    let turn = turn.expect("nothing closes the semaphore");
+    let load = move || {
+        let added = match &source {
+            Source::File(folder, path) => {
+                folder.lines(path).and_then(|lines| add_lines(&corpora, &tokenizer, &named, lines))
+            }
+            Source::Documents(documents) => add_documents(&corpora, &tokenizer, &named, documents),
+        };
+        // The body holds the room of its documents.
+        drop((source, body, turn));
+        added
+    };
+    let added: Result<Added, CorpusTextError> = tokio::task::spawn_blocking(load)
         .await
         .map_err(|_| Refusal::failed("the corpus could not be loaded"))?;
     match added {
-        None => Err(Refusal::invalid("give either `documents` or `file_path`")),
-        Some(Err(error)) => Ok(failed(said(false, error.to_string(), 0))),
-        Some(Ok(Added { tokens, truncated })) => {
+        Err(error) => Ok(failed(said(false, error.to_string(), 0))),
+        Ok(Added { tokens, truncated }) => {
             let cut = if truncated { "; the rest was cut for want of room" } else { "" };
             let message = format!("loaded the corpus {name:?} of {tokens} tokens{cut}");
             tracing::info!("{message}");
@@ -65,8 +97,8 @@ pub(crate) async fn remove(
     State(app): State<Shared>,
     request: Request,
 ) -> Result<Response, Refusal> {
-    let body = body::read(request, &app.settings.limits).await?;
-    let name: String = Fields::parse(&body)?.require("corpus_id")?;
+    let body = body::read(request, &app).await?;
+    let name: String = body.work(Fields::parse).await?.require("corpus_id")?;
     let removed = match corpora(&app) {
         Some(corpora) => corpora.remove(&name).map_err(|error| error.to_string()),
         None => Err(OFF.into()),

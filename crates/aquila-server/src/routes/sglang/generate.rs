@@ -1,5 +1,6 @@
 //! `/generate`: texts or tokens, and how they go on, in SGLang's form.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use aquila_engine::{FinishReason, StopCause, Token, Usage};
@@ -13,6 +14,7 @@ use crate::answer::News;
 use crate::ask::{Ask, Holds};
 use crate::body;
 use crate::fields::{Fields, OneOrMany};
+use crate::intake::Received;
 use crate::refusal::Refusal;
 use crate::routes::json as respond;
 use crate::state::{App, Shared};
@@ -81,12 +83,12 @@ pub(crate) async fn generate(
     request: Request,
 ) -> Result<Response, Refusal> {
     let asked = Instant::now();
-    let body = body::read(request, &app.settings.limits).await?;
-    let mut fields = Fields::parse(&body)?;
+    let body = body::read(request, &app).await?;
+    let mut fields = body.work(|body| Fields::parse_with(body, &["text", "input_ids"])).await?;
     app.check_model(fields.take::<String>("model")?.as_deref())?;
     let (prompts, mut is_list, param) = prompts(&mut fields)?;
     let stream = fields.flag("stream")?;
-    let (asks, plans) = asks(&app, fields, prompts, param).await?;
+    let (asks, plans) = asks(&app, body, fields, prompts, param).await?;
     is_list |= plans.iter().any(|plan| plan.n > 1);
 
     if stream {
@@ -121,8 +123,8 @@ pub(crate) async fn generate(
 
 /// The prompts, whether they came as a list, and as which parameter.
 fn prompts(fields: &mut Fields) -> Result<(Vec<Prompt>, bool, &'static str), Refusal> {
-    let text: Option<OneOrMany<String>> = fields.take("text")?;
-    let ids: Option<OneOrMany<Vec<u32>>> = fields.take("input_ids")?;
+    let text = fields.prompts("text").map(|prompts| prompts.texts("text")).transpose()?;
+    let ids = fields.prompts("input_ids").map(|prompts| prompts.ids("input_ids")).transpose()?;
     fields.refuse(&["input_embeds", "image_data", "video_data", "audio_data", "lora_path"])?;
     let (prompts, is_list, param) = match (text, ids) {
         (Some(OneOrMany::One(text)), None) => (vec![Prompt::Text(text)], false, "text"),
@@ -147,11 +149,13 @@ fn prompts(fields: &mut Fields) -> Result<(Vec<Prompt>, bool, &'static str), Ref
 /// One ask for each prompt, and what is to be reported of it.
 async fn asks(
     app: &App,
+    body: Arc<Received>,
     mut fields: Fields,
     prompts: Vec<Prompt>,
     param: &'static str,
 ) -> Result<(Vec<Ask>, Vec<Plan>), Refusal> {
     let count = prompts.len();
+    fields.check_settings(count)?;
     let objects: Option<OneOrMany<Map<String, Value>>> = fields.take("sampling_params")?;
     let objects = objects.unwrap_or(OneOrMany::One(Map::new())).spread(count, "sampling_params")?;
     let names: Option<OneOrMany<String>> = fields.take("rid")?;
@@ -170,7 +174,7 @@ async fn asks(
     let speculation = fields.speculation()?;
     let priority = fields.take("priority")?;
 
-    let tokens = app.tokens(prompts, param).await?;
+    let tokens = app.tokens(&body, prompts, param).await?;
     let mut asks = Vec::with_capacity(count);
     let mut plans = Vec::with_capacity(count);
     let settings = objects.into_iter().zip(wanted).zip(start).zip(top);

@@ -8,24 +8,26 @@ use crate::body;
 use crate::fields::{Fields, OneOrMany};
 use crate::refusal::Refusal;
 use crate::routes::json as respond;
-use crate::state::{Shared, off_thread};
+use crate::state::Shared;
 
 pub(crate) async fn tokenize(
     State(app): State<Shared>,
     request: Request,
 ) -> Result<Response, Refusal> {
-    let body = body::read(request, &app.settings.limits).await?;
-    let mut fields = Fields::parse(&body)?;
+    let body = body::read(request, &app).await?;
+    let mut fields = body.work(|body| Fields::parse_with(body, &["prompt"])).await?;
     app.check_model(fields.take::<String>("model")?.as_deref())?;
-    let prompt: OneOrMany<String> = fields.require("prompt")?;
+    let prompt = fields.require_prompts("prompt")?.texts("prompt")?;
     let add_special: bool = fields.take("add_special_tokens")?.unwrap_or(true);
     let tokenizer = app.tokenizer("prompt")?.clone();
     let longest = app.generator.engine().config().context_length;
-    let answer = off_thread(body.len(), move || {
+    let longest_text = app.longest_text;
+    let answer = body.work(move |_| {
         let encode = |text: &String| {
+            longest_text.check(text, "prompt")?;
             tokenizer.encode(text, add_special).map_err(|error| Refusal::param("prompt", error))
         };
-        Ok(match prompt {
+        let answer = match prompt {
             OneOrMany::One(text) => {
                 let tokens = encode(&text)?;
                 json!({ "count": tokens.len(), "tokens": tokens, "max_model_len": longest })
@@ -35,31 +37,33 @@ pub(crate) async fn tokenize(
                 let counts: Vec<usize> = lists.iter().map(Vec::len).collect();
                 json!({ "count": counts, "tokens": lists, "max_model_len": longest })
             }
-        })
+        };
+        Ok(respond(&answer, None))
     });
-    Ok(respond(&answer.await?, None))
+    answer.await
 }
 
 pub(crate) async fn detokenize(
     State(app): State<Shared>,
     request: Request,
 ) -> Result<Response, Refusal> {
-    let body = body::read(request, &app.settings.limits).await?;
-    let mut fields = Fields::parse(&body)?;
+    let body = body::read(request, &app).await?;
+    let mut fields = body.work(|body| Fields::parse_with(body, &["tokens"])).await?;
     app.check_model(fields.take::<String>("model")?.as_deref())?;
-    let tokens: OneOrMany<Vec<u32>> = fields.require("tokens")?;
+    let tokens = fields.require_prompts("tokens")?.ids("tokens")?;
     let skip_special: bool = fields.take("skip_special_tokens")?.unwrap_or(true);
     let tokenizer = app.tokenizer("tokens")?.clone();
-    let answer = off_thread(body.len(), move || {
+    let answer = body.work(move |_| {
         let decode = |ids: &Vec<u32>| {
             tokenizer.decode(ids, skip_special).map_err(|error| Refusal::param("tokens", error))
         };
-        Ok(match tokens {
+        let answer = match tokens {
             OneOrMany::One(ids) => json!({ "text": decode(&ids)? }),
             OneOrMany::Many(lists) => {
                 json!({ "text": lists.iter().map(decode).collect::<Result<Vec<_>, _>>()? })
             }
-        })
+        };
+        Ok(respond(&answer, None))
     });
-    Ok(respond(&answer.await?, None))
+    answer.await
 }

@@ -1,0 +1,69 @@
+//! What requests may take beside the engine: told at start, as the engine's own budget is.
+
+use std::fmt;
+
+use aquila_text::Generator;
+
+use crate::connection::BUFFER;
+use crate::intake::{LONG_WORKERS, MIDDLE, MIDDLE_ROOM, MIDDLE_WORKERS, SHORT};
+use crate::json::MOST_VALUES;
+use crate::settings::Limits;
+use crate::state::LongestText;
+
+/// Bytes of a connection beside its buffer and a short body.
+const CONNECTION: usize = 16 << 10;
+/// Bytes for each byte of a body: as it came, and as its prompts were read from it.
+const PER_BODY_BYTE: usize = 3;
+/// Bytes of a JSON value, with its key.
+const PER_VALUE: usize = 160;
+/// Bytes for each byte of a text while it is tokenized: measured on texts of one character to the
+/// word, which take the most.
+const PER_TEXT_BYTE: usize = 400;
+
+/// Memory that requests may take, at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RequestMemory {
+    /// Connections, with their buffers and short bodies.
+    pub connections: u64,
+    /// Longer bodies, until their prompts are tokenized.
+    pub bodies: u64,
+    /// Texts while they are tokenized.
+    pub tokenizing: u64,
+}
+
+impl RequestMemory {
+    /// What requests to `generator` may take within `limits`.
+    pub fn of(generator: &Generator, limits: &Limits) -> Self {
+        let bodies = limits.bodies_bytes.max(limits.body_bytes).saturating_add(MIDDLE_ROOM);
+        let values = (LONG_WORKERS + MIDDLE_WORKERS) * MOST_VALUES * PER_VALUE;
+        let longest = LongestText::of(generator, limits.prompt_tokens).bytes;
+        let longest = longest.unwrap_or(usize::MAX).min(limits.body_bytes);
+        let texts = (LONG_WORKERS * longest).saturating_add(MIDDLE_WORKERS * longest.min(MIDDLE));
+        let bytes = |bytes: usize| bytes as u64;
+        Self {
+            connections: bytes(limits.connections.saturating_mul(BUFFER + SHORT + CONNECTION)),
+            bodies: bytes(bodies.saturating_mul(PER_BODY_BYTE).saturating_add(values)),
+            tokenizing: bytes(texts.saturating_mul(PER_TEXT_BYTE)),
+        }
+    }
+
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.connections.saturating_add(self.bodies).saturating_add(self.tokenizing)
+    }
+}
+
+impl fmt::Display for RequestMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        write!(
+            f,
+            "{:.1} MiB at most: connections {:.1} MiB (--max-connections), bodies {:.1} MiB \
+             (--max-bodies-bytes), tokenizing {:.1} MiB (--max-body-bytes, --max-prompt-tokens)",
+            mib(self.total()),
+            mib(self.connections),
+            mib(self.bodies),
+            mib(self.tokenizing)
+        )
+    }
+}

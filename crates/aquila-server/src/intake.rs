@@ -64,11 +64,10 @@ impl Intake {
 
     /// Room for a body of `bytes`; short ones need none.
     pub fn room(&self, bytes: usize) -> Result<Option<Room>, Refusal> {
-        let lane = match bytes {
-            0..=SHORT => return Ok(None),
-            0..=MIDDLE => &self.middle,
-            _ => &self.long,
-        };
+        if bytes <= SHORT {
+            return Ok(None);
+        }
+        let lane = if bytes <= MIDDLE { &self.middle } else { &self.long };
         let full = |_| {
             Refusal::busy(format!(
                 "no room for a body of {bytes} bytes: others of its size have most of the {} bytes \

@@ -19,7 +19,10 @@ pub(crate) struct Counted<'a> {
 impl Counted<'_> {
     fn count<E: Error>(self) -> Result<(), E> {
         match self.left.get().checked_sub(1) {
-            Some(left) => Ok(self.left.set(left)),
+            Some(left) => {
+                self.left.set(left);
+                Ok(())
+            }
             None => {
                 let why = format!("the body has more than {MOST_VALUES} values beside its prompts");
                 Err(E::custom(why))

@@ -1,13 +1,15 @@
 //! Corpora that are added, listed and removed while the server serves.
 
 use std::io::Write;
+use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 
 use aquila_compute::WeightFormat;
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_engine::{Engine, EngineConfig, EngineHandle, Runner};
 use aquila_model::{Checkpoint, Decoder, LoadFormat, resolve};
-use aquila_server::Settings;
+use aquila_server::{CorpusFolder, Settings};
 use aquila_spec::ngram::{Corpora, Ngram, NgramScope, NgramSettings};
 use aquila_text::{Generator, SamplingParams, Tokenizer};
 use serde_json::{Value, json};
@@ -16,6 +18,11 @@ use crate::support::{Running, engine_config, settings};
 
 /// A server that drafts from n-grams, with room for `tokens` in corpora.
 fn drafting(tokens: usize) -> Running {
+    drafting_from(tokens, None)
+}
+
+/// As [`drafting`], where clients may add the files of a folder.
+pub fn drafting_from(tokens: usize, folder: Option<&Path>) -> Running {
     let ngram = NgramSettings { scope: NgramScope::Request, ..NgramSettings::default() };
     let shape = ngram.shape(NgramSettings::NODES).unwrap();
     let config = EngineConfig { shape, ..engine_config() };
@@ -30,7 +37,8 @@ fn drafting(tokens: usize) -> Running {
     let tokenizer = Tokenizer::load(checkpoint.folder().unwrap()).unwrap();
     let eos = checkpoint.eos_token_ids().to_vec();
     let generator = Generator::new(engine, tokenizer, eos, SamplingParams::default());
-    Running::start(generator, Settings { corpora: Some(corpora), ..settings() })
+    let corpus_folder = folder.map(|folder| CorpusFolder::open(folder).unwrap());
+    Running::start(generator, Settings { corpora: Some(corpora), corpus_folder, ..settings() })
 }
 
 fn counts(server: &Running) -> Value {
@@ -75,8 +83,8 @@ fn a_corpus_saves_rounds_while_it_is_there_and_changes_no_text() {
 
 #[test]
 fn corpora_come_from_files_of_documents_and_of_plain_text() {
-    let server = drafting(10_000);
     let folder = tempfile::tempdir().unwrap();
+    let server = drafting_from(10_000, Some(folder.path()));
     let file = |name: &str, text: &str| {
         let path = folder.path().join(name);
         std::fs::File::create(&path).unwrap().write_all(text.as_bytes()).unwrap();
@@ -102,6 +110,64 @@ fn corpora_come_from_files_of_documents_and_of_plain_text() {
     let no_file = refused(&server, path, json!({ "file_path": folder.path() }));
     assert!(no_file.contains("no regular file"), "{no_file}");
     assert_eq!(counts(&server).as_object().unwrap().len(), 2);
+}
+
+#[test]
+fn without_a_folder_no_file_is_read_for_clients() {
+    let server = drafting(10_000);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let refusal = refused(&server, "/add_external_corpus", json!({ "file_path": file.path() }));
+    assert!(refusal.contains("--external-corpus-folder"), "{refusal}");
+    add(&server, json!({ "documents": ["fn main"] }));
+}
+
+#[test]
+fn clients_name_regular_files_below_the_folder_alone() {
+    let above = tempfile::tempdir().unwrap();
+    let folder = above.path().join("corpora");
+    let inside = folder.join("deep");
+    std::fs::create_dir_all(&inside).unwrap();
+    std::fs::create_dir(above.path().join("corpora-beside")).unwrap();
+    let beside = above.path().join("corpora-beside/text");
+    for path in [&above.path().join("secret"), &inside.join("text"), &beside] {
+        std::fs::write(path, "fn main() {}").unwrap();
+    }
+    let link = |to: &str, name: &str| {
+        std::os::unix::fs::symlink(to, folder.join(name)).unwrap();
+    };
+    link("deep/text", "within");
+    link("../secret", "out");
+    link("..", "up");
+    link("/dev/zero", "device");
+    let fifo = folder.join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+
+    let server = drafting_from(10_000, Some(&folder));
+    let whole = inside.join("text");
+    for path in ["deep/text", "within", "deep/../deep/text", whole.to_str().unwrap()] {
+        assert_eq!(add(&server, json!({ "file_path": path }))["success"], true, "{path}");
+    }
+    let secret = above.path().join("secret");
+    let mut refused_paths = vec!["out", "up/secret", "../secret", "device", "fifo", "deep", ""];
+    refused_paths.extend(["/dev/zero", "/etc/passwd", "/nowhere", "deep/../../secret", "absent"]);
+    refused_paths.extend([secret.to_str().unwrap(), beside.to_str().unwrap()]);
+    for path in refused_paths {
+        let refusal = refused(&server, "/add_external_corpus", json!({ "file_path": path }));
+        assert!(refusal.contains("no regular file below the folder"), "{path}: {refusal}");
+    }
+    assert_eq!(counts(&server).as_object().unwrap().len(), 4);
+}
+
+#[test]
+fn a_pipe_that_the_operator_names_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let checkpoint = Checkpoint::open(&resolve("tiny").unwrap(), LoadFormat::Auto).unwrap();
+    let tokenizer = Tokenizer::load(checkpoint.folder().unwrap()).unwrap().unwrap();
+    let corpora = Corpora::new(100, tokenizer.vocab_size());
+    let refusal = aquila_server::add_file(&corpora, &tokenizer, "fifo", &fifo).unwrap_err();
+    assert!(refusal.to_string().contains("no regular file"), "{refusal}");
 }
 
 #[test]

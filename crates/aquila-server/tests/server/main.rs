@@ -5,6 +5,7 @@ mod corpora;
 mod draining;
 mod failures;
 mod gate;
+mod hostile;
 mod load;
 mod openai;
 mod priorities;

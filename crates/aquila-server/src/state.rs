@@ -89,10 +89,16 @@ impl App {
                 Prompt::Ids(ids) => self.longest_text.check_ids(ids, param)?,
             }
         }
-        let generator = self.generator.clone();
-        let encode = move |_: &[u8]| -> Result<Vec<Vec<u32>>, Refusal> {
-            let tokens = prompts.into_iter().map(|prompt| generator.tokens(prompt));
-            tokens.collect::<Result<_, _>>().map_err(|error| Refusal::of(error, param))
+        let (generator, longest) = (self.generator.clone(), self.longest_text);
+        let encode = move |_: &[u8]| {
+            let tokens = prompts.into_iter().map(|prompt| match (prompt, generator.tokenizer()) {
+                (Prompt::Ids(ids), _) => Ok(ids),
+                (Prompt::Text(text), Some(tokenizer)) => {
+                    longest.encode(tokenizer, &text, true, param)
+                }
+                (Prompt::Text(_), None) => Err(Refusal::of(GenerateError::NoTokenizer, param)),
+            });
+            tokens.collect::<Result<Vec<_>, _>>()
         };
         body.work(encode).await
     }
@@ -113,6 +119,27 @@ impl LongestText {
         let tokens = limit.unwrap_or(longest).min(longest);
         let bytes = generator.tokenizer().and_then(|tokenizer| tokenizer.most_bytes(tokens));
         Self { tokens, bytes }
+    }
+
+    /// The tokens of a text, which came as `param`; refuses it where it has too many.
+    pub fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        text: &str,
+        add_special: bool,
+        param: &str,
+    ) -> Result<Vec<u32>, Refusal> {
+        self.check(text, param)?;
+        let tokens = tokenizer.encode_up_to(text, add_special, self.tokens);
+        let tokens = tokens.map_err(|error| Refusal::param(param, error))?;
+        tokens.ok_or_else(|| {
+            let why = format!(
+                "the prompt has more than {} tokens, which is what fits (--context-length, \
+                 --max-total-tokens, --max-prompt-tokens)",
+                self.tokens
+            );
+            Refusal::too_long(param, why)
+        })
     }
 
     /// Refuses token ids, which came as `param`, that are too many.

@@ -16,6 +16,7 @@ mod decoding;
 mod error;
 mod folder;
 mod generator;
+mod pieces;
 mod sampling;
 mod stop;
 mod stream;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use crate::bound::bytes_per_token;
 use crate::decoding::Decoding;
 use crate::folder::TokenizerFolder;
+use crate::pieces::{PIECE, may_be_cut, pieces};
 use crate::{ChatTemplate, Error, Result, TextStream};
 
 /// A checkpoint's tokenizer, with its chat template; cheap to clone and shared between threads.
@@ -23,6 +24,8 @@ struct Inner {
     special: HashSet<u32>,
     vocab_size: usize,
     bytes_per_token: Option<usize>,
+    /// What stands before each text, where long texts may be tokenized in pieces.
+    before_pieces: Option<Vec<u32>>,
     template: Option<ChatTemplate>,
 }
 
@@ -51,16 +54,45 @@ impl Tokenizer {
         let decoding = Decoding::new(model.get_decoder());
         let template = folder.templates.map(|named| ChatTemplate::new(named, folder.named_tokens));
         let bytes_per_token = bytes_per_token(&model);
-        let inner = Inner { model, decoding, special, vocab_size, bytes_per_token, template };
+        let before_pieces = if may_be_cut(&model) { before_texts(&model) } else { None };
+        let inner = Inner {
+            model,
+            decoding,
+            special,
+            vocab_size,
+            bytes_per_token,
+            before_pieces,
+            template,
+        };
         Ok(Some(Self(Arc::new(inner))))
     }
 
     /// The ids of `text`. `add_special` adds what the tokenizer puts around a text (a beginning
     /// of sequence, mostly); a rendered chat template already has it.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        let encoding = guarded(|| self.0.model.encode_fast(text, add_special))
-            .map_err(|reason| Error::Encode { reason })?;
-        Ok(encoding.get_ids().to_vec())
+        let ids = self.encode_up_to(text, add_special, usize::MAX)?;
+        Ok(ids.expect("no text has so many tokens"))
+    }
+
+    /// As [`Self::encode`], but `None` where it turns out on the way that a long text has more
+    /// than `most` tokens: the rest of it is then not tokenized.
+    pub fn encode_up_to(
+        &self,
+        text: &str,
+        add_special: bool,
+        most: usize,
+    ) -> Result<Option<Vec<u32>>> {
+        let Some(before) = self.0.before_pieces.as_ref().filter(|_| text.len() > PIECE) else {
+            return Ok(Some(ids(&self.0.model, text, add_special)?));
+        };
+        let mut all = if add_special { before.clone() } else { Vec::new() };
+        for piece in pieces(text) {
+            all.extend(ids(&self.0.model, piece, false)?);
+            if all.len() > most {
+                return Ok(None);
+            }
+        }
+        Ok(Some(all))
     }
 
     /// The text of `ids`. Ids beyond the vocabulary are no text; bytes that make no character
@@ -141,6 +173,19 @@ impl Tokenizer {
     pub(crate) fn shown_token(&self, id: u32, skip_special: bool) -> Option<String> {
         if skip_special && self.is_special(id) { None } else { self.token(id) }
     }
+}
+
+fn ids(model: &tokenizers::Tokenizer, text: &str, add_special: bool) -> Result<Vec<u32>> {
+    let encoding = guarded(|| model.encode_fast(text, add_special))
+        .map_err(|reason| Error::Encode { reason })?;
+    Ok(encoding.get_ids().to_vec())
+}
+
+/// What the tokenizer puts before each text, if it puts nothing behind it.
+fn before_texts(model: &tokenizers::Tokenizer) -> Option<Vec<u32>> {
+    let before = ids(model, "", true).ok()?;
+    let with = ids(model, "a", true).ok()?;
+    (with == [before.clone(), ids(model, "a", false).ok()?].concat()).then_some(before)
 }
 
 /// Runs the tokenizers library, whose panics on an inconsistent `tokenizer.json` are errors to us:

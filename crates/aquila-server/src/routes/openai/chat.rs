@@ -134,9 +134,8 @@ pub(crate) async fn chat(State(app): State<Shared>, request: Request) -> Result<
         let text = template
             .render(&chat.messages, chat.tools.as_ref(), true, &chat.template_arguments)
             .map_err(|error| Refusal::param("messages", error))?;
-        longest_text.check(&text, "messages")?;
         // The template has written what the tokenizer would put around a text.
-        tokenizer.encode(&text, false).map_err(|error| Refusal::param("messages", error))
+        longest_text.encode(&tokenizer, &text, false, "messages")
     });
     let prompt = prompt.await?;
     drop(body);

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 use crate::support::{
-    Connection, Reply, Running, engine_config, generator, generator_on, settings,
+    Connection, Reply, Running, engine_config, generator, generator_of, settings,
 };
 
 /// Tells the test that is run as a server from one that is run as a test.
@@ -125,7 +125,8 @@ fn idle_connections_make_place_for_new_ones() {
 fn past_busy_connections_there_is_a_reason() {
     let config = EngineConfig { max_running_requests: 1, ..engine_config() };
     let limits = Limits { connections: 2, ..Limits::default() };
-    let server = Running::start(generator_on(config, |cpu| cpu), Settings { limits, ..settings() });
+    let generator = generator_of(config, |cpu| cpu, |engine| engine);
+    let server = Running::start(generator, Settings { limits, ..settings() });
     let body = json!({ "prompt": "fn main", "max_tokens": 480, "ignore_eos": true }).to_string();
     let busy = [(); 2].map(|()| server.connect().post("/v1/completions", body.as_bytes()));
     server.wait_until("one runs, one waits", |s| s.running == 1 && s.waiting == 1);

@@ -3,6 +3,7 @@
 //! Its one invariant: a client that is gone, or too slow to read, holds no slot of the engine.
 //!
 //! - [`Server`]: the listener, its connections and its way to stop
+//! - [`Address`]: where it will listen, taken before there is a model
 //! - [`Settings`], [`Limits`] and [`ModelCard`]: what a server is told at start
 //! - `routes`: one file for each thing that can be asked, in OpenAI's form and in SGLang's
 //! - `ask`, `answer`, `under_way`: from a checked request to the engine and back
@@ -19,6 +20,7 @@
 
 #![forbid(unsafe_code)]
 
+mod address;
 mod answer;
 mod ask;
 mod body;
@@ -43,6 +45,7 @@ mod state;
 mod stream;
 mod under_way;
 
+pub use address::Address;
 pub use connections::fitting_connections;
 pub use corpus::{Added, CorpusTextError, add_documents, add_file};
 pub use corpus_file::CorpusFolder;

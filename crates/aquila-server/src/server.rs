@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::address::Address;
 use crate::connection;
 use crate::connections::Connections;
 use crate::error::{Error, Result};
@@ -40,15 +41,9 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens.
-    pub async fn bind(generator: Generator, settings: Settings) -> Result<Self> {
-        let address = (settings.host.as_str(), settings.port);
-        let failed = |source| Error::Listen {
-            address: format!("{}:{}", settings.host, settings.port),
-            source,
-        };
-        let listener = TcpListener::bind(address).await.map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
+    /// Listens. Must be called on the threads of a runtime.
+    pub fn listen(address: Address, generator: Generator, settings: Settings) -> Result<Self> {
+        let (listener, address) = address.listen()?;
         Ok(Self { listener, address, app: Arc::new(App::new(generator, settings)) })
     }
 
@@ -172,7 +167,12 @@ fn http_threads() -> usize {
 
 /// Serves on threads of its own until a signal comes, then drains; a second signal ends the
 /// process at once, always. `ready` hears the address when the server listens.
-pub fn run(generator: Generator, settings: Settings, ready: impl FnOnce(SocketAddr)) -> Result<()> {
+pub fn run(
+    address: Address,
+    generator: Generator,
+    settings: Settings,
+    ready: impl FnOnce(SocketAddr),
+) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(http_threads())
         .max_blocking_threads(8)
@@ -181,7 +181,7 @@ pub fn run(generator: Generator, settings: Settings, ready: impl FnOnce(SocketAd
         .build()
         .map_err(Error::Threads)?;
     let served = runtime.block_on(async {
-        let server = Server::bind(generator, settings).await?;
+        let server = Server::listen(address, generator, settings)?;
         let (stop, stopped) = tokio::sync::oneshot::channel();
         signals::listen(stop).map_err(Error::Threads)?;
         ready(server.address());

@@ -71,10 +71,6 @@ impl ModelCard {
 /// A server's settings.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The address to listen on.
-    pub host: String,
-    /// The port to listen on; 0 takes any.
-    pub port: u16,
     /// What clients must show, if anything.
     pub api_key: Option<String>,
     /// The model.

@@ -1,26 +1,29 @@
 //! `aquila serve`: the model over HTTP, for clients of OpenAI's API and of SGLang's.
 
-use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+mod announce;
+
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use aquila_engine::available_memory;
-use aquila_model::{Checkpoint, resolve};
+use aquila_model::{Checkpoint, Location};
 use aquila_server::{
-    CorpusFolder, Limits, ModelCard, RequestMemory, Settings, fitting_connections,
+    Address, CorpusFolder, Limits, ModelCard, RequestMemory, Settings, fitting_connections,
 };
 use clap::Args;
 use serde_json::Value;
 
+use self::announce::{Prompts, announce};
 use crate::Algorithms;
-use crate::error::{Error, Result};
-use crate::flags::{EngineFlags, ModelFlags, SamplingFlags, whole};
+use crate::error::{EXIT_CODES, Error, Result};
+use crate::flags::{EngineFlags, LogLevel, ModelFlags, SamplingFlags, whole};
 use crate::notice::notice;
-use crate::start::start_with_corpora;
+use crate::start::{find, start_with_corpora};
 
 /// Serve a model over HTTP: OpenAI's API and SGLang's.
 #[derive(Args)]
+#[command(after_help = EXIT_CODES)]
 pub struct Serve {
     #[command(flatten)]
     model: ModelFlags,
@@ -39,7 +42,7 @@ pub struct Serve {
 #[derive(Args)]
 #[command(next_help_heading = "Server")]
 struct ServerFlags {
-    /// The address to listen on; 0.0.0.0 is all of them
+    /// The address to listen on; 0.0.0.0 is all of them, [::] those of IPv6 too
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
     host: String,
 
@@ -54,6 +57,11 @@ struct ServerFlags {
     /// The model's name for clients [default: the MODEL as given]
     #[arg(long, value_name = "NAME")]
     served_model_name: Option<String>,
+
+    /// How much is logged, whatever AQUILA_LOG says [default: as AQUILA_LOG says, or warning and
+    /// what the engine does]
+    #[arg(long, value_enum, value_name = "LEVEL")]
+    log_level: Option<LogLevel>,
 
     /// Connections at a time; for one more, the one that has waited longest for its client is
     /// closed
@@ -143,16 +151,23 @@ fn seconds(flag: &str, seconds: f64) -> Result<Duration> {
 }
 
 impl Serve {
+    /// How much is logged, where a flag says so.
+    pub fn log_filter(&self) -> Option<&'static str> {
+        self.server.log_level.map(LogLevel::filter)
+    }
+
     /// Serves until a signal comes.
     pub fn run(&self, algorithms: &Algorithms) -> Result<ExitCode> {
+        let failed = |error: aquila_server::Error| Error::Other(error.to_string());
         let limits = self.server.limits()?;
         if self.server.api_key.as_deref() == Some("") {
             return Err(Error::Usage("--api-key must not be empty".into()));
         }
+        if self.server.served_model_name.as_deref().is_some_and(|name| name.trim().is_empty()) {
+            return Err(Error::Usage("--served-model-name must not be empty".into()));
+        }
         let mut defaults = self.sampling.params()?;
         let mut settings = Settings {
-            host: self.server.host.clone(),
-            port: self.server.port,
             api_key: self.server.api_key.clone(),
             model: self.card()?,
             default_max_tokens: defaults.max_tokens.take(),
@@ -161,6 +176,8 @@ impl Serve {
             corpora: None,
             corpus_folder: self.server.corpus_folder()?,
         };
+        // First of all that takes time: whoever finds the port taken need not wait for a model.
+        let address = Address::take(&self.server.host, self.server.port).map_err(failed)?;
         let name = settings.model.served_name.clone();
         let key = settings.api_key.is_some();
         let (generator, corpora) =
@@ -171,20 +188,22 @@ impl Serve {
         if memory.total() > available_memory() {
             notice(format_args!("warning: requests may take more memory than there is left"));
         }
-        aquila_server::run(generator, settings, |address| announce(address, &name, key))
-            .map_err(|error| Error::Other(error.to_string()))?;
+        let prompts = Prompts::of(generator.tokenizer());
+        let ready = |address| announce(address, &name, key, prompts);
+        aquila_server::run(address, generator, settings, ready).map_err(failed)?;
         Ok(ExitCode::SUCCESS)
     }
 
     fn card(&self) -> Result<ModelCard> {
-        let path = self.model.name().to_owned();
-        let checkpoint = Checkpoint::open(&resolve(&path)?, self.model.load_format())?;
+        let name = self.model.name().to_owned();
+        let location = find(&name, false)?;
+        let checkpoint = Checkpoint::open(&location, self.model.load_format())?;
         let config = checkpoint.config();
         let text = |value: &Value| value.as_str().map(str::to_owned);
         let architectures = config.get("architectures").and_then(Value::as_array);
         Ok(ModelCard {
-            served_name: self.server.served_model_name.clone().unwrap_or_else(|| path.clone()),
-            path,
+            path: path(&name, &location),
+            served_name: self.server.served_model_name.clone().unwrap_or(name),
             model_type: config.get("model_type").and_then(text).unwrap_or_default(),
             architectures: architectures
                 .map(|names| names.iter().filter_map(text).collect())
@@ -193,23 +212,14 @@ impl Serve {
     }
 }
 
-/// Says where the server is, and how to try it.
-fn announce(address: SocketAddr, model: &str, key: bool) {
-    // An address that means all of them is none that a client can use.
-    let host = match address.ip() {
-        ip if !ip.is_unspecified() => ip,
-        IpAddr::V4(_) => IpAddr::from([127, 0, 0, 1]),
-        IpAddr::V6(_) => IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]),
-    };
-    let url = format!("http://{}/v1", SocketAddr::new(host, address.port()));
-    let header = if key { " -H 'Authorization: Bearer KEY'" } else { "" };
-    let body = serde_json::json!({
-        "model": model,
-        "messages": [{ "role": "user", "content": "Tom has 3 apples and buys 4 more. How many?" }],
-    });
-    let body = body.to_string().replace('\'', "'\\''");
-    eprintln!("ready: {url} ({model}), for any OpenAI client; Ctrl-C ends. Try:");
-    eprintln!(
-        "  curl {url}/chat/completions{header} -H 'Content-Type: application/json' -d '{body}'"
-    );
+/// Where others find the model: its folder, unless it is on the hub or has no files.
+fn path(name: &str, location: &Location) -> String {
+    let on_the_hub = name.contains('/') && !Path::new(name).is_dir();
+    match location {
+        Location::Folder(folder) if !on_the_hub => {
+            let whole = std::path::absolute(folder);
+            whole.unwrap_or_else(|_| folder.clone()).display().to_string()
+        }
+        Location::Folder(_) | Location::Preset(_) => name.to_owned(),
+    }
 }

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 
 use aquila_engine::EngineConfig;
-use aquila_server::{Limits, RequestMemory, Settings};
+use aquila_server::{Address, Limits, RequestMemory, Settings};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
@@ -214,7 +214,8 @@ fn as_server() {
     let (generator, settings) = (generator(), settings());
     let requests = RequestMemory::of(&generator, &settings.limits).total();
     let told = |address| eprintln!("{address} {requests}");
-    aquila_server::run(generator, settings, told).unwrap();
+    let address = Address::take("127.0.0.1", 0).unwrap();
+    aquila_server::run(address, generator, settings, told).unwrap();
 }
 
 #[test]

@@ -11,7 +11,7 @@ use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{KvDtype, WeightFormat};
 use aquila_engine::{Engine, EngineConfig, EngineHandle, Runner, Snapshot};
 use aquila_model::{Checkpoint, Decoder, LoadFormat, resolve};
-use aquila_server::{Limits, ModelCard, Server, Settings};
+use aquila_server::{Address, Limits, ModelCard, Server, Settings};
 use aquila_text::{AnswerSink, Delta, End, Generator, Prompt, SamplingParams, Tokenizer};
 use serde_json::Value;
 
@@ -40,8 +40,6 @@ pub fn engine_config() -> EngineConfig {
 
 pub fn settings() -> Settings {
     Settings {
-        host: "127.0.0.1".into(),
-        port: 0,
         api_key: None,
         model: ModelCard {
             served_name: "tiny".into(),
@@ -104,7 +102,8 @@ impl Running {
             let mut builder = tokio::runtime::Builder::new_multi_thread();
             let runtime = builder.worker_threads(1).enable_all().build().unwrap();
             runtime.block_on(async {
-                let server = Server::bind(engine, settings).await.unwrap();
+                let address = Address::take("127.0.0.1", 0).unwrap();
+                let server = Server::listen(address, engine, settings).unwrap();
                 tell.send(server.address()).unwrap();
                 server.serve(async { drop(stopped.await) }).await;
             });

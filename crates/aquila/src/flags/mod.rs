@@ -2,6 +2,7 @@
 
 mod engine;
 mod head;
+mod log_level;
 mod model;
 mod ngram;
 mod number;
@@ -11,6 +12,7 @@ mod speculative;
 mod verify;
 
 pub use engine::{EngineFlags, SchedulePolicy};
+pub use log_level::LogLevel;
 pub use model::ModelFlags;
 pub use number::whole;
 pub use policy::PolicyPlan;

@@ -19,7 +19,10 @@ use std::process::ExitCode;
 
 use aquila_compute::cpu::CpuBackend;
 use aquila_spec::Registry;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use crate::notice::notice;
 
 /// An LLM server whose heart is speculative decoding.
 #[derive(Parser)]
@@ -48,25 +51,52 @@ pub type Algorithms = Registry<CpuBackend>;
 
 /// Runs the command that the process was started with.
 pub fn run(algorithms: &Algorithms) -> ExitCode {
-    let command = Cli::parse().command;
-    // Whoever serves wants to see how it goes; other commands print what they did.
-    let serves = matches!(command, Command::Serve(_));
-    let unless_told = if serves { "warn,aquila_engine=info" } else { "warn" };
-    let filter = tracing_subscriber::EnvFilter::try_from_env("AQUILA_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(unless_told));
+    match flags::sglang::take(std::env::args_os(), Cli::command()) {
+        Ok(taken) => {
+            let command = Cli::parse_from(taken.args).command;
+            log(&command);
+            for note in taken.notes {
+                notice(format_args!("note: {note}"));
+            }
+            report(run_command(command, algorithms))
+        }
+        Err(error) => report(Err(error)),
+    }
+}
+
+/// Sends the log to standard error, as much of it as the command and the environment say.
+fn log(command: &Command) {
+    let (unless_told, level) = match command {
+        // Whoever serves wants to see how it goes; other commands print what they did.
+        Command::Serve(command) => ("warn,aquila_engine=info", command.log_filter()),
+        _ => ("warn", None),
+    };
+    let filter = match level {
+        Some(level) => EnvFilter::new(level),
+        None => {
+            EnvFilter::try_from_env("AQUILA_LOG").unwrap_or_else(|_| EnvFilter::new(unless_told))
+        }
+    };
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    let result = match command {
+}
+
+fn run_command(command: Command, algorithms: &Algorithms) -> error::Result<ExitCode> {
+    match command {
         Command::Generate(command) => command.run(algorithms),
         Command::Bench(command) => command.run(algorithms),
         Command::Chat(command) => command.run(algorithms),
         Command::Serve(command) => command.run(algorithms),
         Command::Inspect(command) => command.run(algorithms),
-    };
+    }
+}
+
+/// The exit code; says what went wrong, if something did.
+fn report(result: error::Result<ExitCode>) -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
             if !matches!(error, error::Error::ReaderLeft) {
-                notice::notice(format_args!("aquila: {error}"));
+                notice(format_args!("aquila: {error}"));
             }
             error.exit_code()
         }

@@ -71,6 +71,7 @@ pub fn build(
     algorithms: &Algorithms,
     quiet: bool,
 ) -> Result<Built> {
+    model.check()?;
     let fraction = flags.fraction()?;
     let format = model.weight_format()?;
     let checkpoint = Checkpoint::open(&find(model.name(), quiet)?, model.load_format())?;
@@ -169,6 +170,9 @@ pub fn build(
         notice(format_args!("schedule  {order}{ranked}, overlap {state}: {}", overlap.why));
         match &speculative {
             Some(s) => {
+                if let Some(note) = &s.note {
+                    notice(format_args!("note: {note}"));
+                }
                 let with = s.draft.as_ref().map(|draft| format!(" with {draft}"));
                 let with = with.unwrap_or_default();
                 notice(format_args!(

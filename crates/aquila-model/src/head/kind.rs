@@ -9,7 +9,7 @@ use crate::config::Settings;
 use crate::layout::TensorNames;
 use crate::source::{TensorSource, open_folder};
 use crate::spec::Habits;
-use crate::{Error, ModelSpec, Result};
+use crate::{Error, Location, ModelSpec, Result};
 
 use super::mtp::MtpNaming;
 
@@ -79,6 +79,13 @@ impl HeadKind {
         };
         Error::Unsupported { origin: tensors.origin().into(), reason }
     }
+}
+
+/// Whether the files at `location` hold MTP layers, alone or beside those of a model. Files that
+/// cannot be read hold none: whoever opens them says what is wrong.
+pub fn holds_mtp_layers(location: &Location) -> bool {
+    let Location::Folder(folder) = location else { return false };
+    open_folder(folder).is_ok_and(|tensors| matches!(HeadKind::of(&*tensors), HeadKind::Mtp(_)))
 }
 
 /// The files of a folder, unless weights are to be random.

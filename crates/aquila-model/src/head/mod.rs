@@ -31,6 +31,7 @@ pub use eagle3::{Eagle3Head, HeadScratch, Hidden};
 pub use first_embedding::FirstEmbedding;
 pub use fused_checkpoint::FusedCheckpoint;
 pub use fusion::{FusedHead, FusedScratch, LayerScratch, Sources};
+pub use kind::holds_mtp_layers;
 pub use lm_head::{DraftTokens, LmHead};
 pub use mtp::{MtpCheckpoint, MtpNaming, MtpSpec};
 pub use spec::{Eagle3Spec, FeatureNorm, HeadOptions};

@@ -8,6 +8,7 @@ mod ngram;
 mod number;
 mod policy;
 mod sampling;
+pub mod sglang;
 mod speculative;
 mod verify;
 

@@ -21,7 +21,7 @@ pub struct ModelName {
     model: Option<String>,
 
     /// The same as MODEL
-    #[arg(long, value_name = "MODEL", conflicts_with = "model")]
+    #[arg(long, value_name = "MODEL", conflicts_with = "model", visible_alias = "model")]
     model_path: Option<String>,
 }
 
@@ -57,12 +57,20 @@ pub struct ModelFlags {
     )]
     pub context_length: Option<usize>,
 
+    /// The model again, as some launch lines have it
+    #[arg(long, hide = true)]
+    tokenizer_path: Option<String>,
+
+    /// Where the model runs: cpu, which auto means. CUDA does not serve yet
+    #[arg(long, default_value = "auto")]
+    device: String,
+
     /// Compute threads; 0 is one per core
     #[arg(
         long,
         default_value_t = 0,
         value_name = "N",
-        value_parser = whole(0, 1024),
+        value_parser = threads,
         allow_negative_numbers = true,
     )]
     pub threads: usize,
@@ -138,6 +146,24 @@ impl ModelFlags {
         format!("weights {weights}, KV {kv}")
     }
 
+    /// Refuses a device that no model runs on, and the tokenizer of another model.
+    pub fn check(&self) -> Result<()> {
+        if let Some(path) = self.tokenizer_path.as_deref().filter(|path| *path != self.name()) {
+            return Err(Error::Usage(format!(
+                "--tokenizer-path {path}: the tokenizer is read from the model's own folder: put \
+                 tokenizer.json there"
+            )));
+        }
+        let why = match self.device.split(':').next() {
+            _ if ["auto", "cpu"].contains(&self.device.as_str()) => return Ok(()),
+            Some("cuda") => {
+                "CUDA does not serve yet; models run on the CPU: give cpu, or leave it out"
+            }
+            _ => "expected auto or cpu",
+        };
+        Err(Error::Usage(format!("--device {}: {why}", self.device)))
+    }
+
     /// How weights are kept.
     pub fn weight_format(&self) -> Result<WeightFormat> {
         match (self.quantization, self.dtype) {
@@ -175,4 +201,16 @@ impl ModelFlags {
             CpuIsa::Portable => IsaChoice::Only(Isa::Portable),
         }
     }
+}
+
+/// Threads that a machine can run at the same time, or nearly.
+fn threads(text: &str) -> std::result::Result<usize, String> {
+    // A few threads more than cores do no harm, and tests of their number run everywhere.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let most = cores.max(16);
+    whole(0, most)(text).map_err(|why| {
+        format!(
+            "{why}: this machine has {cores} cores, and threads beyond them wait for each other"
+        )
+    })
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use aquila_compute::cpu::CpuBackend;
-use aquila_model::HeadOptions;
+use aquila_model::{HeadOptions, holds_mtp_layers};
 use aquila_spec::{
     AskedShape, DraftFlag, DraftFor, Entry, MOST_STEPS, MOST_TOPK, NONE, RateSchedule, Shape,
     Simulate, SimulateMethod, Verify,
@@ -17,6 +17,10 @@ use super::policy::{PolicyFlags, PolicyPlan};
 use super::verify::VerifyFlags;
 use crate::Algorithms;
 use crate::error::{Error, Result};
+use crate::start::find;
+
+/// What SGLang calls EAGLE, also where MTP layers draft; the names with n-grams and without.
+const EAGLE_AS_MTP: [(&str, &str); 2] = [("EAGLE", "MTP"), ("EAGLE+NGRAM", "MTP+NGRAM")];
 
 /// The algorithm that the flags about n-grams are for.
 const NGRAM: &str = "NGRAM";
@@ -28,12 +32,12 @@ pub struct SpeculativeFlags {
     /// How tokens are drafted: NONE, EAGLE, EAGLE3, MTP (or NEXTN), STANDALONE, NGRAM, another that
     /// this build has, or one with +NGRAM, which drafts from n-grams where they promise more
     /// [default: EAGLE3 for the shipped model, else NONE]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", alias = "speculative-algo")]
     speculative_algorithm: Option<String>,
 
     /// The head (EAGLE, EAGLE3, MTP) or model (STANDALONE) that drafts [default: the shipped ones
     /// for tiny; MTP layers in the model's own checkpoint]
-    #[arg(long, value_name = "MODEL")]
+    #[arg(long, value_name = "MODEL", aliases = ["speculative-draft-model", "speculative-draft"])]
     speculative_draft_model_path: Option<String>,
 
     /// Tokens drafted one after the other [default: as the policy decides; no more than the layers of
@@ -106,6 +110,8 @@ pub struct Speculative<'a> {
     pub verify: Verify,
     /// Pretended acceptance.
     pub simulate: Option<Simulate>,
+    /// What else the name of the algorithm means than it says, if so.
+    pub note: Option<String>,
     warnings: Vec<String>,
 }
 
@@ -166,6 +172,10 @@ impl SpeculativeFlags {
             self.refuse_without_algorithm(algorithms)?;
             return Ok(None);
         };
+        let (entry, note) = match self.eagle_as_mtp(entry, model, algorithms)? {
+            Some((entry, note)) => (entry, Some(note)),
+            None => (entry, None),
+        };
         if let Some(flag) = self.ngram.given().filter(|_| !entry.drafts_from_ngrams()) {
             return Err(Error::Usage(format!(
                 "{flag} is for --speculative-algorithm {NGRAM}, alone or mixed (EAGLE3+{NGRAM})"
@@ -194,8 +204,8 @@ impl SpeculativeFlags {
             DraftFor::Itself => Some(given.unwrap_or_else(|| model.into())),
             DraftFor::Unknown => Some(given.ok_or_else(|| {
                 Error::Usage(format!(
-                    "--speculative-algorithm {} needs --speculative-draft-model-path: nothing \
-                     that drafts is shipped for {model}",
+                    "--speculative-algorithm {} needs --speculative-draft-model-path: neither is \
+                     something that drafts so shipped for {model}, nor in its checkpoint",
                     entry.name()
                 ))
             })?),
@@ -219,8 +229,35 @@ impl SpeculativeFlags {
             policy,
             verify,
             simulate,
+            note,
             warnings,
         }))
+    }
+
+    /// MTP in place of EAGLE, and a line about it, where what drafts is MTP layers: those that a
+    /// draft path names, or those in the model's own checkpoint.
+    fn eagle_as_mtp<'a>(
+        &self,
+        entry: &dyn Entry<CpuBackend>,
+        model: &str,
+        algorithms: &'a Algorithms,
+    ) -> Result<Option<(&'a dyn Entry<CpuBackend>, String)>> {
+        let Some((eagle, mtp)) = EAGLE_AS_MTP.iter().find(|(eagle, _)| *eagle == entry.name())
+        else {
+            return Ok(None);
+        };
+        let draft = match &self.speculative_draft_model_path {
+            Some(given) => given,
+            None if entry.draft_for(model) == DraftFor::Unknown => model,
+            None => return Ok(None),
+        };
+        if !holds_mtp_layers(&find(draft, false)?) {
+            return Ok(None);
+        }
+        let note = format!(
+            "--speculative-algorithm {eagle} means {mtp} here, since {draft} holds MTP layers"
+        );
+        Ok(algorithms.find(mtp)?.map(|entry| (entry, note)))
     }
 
     /// The flags with this algorithm and, unless none is given, these trees.

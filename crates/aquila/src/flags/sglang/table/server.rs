@@ -1,0 +1,100 @@
+//! The server, its log and its metrics.
+
+use super::Fate::{Ignored, Only, Refused};
+use super::{Flags, flags};
+
+const NO_LOG: &str =
+    "requests are not logged one by one; --log-level and AQUILA_LOG say how much is";
+const NO_TLS: &str = "the server speaks HTTP alone: put a proxy with TLS before it";
+
+/// The rows.
+pub const ROWS: &[Flags] = &[
+    // The server.
+    flags(Refused("there is one key, --api-key, for every route"), &["--admin-api-key KEY"]),
+    flags(
+        Refused(NO_TLS),
+        &[
+            "--ssl-keyfile FILE",
+            "--ssl-certfile FILE",
+            "--ssl-ca-certs FILE",
+            "--ssl-keyfile-password PASSWORD",
+        ],
+    ),
+    flags(Refused("the server speaks HTTP, not gRPC"), &["--grpc-mode"]),
+    flags(Only(&["", "/"], "routes are at the root"), &["--fastapi-root-path PATH"]),
+    flags(Ignored("files are not served"), &["--file-storage-path PATH"]),
+    flags(
+        Ignored("there is no warm-up: the first request is served as any other"),
+        &["--skip-server-warmup", "--warmups NAMES"],
+    ),
+    flags(
+        Ignored("there is no watchdog; --request-timeout bounds every request"),
+        &["--watchdog-timeout SECONDS", "--soft-watchdog-timeout SECONDS"],
+    ),
+    flags(Refused("give its flags themselves"), &["--config FILE"]),
+    flags(
+        Ignored("tokenizing is part of each request"),
+        &[
+            "--tokenizer-worker-num N",
+            "--enable-tokenizer-batch-encode",
+            "--disable-tokenizer-batch-decode",
+            "--enable-dynamic-batch-tokenizer",
+            "--dynamic-batch-tokenizer-batch-size N",
+            "--dynamic-batch-tokenizer-batch-timeout SECONDS",
+        ],
+    ),
+    // Logs and metrics.
+    flags(
+        Ignored("/metrics is always there"),
+        &["--enable-metrics", "--enable-metrics-for-all-schedulers", "--collect-tokens-histogram"],
+    ),
+    flags(
+        Ignored("/metrics has buckets and labels of its own"),
+        &[
+            "--enable-mfu-metrics",
+            "--tokenizer-metrics-custom-labels-header NAME",
+            "--tokenizer-metrics-allowed-custom-labels NAME…",
+            "--bucket-time-to-first-token N…",
+            "--bucket-inter-token-latency N…",
+            "--bucket-e2e-request-latency N…",
+            "--prompt-tokens-buckets RULE…",
+            "--generation-tokens-buckets RULE…",
+            "--export-metrics-to-file",
+            "--export-metrics-to-file-dir FOLDER",
+        ],
+    ),
+    flags(
+        Ignored(NO_LOG),
+        &[
+            "--log-level-http LEVEL",
+            "--log-requests",
+            "--log-requests-level N",
+            "--log-requests-format NAME",
+            "--log-requests-target NAME…",
+            "--uvicorn-access-log-exclude-prefixes PREFIX…",
+            "--enable-request-time-stats-logging",
+            "--show-time-cost",
+            "--decode-log-interval N",
+            "--crash-dump-folder FOLDER",
+            "--gc-warning-threshold-secs SECONDS",
+            "--enable-trace",
+            "--otlp-traces-endpoint ADDRESS",
+        ],
+    ),
+    flags(Refused("events of the KV cache are not published"), &["--kv-events-config JSON"]),
+    flags(
+        Ignored("rounds that fail end their requests with a reason"),
+        &["--enable-nan-detection", "--crash-on-nan"],
+    ),
+    flags(
+        Refused("tensors are not dumped"),
+        &[
+            "--debug-tensor-dump-output-folder FOLDER",
+            "--debug-tensor-dump-layers JSON",
+            "--debug-tensor-dump-input-file FILE",
+            "--debug-tensor-dump-inject VALUE",
+            "--forward-hooks JSON",
+            "--msprobe-dump-config FILE",
+        ],
+    ),
+];

@@ -14,8 +14,8 @@ use crate::config::Settings;
 use crate::head::{self, HeadKind};
 use crate::source::{TensorSource, open_folder};
 use crate::{
-    AuxLayerConvention, Eagle3Spec, FeatureNorm, HeadOptions, Location, ModelSpec, MtpNaming,
-    MtpSpec, Result, arch, layout, memory,
+    AuxLayerConvention, Eagle3Spec, EagleSpec, FeatureNorm, HeadOptions, Location, ModelSpec,
+    MtpNaming, MtpSpec, Result, arch, layout, memory,
 };
 
 /// A report on a checkpoint. What could not be read is left out.
@@ -59,6 +59,8 @@ pub struct Inspection {
     pub memory: Option<MemoryEstimate>,
     /// What it drafts, where it is a head that drafts for a model.
     pub draft_head: Option<DraftHead>,
+    /// Whether it can draft for a model, alone or beside one.
+    pub can_draft: bool,
     /// Whether Aquila can serve it.
     pub servable: bool,
     /// Why not.
@@ -161,6 +163,28 @@ impl DraftHead {
     }
 }
 
+impl DraftHead {
+    fn of_eagle(spec: &EagleSpec) -> Self {
+        let on = |holds: bool, what: &str| holds.then(|| what.to_owned());
+        let ignored = spec.ignored.join(", ");
+        let particulars = [
+            on(spec.fc_bias, "a bias on fc"),
+            on(spec.layer.qk_norm, "norms on queries and keys"),
+            on(spec.layer.qkv_bias, "biases on queries, keys and values"),
+            on(!ignored.is_empty(), &format!("the model's own are used for {ignored}")),
+        ];
+        Self {
+            algorithm: "EAGLE",
+            target_hidden_size: spec.layer.hidden_size as u64,
+            draft_vocab_size: spec.layer.vocab_size as u64,
+            aux_layers: None,
+            aux_layer_convention: None,
+            particulars: particulars.into_iter().flatten().collect(),
+            known_by: Some(HeadKind::Eagle.known_by()),
+        }
+    }
+}
+
 /// Bytes that a model takes, from its spec alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct MemoryEstimate {
@@ -237,6 +261,7 @@ impl Inspection {
             files: folder.as_deref().map(files).unwrap_or_default(),
             memory: known.map(MemoryEstimate::of),
             draft_head: None,
+            can_draft: false,
             servable: true,
             reason: None,
         };
@@ -246,9 +271,13 @@ impl Inspection {
             report.describe_head(&config, stored, kind);
             return Ok(report);
         }
-        if let (Some(HeadKind::Mtp(naming)), Some(tensors)) = (kind, stored) {
-            report.describe_mtp(&config, tensors, naming);
-        }
+        let head = match (kind, stored) {
+            (Some(HeadKind::Mtp(naming)), Some(tensors)) => {
+                report.describe_mtp(&config, tensors, naming)
+            }
+            (Some(HeadKind::Eagle), Some(tensors)) => report.describe_eagle(&config, tensors),
+            _ => Ok(()),
+        };
         let mut wrong = [spec.err(), tensors.err(), fits.err()].into_iter().flatten();
         let mut reason = wrong.next();
         match eos {
@@ -256,22 +285,41 @@ impl Inspection {
             Err(e) => reason = reason.or(Some(e)),
         }
         report.servable = reason.is_none();
-        report.reason = reason.map(|e| match kind {
-            Some(kind @ HeadKind::Eagle) => drafts_only("EAGLE", kind),
-            Some(kind @ HeadKind::Mtp(_)) => drafts_only("MTP", kind),
+        report.reason = reason.map(|e| match (kind, head) {
+            (_, Err(wrong)) => wrong.to_string(),
+            (Some(kind @ HeadKind::Eagle), Ok(())) => drafts_only("EAGLE", kind),
+            (Some(kind @ HeadKind::Mtp(_)), Ok(())) => drafts_only("MTP", kind),
             _ => e.to_string(),
         });
         Ok(report)
     }
 
-    /// Fills in what MTP layers do, if they can be made out.
-    fn describe_mtp(&mut self, config: &Value, tensors: &dyn TensorSource, naming: MtpNaming) {
+    /// Fills in what MTP layers do; what is wrong with them is the error.
+    fn describe_mtp(
+        &mut self,
+        config: &Value,
+        tensors: &dyn TensorSource,
+        naming: MtpNaming,
+    ) -> Result<()> {
         let architecture = self.architecture.clone().unwrap_or_default();
         let origin = self.location.clone();
         let asked = HeadOptions::default().first_embedding;
-        let spec = Settings::new(&origin, config)
-            .and_then(|s| MtpSpec::read(&s, &architecture, Some((tensors, naming)), asked));
-        self.draft_head = spec.ok().map(|spec| DraftHead::of_mtp(&spec));
+        let settings = Settings::new(&origin, config)?;
+        let spec = MtpSpec::read(&settings, &architecture, Some((tensors, naming)), asked)?;
+        self.draft_head = Some(DraftHead::of_mtp(&spec));
+        layout::check(spec.tensors(), tensors)?;
+        self.can_draft = true;
+        Ok(())
+    }
+
+    /// Fills in what an EAGLE head does; what is wrong with it is the error.
+    fn describe_eagle(&mut self, config: &Value, tensors: &dyn TensorSource) -> Result<()> {
+        let architecture = self.architecture.clone().unwrap_or_default();
+        let origin = self.location.clone();
+        let spec = EagleSpec::of(&Settings::new(&origin, config)?, &architecture, tensors)?;
+        self.draft_head = Some(DraftHead::of_eagle(&spec));
+        self.can_draft = true;
+        Ok(())
     }
 
     /// Fills in what only heads have; what is wrong with the head is the reason, if anything is.
@@ -307,6 +355,7 @@ impl Inspection {
         self.memory = Some(MemoryEstimate::of_head(&spec));
         self.draft_head = Some(DraftHead::of(&spec, kind));
         let fits = tensors.map(|t| layout::check(spec.tensors(), t)).transpose();
+        self.can_draft = fits.is_ok();
         self.reason = Some(match fits {
             Ok(_) => "it is an EAGLE-3 head and drafts for a model: \
                       use --speculative-draft-model-path"
@@ -402,7 +451,7 @@ impl fmt::Display for DraftHead {
         write!(f, "draft vocabulary {draft_vocab_size}, ")?;
         match aux_layers {
             Some(ids) => write!(f, "reads the outputs of layers {ids:?}"),
-            None if *algorithm == "MTP" => write!(f, "reads what the model's own head reads"),
+            None if *algorithm != "EAGLE3" => write!(f, "reads what the model's own head reads"),
             None => write!(f, "reads the outputs of the usual three layers"),
         }
     }

@@ -52,6 +52,24 @@ pub trait TensorSource: Send + Sync {
     }
 }
 
+impl<T: TensorSource + ?Sized> TensorSource for &T {
+    fn origin(&self) -> &str {
+        (**self).origin()
+    }
+
+    fn names(&self) -> Vec<&str> {
+        (**self).names()
+    }
+
+    fn info(&self, name: &str) -> Option<TensorInfo> {
+        (**self).info(name)
+    }
+
+    fn get(&self, name: &str) -> Result<HostTensor> {
+        (**self).get(name)
+    }
+}
+
 impl TensorSource for Box<dyn TensorSource> {
     fn origin(&self) -> &str {
         (**self).origin()

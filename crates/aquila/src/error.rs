@@ -11,11 +11,6 @@ pub const SOME_FAILED: u8 = 3;
 /// What a shell reports of a program that a closed pipe has ended.
 const READER_LEFT: u8 = 141;
 
-/// The exit codes, for the help of commands.
-pub const EXIT_CODES: &str = "\
-Exit codes: 0 all went well; 1 it could not run, or not to the end; 2 the flags are wrong; 3 it \
-ran, but requests failed; 141 the reader of standard output left.";
-
 /// Why a command did not run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

@@ -1,4 +1,4 @@
-//! `aquila inspect`: what a checkpoint is, and whether Aquila can serve it.
+//! `aquila inspect`: what a checkpoint is, and whether Aquila can serve it or draft with it.
 
 use std::io::{Write, stdout};
 use std::process::ExitCode;
@@ -9,13 +9,14 @@ use clap::Args;
 use clap::builder::Resettable;
 
 use crate::Algorithms;
-use crate::error::{EXIT_CODES, Error, Result};
+use crate::after_help::AFTER_HELP;
+use crate::error::{Error, Result};
 use crate::flags::{EngineFlags, ModelFlags};
 use crate::start::{build, find};
 
-/// Say what a checkpoint is, and whether Aquila can serve it.
+/// Say what a checkpoint is, and whether Aquila can serve it or draft with it.
 #[derive(Args)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = AFTER_HELP)]
 pub struct Inspect {
     #[command(flatten)]
     model: ModelFlags,
@@ -34,7 +35,7 @@ pub struct Inspect {
 }
 
 impl Inspect {
-    /// Prints the inspection; exit code 1 if the model cannot be served.
+    /// Prints the inspection; exit code 1 if it is neither a model to serve nor a head to draft with.
     pub fn run(&self, algorithms: &Algorithms) -> Result<ExitCode> {
         if self.costs {
             return self.print_costs(algorithms);
@@ -46,7 +47,11 @@ impl Inspect {
             inspection.to_string()
         };
         print(&text)?;
-        Ok(if inspection.servable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Ok(if inspection.servable || inspection.can_draft {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        })
     }
 
     fn print_costs(&self, algorithms: &Algorithms) -> Result<ExitCode> {

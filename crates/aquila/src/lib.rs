@@ -3,6 +3,7 @@
 //!
 //! Exit codes are listed in the help of every command.
 
+mod after_help;
 mod bench;
 mod chat;
 pub mod conformance;
@@ -22,11 +23,12 @@ use aquila_spec::Registry;
 use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
+use crate::after_help::AFTER_HELP;
 use crate::notice::notice;
 
 /// An LLM server whose heart is speculative decoding.
 #[derive(Parser)]
-#[command(name = "aquila", version, propagate_version = true, after_help = error::EXIT_CODES)]
+#[command(name = "aquila", version, propagate_version = true, after_help = AFTER_HELP)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -42,7 +44,7 @@ enum Command {
     Chat(Box<chat::Chat>),
     /// Serve a model over HTTP: OpenAI's API and SGLang's.
     Serve(Box<serve::Serve>),
-    /// Say what a checkpoint is, and whether Aquila can serve it.
+    /// Say what a checkpoint is, and whether Aquila can serve it or draft with it.
     Inspect(Box<inspect::Inspect>),
 }
 

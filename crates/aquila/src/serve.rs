@@ -16,14 +16,15 @@ use serde_json::Value;
 
 use self::announce::{Prompts, announce};
 use crate::Algorithms;
-use crate::error::{EXIT_CODES, Error, Result};
+use crate::after_help::AFTER_HELP;
+use crate::error::{Error, Result};
 use crate::flags::{EngineFlags, LogLevel, ModelFlags, SamplingFlags, whole};
 use crate::notice::notice;
 use crate::start::{find, start_with_corpora};
 
 /// Serve a model over HTTP: OpenAI's API and SGLang's.
 #[derive(Args)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = AFTER_HELP)]
 pub struct Serve {
     #[command(flatten)]
     model: ModelFlags,

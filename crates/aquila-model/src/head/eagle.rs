@@ -65,6 +65,18 @@ impl EagleSpec {
         Ok(Self { layer, fc_bias, ignored })
     }
 
+    /// Reads the config of a whole checkpoint and checks that its tensors are there.
+    pub(crate) fn of(
+        config: &Settings<'_>,
+        architecture: &str,
+        tensors: &dyn TensorSource,
+    ) -> Result<Self> {
+        let tensors = Unrooted(tensors);
+        let spec = Self::read(&layer_config(config)?, architecture, Some(&tensors))?;
+        layout::check(spec.tensors(), &tensors)?;
+        Ok(spec)
+    }
+
     fn layout(&self) -> FusedLayout {
         let hidden = self.layer.hidden_size;
         let weight = Expected { name: "fc.weight".into(), shape: vec![hidden, 2 * hidden] };
@@ -126,9 +138,7 @@ impl EagleCheckpoint {
         }
         let stored = stored.map(Unrooted);
         let named = stored.as_ref().map(|tensors| tensors as &dyn TensorSource);
-        // Older converters for vLLM put the config of the layer into an object of its own.
-        let wrapped = settings.text("model_type")? == Some("eagle");
-        let layer = if wrapped { settings.object("model")? } else { None }.unwrap_or(settings);
+        let layer = layer_config(&settings)?;
         let spec = EagleSpec::read(&layer, architecture, named)?;
         check_target(&spec.layer, &layer, target)?;
         let tensors: Box<dyn TensorSource> = match stored {
@@ -142,4 +152,10 @@ impl EagleCheckpoint {
             Stored { layer, layouts, chained: true, zeroes_first: false, tensors, tensor_bytes },
         ))
     }
+}
+
+/// The config of the layer, which older converters for vLLM put into an object of its own.
+fn layer_config<'a>(config: &Settings<'a>) -> Result<Settings<'a>> {
+    let wrapped = config.text("model_type")? == Some("eagle");
+    Ok(if wrapped { config.object("model")? } else { None }.unwrap_or(*config))
 }

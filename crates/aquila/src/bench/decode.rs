@@ -16,12 +16,14 @@ use serde_json::json;
 
 use super::prompts::Random;
 use crate::Algorithms;
+use crate::after_help::AFTER_HELP;
 use crate::error::{Error, Result};
 use crate::flags::{EngineFlags, ModelFlags};
 use crate::start::start;
 
 /// Decode a batch of equal requests; one JSON object a repetition on standard output.
 #[derive(Args)]
+#[command(after_help = AFTER_HELP)]
 pub struct Decode {
     /// Requests that decode together
     #[arg(long, default_value_t = 1, value_name = "N")]

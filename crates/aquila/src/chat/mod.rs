@@ -13,6 +13,7 @@ use self::conversation::Conversation;
 use self::interrupt::Interrupt;
 use self::line::{Input, Line};
 use crate::Algorithms;
+use crate::after_help::AFTER_HELP;
 use crate::error::Result;
 use crate::flags::{EngineFlags, ModelFlags, SamplingFlags};
 use crate::start::start;
@@ -26,6 +27,7 @@ Ctrl-C stops an answer. A line that ends in \\ goes on in the next.";
 
 /// Talk to a model in the terminal.
 #[derive(Args)]
+#[command(after_help = AFTER_HELP)]
 pub struct Chat {
     #[command(flatten)]
     model: ModelFlags,

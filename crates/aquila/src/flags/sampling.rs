@@ -10,7 +10,8 @@ use crate::error::{Error, Result};
 #[derive(Args, Debug, Clone, Default)]
 #[command(next_help_heading = "Sampling (defaults for what a request leaves out)")]
 pub struct SamplingFlags {
-    /// Tokens of an answer [default: 128]
+    /// Tokens of an answer [default: 128; what the context leaves for /v1/chat/completions and
+    /// aquila chat, 16 for /v1/completions, as OpenAI has it]
     #[arg(
         long,
         value_parser = whole(0, u32::MAX as usize),

@@ -13,14 +13,15 @@ use aquila_text::SamplingParams;
 use clap::Args;
 
 use crate::Algorithms;
-use crate::error::{EXIT_CODES, Error, Result};
+use crate::after_help::AFTER_HELP;
+use crate::error::{Error, Result};
 use crate::flags::{EngineFlags, ModelFlags, SamplingFlags};
 use crate::notice::notice;
 use crate::start::start;
 
 /// Answer prompts offline: a file of them, or one.
 #[derive(Args)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = AFTER_HELP)]
 pub struct Generate {
     #[command(flatten)]
     model: ModelFlags,
@@ -43,7 +44,8 @@ struct PromptFlags {
     prompt: Option<String>,
 
     /// Prompts, one JSON object a line: {"id", "prompt" or "prompt_ids", "sampling"}; - is
-    /// standard input
+    /// standard input. An id may be any JSON and must be given once: of two lines with one id the
+    /// second fails. A line without an id has its number, from 1
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
     input: Option<String>,
 

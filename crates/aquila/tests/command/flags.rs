@@ -41,6 +41,7 @@ fn a_wrong_flag_is_named_with_exit_code_2() {
         (&["--prompt", "x", "--context-length", "0"], &["--context-length"]),
         (&["--prompt", "x", "--context-length", "9999"], &["--context-length 9999", "2048"]),
         (&["--prompt", "x", "--threads", "-1"], &["--threads"]),
+        (&["--prompt", "x", "--threads", "100000"], &["--threads", "cores"]),
         (&["--prompt", "x", "--dtype", "int3"], &["--dtype", "bfloat16"]),
         (
             &["--prompt", "x", "--dtype", "float32", "--quantization", "int8"],
@@ -91,10 +92,31 @@ fn settings_are_told_at_start_unless_asked_to_be_quiet() {
 }
 
 #[test]
-fn the_help_lists_the_exit_codes() {
-    for command in [&["--help"][..], &["generate", "--help"], &["inspect", "--help"]] {
-        let ran = run(command);
+fn the_help_lists_exit_codes_and_environment_variables() {
+    let variables = [
+        "AQUILA_LOG",
+        "AQUILA_MODELS",
+        "HF_HOME",
+        "HF_HUB_CACHE",
+        "SGLANG_ENABLE_SPEC_V2",
+        "XDG_CACHE_HOME",
+    ];
+    for command in ["", "generate", "serve", "chat", "inspect", "bench spec", "bench decode"] {
+        let ran = run(&command.split_whitespace().chain(["--help"]).collect::<Vec<_>>());
         assert_eq!(ran.code, Some(0));
         assert!(ran.stdout.contains("Exit codes: 0 all went well"), "{}", ran.stdout);
+        for variable in variables {
+            assert!(ran.stdout.contains(variable), "{command}: {} lacks {variable}", ran.stdout);
+        }
     }
+}
+
+#[test]
+fn the_help_of_serve_says_how_long_answers_are() {
+    let ran = run(&["serve", "--help"]);
+    let text = ran.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    let after = text.split("--max-tokens <N>").nth(1).unwrap();
+    let says = "[default: 128; what the context leaves for /v1/chat/completions and aquila chat, \
+                16 for /v1/completions, as OpenAI has it]";
+    assert!(after.trim_start().starts_with(&format!("Tokens of an answer {says}")), "{after}");
 }

@@ -8,15 +8,56 @@ use crate::run::{Ran, run};
 
 /// The first two of the shipped MTP layers, in a folder of their own.
 fn two_layers() -> TempDir {
-    let Location::Folder(shipped) = resolve("tiny-mtp").unwrap() else { unreachable!() };
+    without("tiny-mtp", "mtp_layers.2.")
+}
+
+/// A shipped head in a folder of its own, without the tensors whose names contain `lost`.
+fn without(name: &str, lost: &str) -> TempDir {
+    let Location::Folder(shipped) = resolve(name).unwrap() else { unreachable!() };
     let folder = tempfile::tempdir().unwrap();
     std::fs::copy(shipped.join("config.json"), folder.path().join("config.json")).unwrap();
     let bytes = std::fs::read(shipped.join("model.safetensors")).unwrap();
     let all = SafeTensors::deserialize(&bytes).unwrap();
-    let kept = all.tensors().into_iter().filter(|(name, _)| !name.contains("mtp_layers.2."));
+    let kept = all.tensors().into_iter().filter(|(name, _)| !name.contains(lost));
     let file = safetensors::serialize(kept, None).unwrap();
     std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
     folder
+}
+
+#[test]
+fn heads_that_can_draft_are_inspected_without_failure() {
+    for (name, algorithm) in
+        [("tiny-eagle", "EAGLE"), ("tiny-eagle3", "EAGLE3"), ("tiny-mtp", "MTP")]
+    {
+        let ran = run(&["inspect", "--json", name]);
+        assert_eq!(ran.code, Some(0), "{name}: {}", ran.stdout);
+        let report: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+        assert_eq!(report["can_draft"], true, "{report}");
+        assert_eq!(report["servable"], false, "{report}");
+        assert_eq!(report["draft_head"]["algorithm"], algorithm, "{report}");
+        let ran = run(&["inspect", name]);
+        assert!(
+            ran.stdout.contains(&format!("draft head     {algorithm} for models")),
+            "{}",
+            ran.stdout
+        );
+    }
+    let report = run(&["inspect", "--json", "tiny"]).stdout;
+    assert!(report.contains("\"can_draft\": false"), "{report}");
+}
+
+#[test]
+fn a_head_that_lacks_a_tensor_fails_inspection() {
+    for (name, lost) in [
+        ("tiny-eagle", "self_attn.o_proj"),
+        ("tiny-eagle3", "self_attn.o_proj"),
+        ("tiny-mtp", "mtp_layers.1.self_attn.o_proj"),
+    ] {
+        let folder = without(name, lost);
+        let ran = run(&["inspect", folder.path().to_str().unwrap()]);
+        assert_eq!(ran.code, Some(1), "{name}: {}", ran.stdout);
+        assert!(ran.stdout.contains(lost), "{name}: {}", ran.stdout);
+    }
 }
 
 fn generate(draft: &TempDir, flags: &[&str]) -> Ran {

@@ -4,6 +4,8 @@
 //! The invariant: of the requests and lines whose answers are not written yet, no more are held
 //! than there is room for, however long the input is.
 
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -47,10 +49,11 @@ pub struct Awaited {
 
 /// Reads `lines` to their end and submits what they ask for as `room` allows.
 pub fn feed(generator: &Generator, mut lines: Lines, room: &Room, events: &Sender<Event>) {
-    let mut number = 0;
+    let (mut number, mut ids) = (0, Ids::default());
     let ended = loop {
         match lines.next() {
-            Ok(Some(line)) => {
+            Ok(Some(mut line)) => {
+                ids.check(&mut line);
                 if take(generator, number, line, room, events).is_err() {
                     // Nobody writes answers any more.
                     return;
@@ -63,6 +66,31 @@ pub fn feed(generator: &Generator, mut lines: Lines, room: &Room, events: &Sende
     };
     // The same.
     let _ = events.send(Event::End(ended));
+}
+
+/// The ids of requests so far, as hashes, and the lines that they are from: of a long input, all
+/// that is kept. Two ids of ten million are taken for one with a chance of one in a million.
+#[derive(Default)]
+struct Ids {
+    lines: HashMap<u64, u64>,
+    hashes: RandomState,
+}
+
+impl Ids {
+    /// Refuses a request whose id another has, so that no two answers have the same.
+    fn check(&mut self, line: &mut Line) {
+        if line.ask.is_err() {
+            return;
+        }
+        let (id, number) = (&line.id, line.number);
+        let first = *self.lines.entry(self.hashes.hash_one(id)).or_insert(number);
+        if first != number {
+            line.ask = Err(format!(
+                "line {number}: its id {id} is that of line {first}: ids must differ, and a line \
+                 without one has its number"
+            ));
+        }
+    }
 }
 
 struct NobodyListens;

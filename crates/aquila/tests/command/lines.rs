@@ -177,3 +177,31 @@ fn no_line_is_refused_because_others_wait() {
         assert_eq!(lines[7]["choices"].as_array().unwrap().len(), 9);
     }
 }
+
+#[test]
+fn of_two_lines_with_one_id_the_second_fails() {
+    let model = without_tokenizer();
+    let requests = [
+        json!({ "id": "a", "prompt_ids": [1] }),
+        json!({ "prompt_ids": [2] }),
+        json!({ "id": "a", "prompt_ids": [3] }),
+        json!({ "id": 2, "prompt_ids": [4] }),
+        json!({ "id": "2", "prompt_ids": [5] }),
+        json!({ "id": 7 }),
+        json!({ "prompt_ids": [6] }),
+    ];
+    let ran = generate(&[&model, "--max-tokens", "1"], &requests);
+    assert_eq!(ran.code, Some(3), "{}", ran.stderr);
+    let lines = ran.lines();
+    for (at, error) in
+        [(2, "line 3: its id \"a\" is that of line 1"), (3, "line 4: its id 2 is that of line 2")]
+    {
+        let found = lines[at]["error"].as_str().unwrap();
+        assert!(found.contains(error) && found.contains("must differ"), "{found}");
+        assert_eq!(lines[at]["id"], requests[at]["id"]);
+    }
+    // An id of another type is another, and a line that has failed has no answer to share one with.
+    assert_eq!(ids(&lines[4]).len(), 1);
+    assert_eq!(lines[5]["id"], lines[6]["id"]);
+    assert!(lines[5]["error"].is_string() && lines[6]["error"].is_null(), "{}", lines[6]);
+}

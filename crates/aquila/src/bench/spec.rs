@@ -4,7 +4,7 @@
 //! prompts each, so that whatever else the machine does falls on all of them alike; a ratio
 //! compares passes that ran at the same time. Only decoding is timed, from the end of the round that read
 //! the last prompt of a batch on. Unless acceptance is simulated, every answer must be plain
-//! decoding's.
+//! decoding's. N-grams are of each request alone, since every pass has the same prompts.
 
 use std::io::{Write, stdout};
 use std::process::ExitCode;
@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use super::prompts::{self, Random};
 use super::spread::Spread;
 use crate::Algorithms;
+use crate::after_help::AFTER_HELP;
 use crate::error::{Error, Result};
 use crate::flags::{EngineFlags, ModelFlags, PolicyPlan, SamplingFlags, SpeculativeFlags};
 use crate::notice::notice;
@@ -30,6 +31,7 @@ const RANDOM_PROMPTS: (usize, usize) = (2, 64);
 
 /// Compare speculation with plain decoding, on the same prompts and in turns.
 #[derive(Args)]
+#[command(after_help = AFTER_HELP)]
 pub struct Spec {
     /// Trees to compare, as steps/topk/nodes, or `auto` for the policy [default:
     /// auto,3/1/4,5/1/6,5/4/16, or what the --speculative flags give]
@@ -144,10 +146,15 @@ impl Spec {
         };
         let mut all =
             vec![self.contender("plain".into(), SpeculativeFlags::plain(), algorithms)?];
+        let mut ngrams = false;
         for algorithm in flags.to_compare(model, algorithms)? {
             for &shape in &shapes {
-                let flags = flags.with(algorithm, shape);
+                let mut flags = flags.with(algorithm, shape);
                 let Some(resolved) = flags.resolve(model, algorithms)? else { continue };
+                if resolved.entry.drafts_from_ngrams() {
+                    ngrams = true;
+                    flags.ngram = flags.ngram.of_requests_by_default();
+                }
                 let tree = match &resolved.policy {
                     PolicyPlan::Fixed(shape) => short(*shape),
                     PolicyPlan::Adaptive { .. } => "adaptive".into(),
@@ -162,6 +169,16 @@ impl Spec {
                     Err(error) => return Err(error),
                 }
             }
+        }
+        if ngrams && !self.quiet {
+            // Every pass has the same prompts, and answers them alike.
+            let scope = match flags.ngram.of_server() {
+                true => "of texts that earlier passes answered too, which flatters them",
+                false => {
+                    "of each request's own text: passes repeat, and find nothing of each other"
+                }
+            };
+            notice(format_args!("n-grams   {scope}"));
         }
         if all.len() == 1 {
             return Err(Error::Usage(

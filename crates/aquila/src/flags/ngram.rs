@@ -39,7 +39,7 @@ pub struct NgramFlags {
     speculative_ngram_capacity: Option<usize>,
 
     /// NGRAM: draft from the texts of the whole server, or from each request's own [default:
-    /// server]
+    /// server; request for bench spec, whose prompts repeat]
     #[arg(long, value_name = "SCOPE")]
     speculative_ngram_scope: Option<String>,
 
@@ -79,6 +79,18 @@ impl NgramFlags {
         ]
         .into_iter()
         .find_map(|(flag, given)| given.then_some(flag))
+    }
+
+    /// The flags with each request's own text to draft from, unless they say from what.
+    pub fn of_requests_by_default(mut self) -> Self {
+        self.speculative_ngram_scope.get_or_insert_with(|| "request".into());
+        self
+    }
+
+    /// Whether they ask for the texts of the whole server.
+    pub fn of_server(&self) -> bool {
+        let scope = self.speculative_ngram_scope.as_deref();
+        scope.is_some_and(|scope| scope.parse() == Ok(NgramScope::Server))
     }
 
     /// How wide trees are, where the flag of all algorithms does not say.

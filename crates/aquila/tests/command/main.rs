@@ -1,5 +1,6 @@
 //! The command as its users meet it: the real binary, the shipped model, files and pipes.
 
+mod bench;
 mod checkpoints;
 mod flags;
 mod golden;

@@ -15,5 +15,6 @@ mod run;
 mod sampling;
 mod seeds;
 mod server;
+mod serving;
 mod speculation;
 mod streams;

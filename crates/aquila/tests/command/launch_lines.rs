@@ -146,6 +146,14 @@ fn line_10_eagle_with_a_chain() {
 }
 
 #[test]
+fn line_11_eagle_with_sglangs_adaptive_steps() {
+    let line = "--model tiny --speculative-algorithm EAGLE --speculative-draft-model-path \
+                tiny-eagle --speculative-eagle-topk 1 --speculative-num-steps 3 \
+                --speculative-num-draft-tokens 4 --speculative-adaptive";
+    starts(line, &["EAGLE with tiny-eagle", "adaptive"]);
+}
+
+#[test]
 fn flags_that_say_what_is_so_are_taken_silently() {
     let line = "--model-path tiny --tp 1 --dp-size=1 --pp-size 1 --nnodes 1 --node-rank 0 \
                 --disaggregation-mode null --device cpu --revision main --tokenizer-path tiny";

@@ -88,7 +88,15 @@ fn what_rounds_cost_is_measured_once_and_shown() {
     let json = run(&[&flags[..], &["--json"]].concat());
     let json: Value = serde_json::from_str(&json.stdout).unwrap();
     assert_eq!(json["batches"], json!([1, 2]));
-    assert!(json["verify"][0][0].as_f64().unwrap() > 0.0);
+    assert_eq!(json["rows"][0], 1);
+    let [rows, verify, steps] =
+        ["rows", "verify", "steps"].map(|key| json[key].as_array().unwrap());
+    assert_eq!(verify.len(), rows.len());
+    assert!(verify.iter().all(|seconds| seconds.as_f64().unwrap() > 0.0));
+    let draft = json["draft"].as_array().unwrap();
+    assert_eq!(draft.len(), 2);
+    assert!(draft.iter().all(|batch| batch.as_array().unwrap().len() == steps.len()));
+    assert!(json["request"].is_number() && json["draft_row"].is_number());
     // Other flags are another table.
     let other = run(&[&flags[..], &["--page-size", "16"]].concat());
     assert!(other.stderr.contains("costs     measured in"), "{}", other.stderr);

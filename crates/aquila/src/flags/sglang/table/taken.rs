@@ -61,8 +61,6 @@ pub const ROWS: &[Flags] = &[
             "--speculative-eagle-topk N",
             "--speculative-num-draft-tokens N",
             "--speculative-token-map FILE",
-            "--speculative-adaptive",
-            "--speculative-adaptive-config FILE",
             "--speculative-ngram-min-bfs-breadth N",
             "--speculative-ngram-max-bfs-breadth N",
             "--speculative-ngram-match-type TYPE",
@@ -72,6 +70,20 @@ pub const ROWS: &[Flags] = &[
             "--speculative-ngram-external-corpus-max-tokens N",
             "--speculative-use-rejection-sampling",
         ],
+    ),
+    flags(
+        Taken(
+            "beside it, --speculative-eagle-topk is 1 and --speculative-num-draft-tokens is \
+             --speculative-num-steps plus 1; any other is refused",
+        ),
+        &["--speculative-adaptive"],
+    ),
+    flags(
+        Taken(
+            "also sglang, the table in SGLang's code, and sglang-published, the one in its \
+             documentation",
+        ),
+        &["--speculative-adaptive-config FILE"],
     ),
     flags(
         Taken("they mean --speculative-verify target-only"),

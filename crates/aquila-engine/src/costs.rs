@@ -1,34 +1,34 @@
 //! What rounds cost on this machine, timed with real requests before anything is served.
 //!
-//! A verify pass is timed as the prefill of prompts all of whose rows are asked about, as those of
-//! a tree are; drafting in rounds of a fixed shape. The one invariant: nothing of it
-//! stays, neither requests nor cached prefixes, counters or what a draft learned.
+//! Rounds of a fixed shape are run for requests that share a prompt, so that only the first reads
+//! it where there is a prefix cache; trees that come out smaller are filled up. The one invariant:
+//! nothing of it stays, neither requests nor cached prefixes, counters or what a draft learned.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use aquila_spec::policy::{CostTable, Fixed, Policy, Timing};
+use aquila_spec::policy::{CostTable, Fixed, Policy, Timed, Timing};
 
 use crate::config::EngineConfig;
 use crate::engine::Scheduler;
 use crate::error::{Error, Result};
 use crate::lanes::Compute;
+use crate::life::Running;
 use crate::listener::{FinishReason, Listener, Outcome, Token, Verdict};
 use crate::report::{REPORT_EVERY, Report};
-use crate::request::{Request, RequestId, Speculation};
+use crate::request::{Request, RequestId};
 use crate::stats::Stats;
 use crate::times::Times;
 
 /// How often each thing is timed; the least counts, since whatever else a machine does only adds.
 const TIMES: usize = 5;
-/// Tokens of the prompts before drafting is timed.
-const PROMPT: usize = 4;
-/// Rows of the prompt whose processing by the draft is timed.
-const DRAFT_ROWS: usize = 256;
+/// Tokens of the prompts, if there is room: every row attends to what is before it.
+const PROMPT: usize = 64;
 
 impl<C: Compute> Scheduler<C> {
-    /// Times what rounds cost, for about as long as `limit`, but those of one request at least once: what there was no time or room for is taken to cost in proportion to what was timed.
+    /// Times what rounds cost, for about as long as `limit`, but those of one request at least
+    /// once: what there was no time or room for is taken to cost in proportion to what was timed.
     /// `key` says what the table is for. None where the engine has no room for a round.
     ///
     /// # Errors
@@ -37,124 +37,101 @@ impl<C: Compute> Scheduler<C> {
         if !self.is_idle() || self.is_apart() {
             return Err(Error::Config("costs are measured before anything is served".into()));
         }
-        let shape = self.config.shape;
-        let points = |most: usize, points: &[usize]| -> Vec<usize> {
-            points.iter().copied().filter(|&point| point < most).chain([most]).collect()
-        };
-        let running = self.config.max_running_requests;
-        let rows = [1, 2, 4, 6, 8, 12, 16, 32, 64, 128, 256, 512];
-        let rows = points(running * shape.nodes(), &rows);
-        let batches = points(running, &[1, 8, 32]);
-        let steps = points(shape.steps().max(1), &[1]);
-        if longest_answer(&self.config, 1) <= shape.steps() + 1 {
+        if self.prompt(1) == 0 {
             return Ok(None);
         }
+        let (shape, running) = (self.config.shape, self.config.max_running_requests);
+        let batches = [1, 8, 32, 128].into_iter().filter(|&batch| batch < running);
+        let batches: Vec<usize> = batches.chain([running]).collect();
         let policy = std::mem::replace(&mut self.drafting, Box::new(Fixed::new(shape)));
-        let mut clock = Clock { deadline: Instant::now() + limit, timed: Vec::new() };
-        // The first pass of all touches memory for the first time.
-        let warm = self.time(Timing::Verify { batch: 1, rows: 1 });
+        self.fill_trees = true;
+        let deadline = Instant::now() + limit;
+        // The first rounds of all touch memory for the first time.
+        let warm = self.time(Timing::DraftRow, deadline);
         let table = warm.and_then(|_| {
-            CostTable::measure(key, &rows, &batches, &steps, |timing| {
-                self.least(timing, &mut clock)
+            CostTable::measure(key, &batches, shape.steps().max(1), |timing| {
+                self.time(timing, deadline)
             })
         });
+        self.fill_trees = false;
         self.forget(policy);
         table.map(Some)
     }
 
-    /// The least of several timings, or, where there is no time or no room, what a smaller batch
-    /// took in proportion.
-    fn least(&mut self, timing: Timing, clock: &mut Clock) -> Result<f64> {
-        let most = self.config.shape.nodes();
-        let needed = match timing {
-            Timing::Verify { rows, .. } => rows <= most,
-            Timing::Draft { batch, .. } => batch == 1,
-            Timing::DraftRow => true,
+    /// Times one thing; nothing where there is no room for it, or no time and no need.
+    fn time(&mut self, timing: Timing, deadline: Instant) -> Result<Option<Timed>> {
+        let (batch, steps) = match timing {
+            Timing::Round { batch, steps } => (batch, steps),
+            Timing::DraftRow => (1, self.config.shape.steps()),
         };
-        let mut least: Option<f64> = None;
-        for _ in 0..TIMES {
-            if (!needed || least.is_some()) && Instant::now() >= clock.deadline {
-                break;
-            }
-            let Some(seconds) = self.time(timing)? else { break };
-            least = Some(least.map_or(seconds, |least| least.min(seconds)));
+        let in_time = || Instant::now() < deadline;
+        let prompt = self.prompt(batch);
+        if prompt == 0 || (batch > 1 && !in_time()) {
+            return Ok(None);
         }
-        let seconds = least.unwrap_or_else(|| clock.in_proportion(timing));
-        clock.timed.push((timing, seconds));
-        Ok(seconds)
-    }
-
-    /// Runs one thing; none where the engine has no room for it.
-    fn time(&mut self, timing: Timing) -> Result<Option<f64>> {
-        let seconds = |time: Duration| time.as_secs_f64();
-        match timing {
-            Timing::Verify { batch, rows } => {
-                let fits = rows <= self.config.chunked_prefill_size
-                    && rows + batch <= self.config.slots()
-                    && rows / batch < self.config.longest_sequence();
-                if !fits {
-                    return Ok(None);
-                }
-                self.enter(batch, rows / batch, 1, Speculation::Off);
-                let times = self.rounds(1)?;
-                Ok(Some(seconds(times.verify)))
-            }
-            Timing::Draft { batch, steps } => {
-                let answer = longest_answer(&self.config, batch).min(3 * (steps + 1) + 1);
-                if answer <= steps + 1 || batch * PROMPT > self.config.chunked_prefill_size {
-                    return Ok(None);
-                }
-                self.drafting = Box::new(Fixed::new(self.config.shape.capped(steps)));
-                self.enter(batch, PROMPT, answer, Speculation::Free);
-                let times = self.rounds(2)?;
-                Ok(Some(seconds(times.draft + times.extend)))
-            }
-            Timing::DraftRow => {
-                let most = self.config.longest_sequence().min(self.config.chunked_prefill_size);
-                let rows = DRAFT_ROWS.min(most.saturating_sub(1)).max(1);
-                self.enter(1, rows, 1 + self.config.shape.steps(), Speculation::Free);
-                let times = self.rounds(1)?;
-                Ok(Some(seconds(times.extend) / rows as f64))
-            }
-        }
-    }
-
-    /// Submits requests with prompts of so many tokens.
-    fn enter(&mut self, batch: usize, prompt: usize, answer: usize, speculation: Speculation) {
+        let shape = self.config.shape.capped(steps);
+        self.drafting = Box::new(Fixed::new(shape));
         for request in 0..batch {
-            let token = |at: usize| ((at * 37 + request * 101 + 5) % self.vocabulary()) as u32;
-            let tokens = (0..prompt).map(token).collect();
-            let mut request = Request::new(tokens, answer, Box::new(Ignored));
-            request.speculation = speculation;
-            // The logits of every row are wanted where a verify pass is timed.
-            request.prompt_logprobs = (speculation == Speculation::Off).then_some(0);
+            // All but the last token of the prompts are the same.
+            let token = |at: usize| ((at * 37 + 5) % self.vocabulary()) as u32;
+            let mut tokens: Vec<u32> = (0..prompt).map(token).collect();
+            tokens[prompt - 1] = (request % self.vocabulary()) as u32;
             let id = RequestId(self.next_id);
             self.next_id += 1;
-            self.enqueue(id, request);
+            self.enqueue(id, Request::new(tokens, usize::MAX, Box::new(Ignored)));
         }
-    }
-
-    /// Runs so many rounds and gives all requests up; answers how long the steps of the last took.
-    fn rounds(&mut self, rounds: usize) -> Result<Times> {
         let failed = self.stats.snapshot().failed_rounds;
-        for _ in 0..rounds {
+        let mut read = 0.0_f64;
+        while !self.is_idle()
+            && (self.waiting() > 0 || self.running.iter().any(Running::is_reading))
+        {
             self.step();
+            read += self.last_times.extend.as_secs_f64();
         }
-        let times = self.last_times;
+        let rows = batch * shape.nodes();
+        let mut timed = Timed { rows, verify: f64::INFINITY, draft: f64::INFINITY };
+        for _ in 0..TIMES {
+            self.step();
+            let Times { draft, verify, extend, .. } = self.last_times;
+            timed.verify = timed.verify.min(verify.as_secs_f64());
+            timed.draft = timed.draft.min((draft + extend).as_secs_f64());
+            if timing == Timing::DraftRow || !in_time() {
+                break;
+            }
+        }
+        if timing == Timing::DraftRow {
+            timed.draft = read / prompt as f64;
+        }
         self.abort_all("the measurement is over");
         while !self.is_idle() {
             self.step();
         }
-        self.cache.flush();
+        if timing == Timing::DraftRow {
+            // Nothing of the prompt is to be found the next time.
+            self.cache.flush();
+        }
         if self.stats.snapshot().failed_rounds > failed {
             return Err(Error::Config("a round that was to be timed failed".into()));
         }
-        Ok(times)
+        Ok(Some(timed))
+    }
+
+    /// Tokens of the prompts of so many requests that leave room for the rounds that are timed; 0
+    /// where there is no room.
+    fn prompt(&self, batch: usize) -> usize {
+        let EngineConfig { shape, page_size, .. } = self.config;
+        let tree = shape.nodes().max(shape.draft_rows());
+        let rounds = (TIMES + 1) * (shape.steps() + 1) + tree + 1;
+        let slots = self.config.slots() / batch / page_size * page_size;
+        let room = slots.min(self.config.longest_sequence()).saturating_sub(rounds);
+        // Without a prefix cache every request reads all of its prompt.
+        if self.config.prefix_cache { room.min(PROMPT) } else { room.min(PROMPT / batch).max(1) }
     }
 
     /// Begins anew with this policy.
     fn forget(&mut self, policy: Box<dyn Policy>) {
         self.drafting = policy;
+        self.cache.flush();
         if let Some(compute) = self.lanes.joined_mut() {
             compute.begin_anew();
         }
@@ -163,39 +140,6 @@ impl<C: Compute> Scheduler<C> {
         stats.total_slots.store(self.stats.total_slots.load(Relaxed), Relaxed);
         self.stats = Arc::new(stats);
         self.report = Report::new(REPORT_EVERY);
-    }
-}
-
-/// Tokens that the answers of so many requests may have beside each other, with room for their
-/// trees.
-fn longest_answer(config: &EngineConfig, batch: usize) -> usize {
-    let tree = config.shape.nodes().max(config.shape.draft_rows()) + config.shape.steps() + 2;
-    let slots = (config.slots() / batch / config.page_size) * config.page_size;
-    let sequence = slots.saturating_sub(tree).min(config.longest_sequence());
-    sequence.saturating_sub(PROMPT + 1)
-}
-
-/// What was timed, and until when there is time for more.
-struct Clock {
-    deadline: Instant,
-    timed: Vec<(Timing, f64)>,
-}
-
-impl Clock {
-    /// What was timed last of the same kind, times as many rows or requests.
-    fn in_proportion(&self, timing: Timing) -> f64 {
-        let like = |&(other, seconds): &(Timing, f64)| match (timing, other) {
-            (Timing::Verify { rows, .. }, Timing::Verify { rows: few, .. }) => {
-                Some(seconds * rows as f64 / few as f64)
-            }
-            (Timing::Draft { batch, steps }, Timing::Draft { batch: few, steps: same })
-                if steps == same =>
-            {
-                Some(seconds * batch as f64 / few as f64)
-            }
-            _ => None,
-        };
-        self.timed.iter().rev().find_map(like).unwrap_or(0.0)
     }
 }
 

@@ -54,6 +54,8 @@ pub struct Scheduler<C> {
     pub(crate) era: u64,
     pub(crate) next_id: u64,
     pub(crate) stats: Arc<Stats>,
+    /// Whether trees are filled up to their shape.
+    pub(crate) fill_trees: bool,
     /// How long the steps of the last settled round took.
     pub(crate) last_times: Times,
     pub(crate) settled: Instant,
@@ -113,6 +115,7 @@ impl<C: Compute> Scheduler<C> {
             era: 0,
             next_id: 0,
             stats,
+            fill_trees: false,
             last_times: Times::default(),
             settled: Instant::now(),
             report: Report::new(REPORT_EVERY),

@@ -153,7 +153,9 @@ impl<C: Compute> Scheduler<C> {
     pub(crate) fn send_round(&mut self, began: Instant) -> bool {
         let decision = self.decide();
         let row_budget = decision.rows;
-        let mut job = Job { number: self.jobs, era: self.era, row_budget, ..Job::default() };
+        let fill_trees = self.fill_trees;
+        let (number, era) = (self.jobs, self.era);
+        let mut job = Job { number, era, row_budget, fill_trees, ..Job::default() };
         let mut parts = Vec::with_capacity(self.running.len());
         let most_missed = self.most_missed();
         let mut left_plain = 0;

@@ -5,7 +5,9 @@ mod support;
 
 use aquila_engine::lanes::Lane;
 use aquila_engine::{Engine, EngineConfig, Priorities, Scheduler, Snapshot};
-use aquila_spec::policy::{Adaptive, AdaptiveTable, Auto, AutoSettings, CostTable, Policy, Timing};
+use aquila_spec::policy::{
+    Adaptive, AdaptiveTable, Auto, AutoSettings, CostTable, Policy, Timed, Timing,
+};
 use aquila_spec::{Shape, Verify};
 use support::Numbers;
 use support::answers::shape;
@@ -160,15 +162,17 @@ fn sampled_verification_is_the_same_in_both_lanes() {
 
 /// The policies that learn while they decide: what a round costs is made up, so that they switch.
 fn live_policies() -> [Box<dyn Policy>; 2] {
-    let seconds = |what| -> Result<f64, ()> {
-        Ok(match what {
-            Timing::Verify { rows, .. } => 1e-3 * (1.0 + 0.12 * rows as f64),
-            Timing::Draft { steps, .. } => 6e-5 * steps as f64,
-            Timing::DraftRow => 1e-5,
-        })
+    let time = |timing| -> Result<Option<Timed>, ()> {
+        Ok(Some(match timing {
+            Timing::Round { batch, steps } => {
+                let rows = batch * (steps + 1);
+                let verify = 1e-3 * (1.0 + 0.12 * rows as f64);
+                Timed { rows, verify, draft: 6e-5 * steps as f64 }
+            }
+            Timing::DraftRow => Timed { rows: 0, verify: 0.0, draft: 1e-5 },
+        }))
     };
-    let rows = [1, 2, 4, 8, 16, 64];
-    let table = CostTable::measure("made up".into(), &rows, &[1, 8, 32], &[1, 5], seconds).unwrap();
+    let table = CostTable::measure("made up".into(), &[1, 8, 32], 7, time).unwrap();
     let adaptive = Adaptive::new(AdaptiveTable::default(), Some(7), Vec::new()).unwrap();
     [Box::new(adaptive), Box::new(Auto::new(AutoSettings::new(Shape::chain(7)), table))]
 }

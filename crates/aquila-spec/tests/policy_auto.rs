@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use aquila_spec::Shape;
 use aquila_spec::policy::{
     Auto, AutoSettings, CostTable, Decision, Policy, PromptRows, RequestOutcome, RequestView,
-    RoundOutcome, RoundView, Timing,
+    RoundOutcome, RoundView, Timed, Timing,
 };
 use proptest::prelude::*;
 use race::{auto, uniform, worlds};
@@ -111,9 +111,15 @@ proptest! {
         batch in 1_usize..100, rows in 1_usize..50, steps in 0_usize..12, more in 0_usize..10,
     ) {
         let mut drawn = noise.into_iter().cycle();
-        let seconds = |_: Timing| Ok::<_, ()>(drawn.next().unwrap());
-        let table =
-            CostTable::measure("noise".into(), &[1, 2, 8], &[1, 4, 16], &[1, 3], seconds).unwrap();
+        let mut seconds = || drawn.next().unwrap();
+        let time = |timing: Timing| {
+            let rows = match timing {
+                Timing::Round { batch, steps } => batch * (steps + 1),
+                Timing::DraftRow => 0,
+            };
+            Ok::<_, ()>(Some(Timed { rows, verify: seconds(), draft: seconds() }))
+        };
+        let table = CostTable::measure("noise".into(), &[1, 4, 16], 3, time).unwrap();
         let least = 1e-12;
         prop_assert!(table.verify(batch + more, rows) >= table.verify(batch, rows) - least);
         prop_assert!(table.verify(batch, rows + more) >= table.verify(batch, rows) - least);
@@ -192,14 +198,16 @@ fn trees_are_wide_where_second_candidates_are_right() {
 #[test]
 fn where_drafts_cannot_pay_none_is_probed_nor_reads_a_prompt() {
     // Each row costs a whole plain round.
-    let rows = |timing| {
-        Ok::<_, ()>(match timing {
-            Timing::Verify { rows, .. } => rows as f64,
-            Timing::Draft { batch, steps } => 0.1 * (batch * steps) as f64,
-            Timing::DraftRow => 0.1,
-        })
+    let time = |timing| {
+        let (batch, steps) = match timing {
+            Timing::Round { batch, steps } => (batch, steps),
+            Timing::DraftRow => (1, 1),
+        };
+        let rows = batch * (steps + 1);
+        let draft = 0.1 * (batch * steps) as f64;
+        Ok::<_, ()>(Some(Timed { rows, verify: rows as f64, draft }))
     };
-    let table = CostTable::measure("rows".into(), &[1, 2, 8], &[1, 8], &[1, 7], rows).unwrap();
+    let table = CostTable::measure("rows".into(), &[1, 8], 7, time).unwrap();
     let mut auto = Auto::new(AutoSettings::new(Shape::chain(7)), table);
     assert!(!auto.reads_prompt(1, PromptRows::of(50)));
     for _ in 0..1000 {
@@ -223,7 +231,7 @@ fn probes_become_rare_while_nothing_pays() {
 #[test]
 fn between_its_points_a_table_is_a_straight_line() {
     let table = CostTable::from_json(
-        r#"{"format": 2, "key": "", "rows": [1, 5], "verify": [1, 3], "request": 0.5,
+        r#"{"format": 3, "key": "", "rows": [1, 5], "verify": [1, 3], "request": 0.5,
             "batches": [1, 3], "steps": [1, 3], "draft": [[1, 3], [1, 5]], "draft_row": 0.1}"#,
     )
     .unwrap();
@@ -241,8 +249,8 @@ fn a_broken_table_says_what_is_wrong() {
         )
     };
     assert!(error(&table(1, "[1]", "[1.0]")).contains("its format is 1"));
-    assert!(error(&table(2, "[]", "[1.0]")).contains("rows must ascend from at least 1, not []"));
-    assert!(error(&table(2, "[1, 2]", "[1.0]")).contains("lengths of their axes"));
-    assert!(error(&table(2, "[1]", "[0.0]")).contains("above 0 for verify"));
+    assert!(error(&table(3, "[]", "[1.0]")).contains("rows must ascend from at least 1, not []"));
+    assert!(error(&table(3, "[1, 2]", "[1.0]")).contains("lengths of their axes"));
+    assert!(error(&table(3, "[1]", "[0.0]")).contains("above 0 for verify"));
     assert!(error("{").contains("the cost table is not valid JSON"));
 }

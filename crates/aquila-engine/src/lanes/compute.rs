@@ -51,11 +51,11 @@ impl<B: Backend> Compute for Lane<B> {
         self.runner.begin_anew();
     }
 
-    fn run(&mut self, job: Job) -> Done {
+    fn run(&mut self, mut job: Job) -> Done {
         self.follow(&job);
         let number = job.number;
         self.round = number;
-        for admission in job.admitted {
+        for admission in std::mem::take(&mut job.admitted) {
             self.relay.admit(Track::new(admission));
         }
         for change in &job.tables {
@@ -67,8 +67,7 @@ impl<B: Backend> Compute for Lane<B> {
             return Done { number, outcome, times };
         }
         self.broken = Some(job.era);
-        let outcome =
-            self.round(&job.parts, job.row_budget, &mut times).map_err(|error| error.to_string());
+        let outcome = self.round(&job, &mut times).map_err(|error| error.to_string());
         if outcome.is_ok() {
             self.broken = None;
         }
@@ -107,20 +106,18 @@ impl<B: Backend> Lane<B> {
         }
     }
 
-    fn round(
-        &mut self,
-        parts: &[Part],
-        row_budget: Option<usize>,
-        times: &mut Times,
-    ) -> Result<Vec<Option<Yield>>> {
-        let mut yields: Vec<Option<Yield>> = parts.iter().map(|_| None).collect();
-        self.resolve(parts);
+    fn round(&mut self, job: &Job, times: &mut Times) -> Result<Vec<Option<Yield>>> {
+        let mut yields: Vec<Option<Yield>> = job.parts.iter().map(|_| None).collect();
+        self.resolve(&job.parts);
         if self.turns.is_empty() {
             return Ok(yields);
         }
         timed(&mut times.draft, || self.draft())?;
         self.bring_back(times)?;
-        if let Some(rows) = row_budget {
+        if job.fill_trees {
+            self.turns.iter_mut().for_each(Turn::fill_tree);
+        }
+        if let Some(rows) = job.row_budget {
             let mut trees: Vec<_> = self.turns.iter_mut().filter_map(Turn::weighted).collect();
             prune_to_rows(&mut trees, rows);
         }

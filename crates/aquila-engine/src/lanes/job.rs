@@ -52,6 +52,9 @@ pub struct Job {
     pub slots: Vec<u32>,
     /// Rows that all trees together may have in the verify pass; none: as many as were drafted.
     pub row_budget: Option<usize>,
+    /// Whether trees that come out smaller than their shape are filled up, to time what those of
+    /// that shape take.
+    pub fill_trees: bool,
     /// What runs.
     pub parts: Vec<Part>,
 }

@@ -99,6 +99,17 @@ impl Turn {
         self.work = Work::Verify { tree };
     }
 
+    /// Adds nodes to its tree until it has as many as its shape.
+    pub fn fill_tree(&mut self) {
+        if let Work::Verify { tree } = &mut self.work {
+            while tree.len() < self.shape.nodes() {
+                let deepest =
+                    (0..tree.len()).rev().find(|&at| tree.nodes()[at].depth < self.shape.steps());
+                tree.add(deepest.unwrap_or(0), tree.nodes()[0].token, 0.0);
+            }
+        }
+    }
+
     /// Its tree, where a row budget may prune it.
     pub fn weighted(&mut self) -> Option<Weighted<'_>> {
         let drawn = self.track.order.room.verify == Verify::Rejection;

@@ -261,10 +261,15 @@ impl Auto {
         let catch_up = self.catch_up(missed) / self.acceptance.answer_tokens();
         for steps in 1..=self.settings.largest.steps() {
             let mut best: Option<Plan> = None;
-            let (mut rows, mut tokens) = (batch, batch as f64);
-            for &(chance, _) in chances.iter().filter(|(_, depth)| *depth <= steps) {
+            let (mut rows, mut tokens, mut deepest) = (batch, batch as f64, 0);
+            for &(chance, depth) in chances.iter().filter(|(_, depth)| *depth <= steps) {
                 rows += 1;
                 tokens += chance;
+                deepest = deepest.max(depth);
+                if deepest < steps {
+                    // Fewer steps would draft as much.
+                    continue;
+                }
                 let per_token = catch_up * tokens / batch as f64;
                 let seconds = self.seconds(batch, rows, drafting.len(), steps) + per_token;
                 let plan = Plan { steps, rows, tokens, seconds };

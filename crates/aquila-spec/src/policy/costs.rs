@@ -8,10 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::PolicyError;
 
 /// The format of the table's file; a file of another one is measured again.
-const FORMAT: u32 = 2;
-
-/// Rows of the pass that many requests share when their overhead is timed.
-const MOST_SHARED: usize = 8;
+const FORMAT: u32 = 3;
 
 /// Seconds of verify passes and of drafting, on one machine with one model and one set of flags.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -39,67 +36,102 @@ pub struct CostTable {
 /// One thing to time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Timing {
-    /// A target pass over `rows` rows, shared by `batch` requests.
-    Verify {
+    /// A round in which each of `batch` requests drafts and verifies a tree of so many steps.
+    Round {
         /// Requests.
         batch: usize,
-        /// Rows of all of them.
-        rows: usize,
-    },
-    /// The draft's part of a round.
-    Draft {
-        /// Requests.
-        batch: usize,
-        /// Draft steps.
+        /// Draft steps; 0 is a plain round.
         steps: usize,
     },
-    /// A row of a prompt in the draft.
+    /// A row of a prompt in the draft, which counts as `draft`.
     DraftRow,
 }
 
+/// What was timed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Timed {
+    /// Rows that were verified.
+    pub rows: usize,
+    /// Seconds of the verify pass.
+    pub verify: f64,
+    /// Seconds of drafting and of extending the draft.
+    pub draft: f64,
+}
+
 impl CostTable {
-    /// Makes a table: `seconds` times one thing. What is needed at every batch size comes first,
-    /// then smaller things before larger ones, so that `seconds` may extrapolate when its time is
-    /// up.
+    /// Makes a table of rounds with `batches` requests and up to `most` steps. `time` times one
+    /// thing, or answers nothing where there is no time or no room for it; the first batch must be
+    /// timed. What was not timed costs in proportion to what was.
     pub fn measure<E>(
         key: String,
-        rows: &[usize],
         batches: &[usize],
-        steps: &[usize],
-        mut seconds: impl FnMut(Timing) -> Result<f64, E>,
+        most: usize,
+        mut time: impl FnMut(Timing) -> Result<Option<Timed>, E>,
     ) -> Result<Self, E> {
-        let draft_row = seconds(Timing::DraftRow)?;
-        let mut draft = Vec::new();
-        for &batch in batches {
-            let row = steps.iter().map(|&steps| seconds(Timing::Draft { batch, steps }));
-            draft.push(row.collect::<Result<Vec<_>, E>>()?);
-        }
-        let verify = rows.iter().map(|&rows| seconds(Timing::Verify { batch: 1, rows }));
-        let verify = verify.collect::<Result<Vec<_>, E>>()?;
-        let (rows, batches, steps) = (rows.to_vec(), batches.to_vec(), steps.to_vec());
-        let mut table = Self {
-            format: FORMAT,
-            key,
-            rows,
-            verify,
-            request: 0.0,
-            batches,
-            steps,
-            draft,
-            draft_row,
+        let draft_row = time(Timing::DraftRow)?.map_or(0.0, |timed| timed.draft);
+        let up_to = |points: &[usize]| -> Vec<usize> {
+            points.iter().copied().filter(|&point| point < most).chain([most]).collect()
         };
-        table.make_monotone();
-        let many = table.rows.iter().copied().filter(|&rows| rows <= MOST_SHARED).max();
-        if let Some(many) = many.filter(|&many| many > 1 && many <= table.most_requests()) {
-            let shared = seconds(Timing::Verify { batch: many, rows: many })?;
-            table.request = ((shared - table.verify(1, many)) / (many - 1) as f64).max(0.0);
+        let steps = if most > 1 { vec![1, most] } else { vec![1] };
+        let (mut passes, mut drafts) = (Vec::new(), Vec::new());
+        for (at, &batch) in batches.iter().enumerate() {
+            // One request tells what rows cost; more of them, what requests do.
+            let mut row = Vec::new();
+            for of_round in if at == 0 { up_to(&[0, 1, 3, 5]) } else { up_to(&[0, 1]) } {
+                let Some(timed) = time(Timing::Round { batch, steps: of_round })? else { break };
+                passes.push((batch, timed.rows, timed.verify));
+                if steps.contains(&of_round) {
+                    row.push(timed.draft);
+                }
+            }
+            if row.len() == steps.len() {
+                drafts.push((batch, row));
+            }
         }
+        let mut table = Self { draft_row, steps, ..Self::of_passes(key, &passes) };
+        (table.batches, table.draft) = drafts.into_iter().unzip();
+        table.make_monotone();
         Ok(table)
     }
 
-    /// The most requests of a batch.
-    fn most_requests(&self) -> usize {
-        self.batches[self.batches.len() - 1]
+    /// The cost of rows and of requests, from passes of (requests, rows, seconds).
+    fn of_passes(key: String, passes: &[(usize, usize, f64)]) -> Self {
+        let mut table = Self {
+            format: FORMAT,
+            key,
+            rows: Vec::new(),
+            verify: Vec::new(),
+            request: 0.0,
+            batches: Vec::new(),
+            steps: Vec::new(),
+            draft: Vec::new(),
+            draft_row: 0.0,
+        };
+        let insert = |table: &mut Self, rows: usize, seconds: f64| {
+            let at = table.rows.partition_point(|&known| known < rows);
+            if table.rows.get(at) == Some(&rows) {
+                table.verify[at] = table.verify[at].min(seconds);
+            } else {
+                table.rows.insert(at, rows);
+                table.verify.insert(at, seconds);
+            }
+        };
+        let alone = passes.iter().filter(|(batch, ..)| *batch == 1);
+        alone.for_each(|&(_, rows, seconds)| insert(&mut table, rows, seconds));
+        // Requests beyond the first add what a plain round of several takes longer than a pass
+        // over as many rows of one.
+        let known = table.rows.last().copied().unwrap_or(0);
+        let plain = passes.iter().find(|&&(batch, rows, _)| batch > 1 && rows == batch);
+        if let Some(&(batch, rows, seconds)) = plain.filter(|pass| pass.1 <= known) {
+            table.request = (seconds - table.verify(1, rows)).max(0.0) / (batch - 1) as f64;
+        }
+        for &(batch, rows, seconds) in passes.iter().filter(|(batch, ..)| *batch > 1) {
+            let requests = table.request * (batch - 1) as f64;
+            if rows > known {
+                insert(&mut table, rows, (seconds - requests).max(f64::MIN_POSITIVE));
+            }
+        }
+        table
     }
 
     /// Reads a table from its file.

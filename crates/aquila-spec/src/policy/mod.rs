@@ -24,7 +24,7 @@ pub use account::LossAccount;
 pub use adaptive::Adaptive;
 pub use adaptive_table::{AdaptiveTable, SlotSettings};
 pub use auto::{Auto, AutoSettings};
-pub use costs::{CostTable, Timing};
+pub use costs::{CostTable, Timed, Timing};
 pub use error::PolicyError;
 pub use slots::BatchSlots;
 

@@ -10,7 +10,7 @@
 
 use aquila_spec::policy::{
     Adaptive, AdaptiveTable, Auto, AutoSettings, CostTable, Decision, Fixed, Policy, PromptRows,
-    RequestOutcome, RequestView, RoundOutcome, RoundView, Setting, Timing,
+    RequestOutcome, RequestView, RoundOutcome, RoundView, Setting, Timed, Timing,
 };
 use aquila_spec::{Shape, Tree, Weighted, prune_to_rows};
 
@@ -119,15 +119,18 @@ impl World {
         let largest = *self.batches.last().expect("a batch");
         let seconds = |timing| {
             Ok::<_, ()>(match timing {
-                // The grid has 8 rows of a request in every world.
-                Timing::Verify { batch, rows } => self.verify(rows.div_ceil(8).max(batch), rows),
-                Timing::Draft { batch, steps } => self.draft(&vec![batch; steps]),
-                Timing::DraftRow => self.reading(0, 256) / 256.0,
+                Timing::Round { batch, steps } => {
+                    let rows = batch * (steps + 1);
+                    let (verify, draft) =
+                        (self.verify(batch, rows), self.draft(&vec![batch; steps]));
+                    Some(Timed { rows, verify, draft })
+                }
+                Timing::DraftRow => {
+                    Some(Timed { rows: 0, verify: 0.0, draft: self.reading(0, 64) / 64.0 })
+                }
             })
         };
-        let rows = [1, 2, 4, 6, 8, 12, 16, 32, 64, 128, 256];
-        CostTable::measure(self.name.into(), &rows, &[1, 8, largest], &[1, 7], seconds)
-            .expect("nothing fails")
+        CostTable::measure(self.name.into(), &[1, 8, largest], 7, seconds).expect("nothing fails")
     }
 }
 

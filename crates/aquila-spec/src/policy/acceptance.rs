@@ -13,9 +13,10 @@ const DEPTHS: usize = 16;
 const RANKS: usize = 8;
 /// Drafted rounds that are remembered, and trials of one request.
 const MEMORY: f64 = 48.0;
-/// Trials without which the depth above counts in place of those that are missing, and all
-/// requests in the rate of one.
+/// Trials without which the depth above counts in place of those that are missing.
 const ENOUGH: f64 = 4.0;
+/// Trials that all requests count for in the rate of one.
+const OF_ALL: f64 = 16.0;
 /// How likely a candidate of rank 1 or later is to be right where those before it were not, before
 /// anything is known.
 const FIRST_LATER_RATE: f64 = 0.2;
@@ -108,7 +109,10 @@ impl Acceptance {
     /// By how much a request's rate differs from that of all, as a factor.
     pub fn of_request(&self, request: u64) -> f64 {
         let all = self.all.rate(self.first_rate);
-        self.requests.get(&request).map_or(1.0, |record| record.drafts.rate(all) / all)
+        let own = |Record { drafts, .. }: &Record| {
+            (drafts.right + OF_ALL * all) / (drafts.trials + OF_ALL) / all
+        };
+        self.requests.get(&request).map_or(1.0, own)
     }
 
     /// The rate of a request's drafts, whatever their depth.

@@ -109,8 +109,9 @@ impl Choice {
 struct InFlight {
     /// Seconds expected by the table, before the scales; none where drafts caught up too.
     expected: Option<f64>,
-    /// What was charged for its trees, in plain rounds.
+    /// What was charged for its trees, in plain rounds, and the requests that drafted.
     charged: f64,
+    drafting: usize,
 }
 
 /// Verified drafts among plain rounds.
@@ -301,21 +302,27 @@ impl Auto {
         let at = |steps: usize| choice.plans[steps.min(choice.plans.len() - 1)];
         let (held, best) = (at(self.steps), Choice::best(&choice.plans));
         let margin = if best.steps == 0 { 0.0 } else { self.settings.margin };
-        let faster = best.speed() > held.speed() * (1.0 + margin);
+        // After losses, drafting begins again only when half of them are earned back.
+        let may_begin = self.steps > 0 || self.account.affords(self.settings.loss_limit / 2.0);
+        let faster = best.speed() > held.speed() * (1.0 + margin) && may_begin;
         self.held = self.held.saturating_add(1);
         self.drafted = self.drafted.saturating_add(1);
         if best.steps != self.steps && faster && self.held > self.settings.dwell {
-            if best.steps == 0 {
-                self.probes.pause(self.drafted);
-            }
-            if self.steps == 0 {
-                self.drafted = 0;
-            }
-            self.steps = best.steps;
-            self.held = 0;
-            self.switches += 1;
+            self.switch(best.steps);
         }
         at(self.steps)
+    }
+
+    fn switch(&mut self, steps: usize) {
+        if steps == 0 {
+            self.probes.pause(self.drafted);
+        }
+        if self.steps == 0 {
+            self.drafted = 0;
+        }
+        self.steps = steps;
+        self.held = 0;
+        self.switches += 1;
     }
 
     /// The requests of a plain round whose drafts are verified to find out how they do, and the
@@ -420,6 +427,9 @@ impl Policy for Auto {
             self.seconds(batch, rows.unwrap_or(most), requests.len(), steps) / plain - 1.0;
         let mut catch_up = self.catch_up(missed(&requests)) / plain;
         if !self.account.affords(extra) {
+            if self.steps > 0 {
+                self.switch(0);
+            }
             (requests, steps, rows, extra, catch_up) = (Vec::new(), 0, None, 0.0, 0.0);
         }
         self.account.charge(extra);
@@ -432,7 +442,8 @@ impl Policy for Auto {
         let verified = rows.unwrap_or(most);
         let table = self.costs.verify(batch, verified) + self.costs.draft(requests.len(), steps);
         let expected = (catch_up == 0.0).then_some(table);
-        self.in_flight.push_back(InFlight { expected, charged: extra });
+        let drafting = requests.len();
+        self.in_flight.push_back(InFlight { expected, charged: extra, drafting });
         let weight = |r: &RequestView| self.acceptance.rate_of(r.id) as f32;
         let shape = self.settings.largest.capped(steps);
         Decision {
@@ -447,21 +458,21 @@ impl Policy for Auto {
 
     fn learn(&mut self, outcome: &RoundOutcome<'_>) {
         let batch = outcome.setting.batch.max(1);
-        let Some(InFlight { expected, charged }) = self.in_flight.pop_front() else { return };
+        let Some(round) = self.in_flight.pop_front() else { return };
         let drafted = outcome.setting.shape.steps() > 0;
         let correct: usize = outcome.requests.iter().map(|r| r.correct).sum();
         self.acceptance.learn(outcome.requests);
         if drafted {
             // Trees that were looked up may have come out smaller, or not at all.
             let rows: usize = outcome.requests.iter().map(|r| r.shape.nodes()).sum();
-            let steps = outcome.requests.iter().map(|r| r.shape.steps()).max().unwrap_or(0);
-            let trees = outcome.requests.iter().filter(|r| r.shape.steps() > 0).count();
-            let extra = self.seconds(batch, rows, trees, steps) / self.plain(batch) - 1.0;
-            self.account.pay_back((charged - extra.max(0.0)).max(0.0));
+            let steps = outcome.setting.shape.steps();
+            let seconds = self.seconds(batch, rows, round.drafting, steps);
+            let extra = (seconds / self.plain(batch) - 1.0).max(0.0);
+            self.account.pay_back((round.charged - extra).max(0.0));
             self.account.pay_back(correct as f64 / batch as f64);
             self.choice = None;
         }
-        if let (Some(expected), Some(seconds)) = (expected, outcome.seconds) {
+        if let (Some(expected), Some(seconds)) = (round.expected, outcome.seconds) {
             self.follow(expected, drafted, seconds);
         }
     }

@@ -9,14 +9,14 @@ mod support;
 use std::time::Instant;
 
 use aquila_compute::cpu::CpuBackend;
-use aquila_engine::{Engine, EngineConfig};
+use aquila_engine::{Scheduler, EngineConfig};
 use aquila_spec::Shape;
 use support::answers::prompts;
 use support::request;
 use support::shipped::{Algorithm, config, runner};
 
 /// Seconds that a batch takes.
-fn time(engine: &mut Engine<CpuBackend>, prompts: &[Vec<u32>]) -> f64 {
+fn time(engine: &mut Scheduler, prompts: &[Vec<u32>]) -> f64 {
     for prompt in prompts {
         engine.submit(request(prompt, 96).0).unwrap();
     }
@@ -34,7 +34,7 @@ fn main() {
         [(Algorithm::None, Shape::PLAIN), (Algorithm::Eagle3, Shape::chain(3))]
     {
         let config = EngineConfig { prefix_cache: false, ..config(shape) };
-        let engine = || Engine::new(runner(algorithm, &config), config.clone()).unwrap();
+        let engine = || Scheduler::new(runner(algorithm, &config), config.clone()).unwrap();
         let (mut joined, mut apart) = (engine(), engine().apart().unwrap());
         for batch in [1, 8] {
             let mut ratios = Vec::new();

@@ -10,7 +10,7 @@ mod support;
 use std::time::Instant;
 
 use aquila_engine::lanes::Lane;
-use aquila_engine::{Engine, EngineConfig, FinishReason, Scheduler, Snapshot};
+use aquila_engine::{Scheduler, EngineConfig, FinishReason, Scheduler, Snapshot};
 use aquila_spec::Shape;
 use support::Numbers;
 use support::answers::shape;
@@ -34,7 +34,7 @@ fn main() {
         parked_rows: 64,
         ..config(shape(5, 16, 64))
     };
-    let mut joined = Engine::new(runner(Algorithm::Eagle3, &config), config.clone()).unwrap();
+    let mut joined = Scheduler::new(runner(Algorithm::Eagle3, &config), config.clone()).unwrap();
     switch(&mut joined);
     let wanted = together(&mut joined, &cases, &mut Numbers(7));
     let aborted = FinishReason::Abort("aborted".into());

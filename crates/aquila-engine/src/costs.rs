@@ -13,7 +13,6 @@ use aquila_spec::policy::{CostTable, Fixed, Policy, Timed, Timing};
 use crate::config::EngineConfig;
 use crate::engine::Scheduler;
 use crate::error::{Error, Result};
-use crate::lanes::Compute;
 use crate::life::Running;
 use crate::listener::{FinishReason, Listener, Outcome, Token, Verdict};
 use crate::report::{REPORT_EVERY, Report};
@@ -26,7 +25,7 @@ const TIMES: usize = 5;
 /// Tokens of the prompts, if there is room: every row attends to what is before it.
 const PROMPT: usize = 64;
 
-impl<C: Compute> Scheduler<C> {
+impl Scheduler {
     /// Times what rounds cost, for about as long as `limit`, but those of one request at least
     /// once: what there was no time or room for is taken to cost in proportion to what was timed.
     /// `key` says what the table is for. None where the engine has no room for a round.

@@ -31,14 +31,11 @@ use crate::settle::Flight;
 use crate::stats::{DraftingState, Stats};
 use crate::times::Times;
 
-/// The scheduler of a model on its backend.
-pub type Engine<B> = Scheduler<Lane<B>>;
-
 /// Requests into rounds, on the caller's thread; rounds are run by what computes.
-pub struct Scheduler<C> {
+pub struct Scheduler {
     pub(crate) config: EngineConfig,
     pub(crate) profile: Profile,
-    pub(crate) lanes: Lanes<C>,
+    pub(crate) lanes: Lanes,
     pub(crate) cache: KvCache,
     pub(crate) waiting: Queue,
     pub(crate) admission_order: AdmissionOrder,
@@ -62,16 +59,14 @@ pub struct Scheduler<C> {
     pub(crate) report: Report,
 }
 
-impl<B: Backend> Scheduler<Lane<B>> {
-    /// An engine over `runner`, which was made with the same settings. Its lanes are joined.
-    pub fn new(runner: Runner<B>, config: EngineConfig) -> Result<Self> {
+impl Scheduler {
+    /// A scheduler over `runner`, which was made with the same settings. Its lanes are joined.
+    pub fn new<B: Backend>(runner: Runner<B>, config: EngineConfig) -> Result<Self> {
         Self::over(Lane::new(runner, config.clone()), config)
     }
-}
 
-impl<C: Compute> Scheduler<C> {
     /// A scheduler whose rounds are run by `compute`, on the same thread.
-    pub fn over(compute: C, config: EngineConfig) -> Result<Self> {
+    pub fn over(compute: impl Compute, config: EngineConfig) -> Result<Self> {
         config.check().map_err(Error::Config)?;
         let profile = compute.profile();
         let group = |name: &str, lookahead| GroupConfig {
@@ -102,7 +97,7 @@ impl<C: Compute> Scheduler<C> {
         Ok(Self {
             config,
             profile,
-            lanes: Lanes::joined(compute),
+            lanes: Lanes::joined(Box::new(compute)),
             cache,
             waiting: Queue::default(),
             admission_order: AdmissionOrder::default(),

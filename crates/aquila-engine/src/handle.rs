@@ -8,7 +8,6 @@ use std::thread::JoinHandle;
 use crate::config::EngineConfig;
 use crate::engine::Scheduler;
 use crate::error::SubmitError;
-use crate::lanes::Compute;
 use crate::priority::Priorities;
 use crate::request::{Request, RequestId};
 use crate::stats::Stats;
@@ -47,7 +46,7 @@ struct Shared {
 
 impl EngineHandle {
     /// Puts `engine` on a thread of its own.
-    pub fn start<C: Compute>(engine: Scheduler<C>) -> std::io::Result<Self> {
+    pub fn start(engine: Scheduler) -> std::io::Result<Self> {
         let (commands, inbox) = mpsc::channel();
         let shared = Shared {
             config: engine.config().clone(),
@@ -152,7 +151,7 @@ impl EngineHandle {
     }
 }
 
-fn serve<C: Compute>(mut engine: Scheduler<C>, inbox: &Receiver<Command>, queued: &AtomicUsize) {
+fn serve(mut engine: Scheduler, inbox: &Receiver<Command>, queued: &AtomicUsize) {
     let mut draining = false;
     // How many requests of this engine `queued` counts; more may be on their way here.
     let mut counted = 0;

@@ -2,7 +2,7 @@
 //! ids out.
 //!
 //! - [`Request`] and [`Listener`]: what is asked, and who hears the tokens.
-//! - [`Engine`]: the rounds, on the caller's thread, or with the compute lane on a thread of its own.
+//! - [`Scheduler`]: the rounds, on the caller's thread, or with the compute lane on a thread of its own.
 //! - [`lanes`]: what the host lane and the compute lane tell each other.
 //! - [`EngineHandle`]: the engine on a thread of its own, behind a bounded queue.
 //! - [`Budget`]: what memory goes where, told before anything is served.
@@ -31,7 +31,7 @@ mod times;
 
 pub use budget::{Budget, BudgetLine, available_memory};
 pub use config::EngineConfig;
-pub use engine::{Engine, Scheduler};
+pub use engine::Scheduler;
 pub use error::{Error, Result, SubmitError};
 pub use handle::EngineHandle;
 pub use lanes::Runner;

@@ -15,7 +15,7 @@ use aquila_spec::policy::{Decision, RequestView, RoundView};
 
 use crate::engine::Scheduler;
 use crate::error::Failure;
-use crate::lanes::{Admission, Compute, Job, Part, TableChange, Task};
+use crate::lanes::{Admission, Job, Part, TableChange, Task};
 use crate::life::{Coming, Running, TARGET, Waiting};
 use crate::listener::FinishReason;
 use crate::queue::{AdmissionOrder, COMPARED};
@@ -31,7 +31,7 @@ struct Room {
     outputs: usize,
 }
 
-impl<C: Compute> Scheduler<C> {
+impl Scheduler {
     /// Reserves the slots of the next round of every request that it decodes; where they do not
     /// suffice, somebody loses its own.
     pub(crate) fn make_room(&mut self) {

@@ -11,7 +11,6 @@ use aquila_kv::{Group, Sequence};
 
 use crate::engine::Scheduler;
 use crate::error::Failure;
-use crate::lanes::Compute;
 use crate::life::Seat;
 use crate::listener::FinishReason;
 use crate::plan::headroom;
@@ -48,7 +47,7 @@ impl Slots {
     }
 }
 
-impl<C: Compute> Scheduler<C> {
+impl Scheduler {
     /// Retracts who loses first; a request that does not fit alone is given up.
     pub(crate) fn retract_first_loser(&mut self) {
         let losers = self.losing_order(|_| true);

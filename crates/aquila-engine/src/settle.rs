@@ -11,7 +11,7 @@ use aquila_spec::policy::{RequestOutcome, RoundOutcome, Setting};
 
 use crate::engine::Scheduler;
 use crate::error::{Failure, panic_text};
-use crate::lanes::{Compute, Order, Task, Yield};
+use crate::lanes::{Order, Task, Yield};
 use crate::life::{Coming, Running, Seat, TARGET};
 use crate::listener::{FinishReason, StopCause, Token, Verdict};
 use crate::request::RequestId;
@@ -43,7 +43,7 @@ impl Flight {
     }
 }
 
-impl<C: Compute> Scheduler<C> {
+impl Scheduler {
     /// Waits for the oldest round on its way and settles it; false if it had no parts.
     pub(crate) fn settle_oldest(&mut self) -> bool {
         let Some(flight) = self.flights.pop_front() else { return false };

@@ -6,7 +6,7 @@ mod support;
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{Backend, KvDtype, WeightFormat};
-use aquila_engine::{Engine, EngineConfig, FinishReason, Runner};
+use aquila_engine::{Scheduler, EngineConfig, FinishReason, Runner};
 use aquila_model::{Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, LoadFormat, resolve};
 use aquila_spec::policy::Fixed;
 use aquila_spec::{
@@ -185,7 +185,7 @@ fn a_draft_that_declares_no_hidden_state_costs_no_byte_and_no_copy_of_any() {
 
     for (runner, copies) in [(runner, false), (captures, true)] {
         let before = counts.copies();
-        let mut engine = support::in_lanes(Engine::new(runner, config.clone()).unwrap());
+        let mut engine = support::in_lanes(Scheduler::new(runner, config.clone()).unwrap());
         let (request, heard) = request(&SEVEN, 24);
         engine.submit(request).unwrap();
         run(&mut engine);
@@ -202,12 +202,12 @@ fn nothing_is_copied_for_a_head_that_missed_too_much_to_return() {
     let (slots, dtype) = (config.slots(), config.kv_dtype);
     let head = Speculator::new(&*backend, eagle3(&*backend, &target, &config), slots, dtype);
     let runner = Runner::new(backend.clone(), target, Some(Box::new(head.unwrap())), &config);
-    let mut engine = Engine::new(runner.unwrap(), config).unwrap();
+    let mut engine = Scheduler::new(runner.unwrap(), config).unwrap();
     engine.draft_by(Box::new(Fixed::new(Shape::PLAIN))).unwrap();
     let (request, heard) = request(&SEVEN, 24);
     engine.submit(request).unwrap();
     // The prompt is read, four rows wait, and the fifth would be one too many.
-    let copies = |engine: &mut Engine<CpuBackend>| {
+    let copies = |engine: &mut Scheduler| {
         let before = counts.copies();
         engine.step();
         counts.copies() - before
@@ -252,7 +252,7 @@ fn a_tree_takes_slots_by_its_nodes_whatever_the_page_size() {
         let (request, heard) = request(&SEVEN, 40);
         engine.submit(request).unwrap();
         engine.step();
-        let used = |engine: &Engine<CpuBackend>| engine.stats().snapshot().used_slots;
+        let used = |engine: &Scheduler| engine.stats().snapshot().used_slots;
         assert_eq!(used(&engine), 64, "{algorithm:?}: the prompt");
         engine.step();
         assert_eq!(used(&engine), 128, "{algorithm:?}: at least 7 rows and 64 nodes");

@@ -6,7 +6,7 @@ mod support;
 use std::sync::{Arc, Mutex};
 
 use aquila_compute::cpu::CpuBackend;
-use aquila_engine::{Engine, FinishReason, Request, StopCause, Token};
+use aquila_engine::{Scheduler, FinishReason, Request, StopCause, Token};
 use aquila_spec::Shape;
 use support::answers::{Change, greedy, hot, penalized, prompts, shape, warm};
 use support::shipped::{Algorithm, config, engine};
@@ -24,7 +24,7 @@ enum Ending {
 
 /// Runs all requests at once; answers what each heard.
 fn heard(
-    engine: &mut Engine<CpuBackend>,
+    engine: &mut Scheduler,
     requests: &[(Vec<u32>, Ending)],
     change: Change,
 ) -> Vec<Heard> {
@@ -57,7 +57,7 @@ fn seen(heard: &[Heard]) -> Vec<(Vec<Token>, FinishReason, usize)> {
     heard.iter().map(seen).collect()
 }
 
-fn plain() -> Engine<CpuBackend> {
+fn plain() -> Scheduler {
     engine(Algorithm::None, config(Shape::PLAIN))
 }
 

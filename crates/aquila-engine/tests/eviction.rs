@@ -6,7 +6,7 @@ mod support;
 use std::sync::{Arc, Mutex};
 
 use aquila_compute::cpu::CpuBackend;
-use aquila_engine::{Engine, EngineConfig, Request, Speculation};
+use aquila_engine::{Scheduler, EngineConfig, Request, Speculation};
 use aquila_spec::{Shape, SpecStats};
 use support::answers::{hot, prompts, shape};
 use support::shipped::{Algorithm, config, engine};
@@ -35,7 +35,7 @@ fn branching_prompts(count: usize) -> Vec<Vec<u32>> {
     all
 }
 
-fn submit(engine: &mut Engine<CpuBackend>, prompt: &[u32], index: usize) -> Arc<Mutex<Heard>> {
+fn submit(engine: &mut Scheduler, prompt: &[u32], index: usize) -> Arc<Mutex<Heard>> {
     let heard = Arc::new(Mutex::new(Heard::default()));
     let listener = Box::new(Notes { heard: heard.clone(), stop_after: None });
     let mut request = Request::new(prompt.to_vec(), TOKENS, listener);

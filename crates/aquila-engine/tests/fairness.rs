@@ -31,7 +31,7 @@ impl Listener for Order {
 fn one_at_a_time(
     order: AdmissionOrder,
     apart: bool,
-) -> (Scheduler<Simulated>, Arc<Mutex<Vec<u32>>>) {
+) -> (Scheduler, Arc<Mutex<Vec<u32>>>) {
     let config = EngineConfig { max_running_requests: 1, ..config() };
     let mut engine = Scheduler::over(Simulated::new(&config), config).unwrap();
     engine.admit_by(order);
@@ -39,7 +39,7 @@ fn one_at_a_time(
 }
 
 fn ask(
-    engine: &mut Scheduler<Simulated>,
+    engine: &mut Scheduler,
     ended: &Arc<Mutex<Vec<u32>>>,
     name: u32,
     prompt: Vec<u32>,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use aquila_compute::WeightFormat;
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
-use aquila_engine::{Engine, EngineConfig, Runner};
+use aquila_engine::{Scheduler, EngineConfig, Runner};
 use aquila_model::{
     Checkpoint, Decoder, DraftTokens, EagleCheckpoint, LoadFormat, Location, MtpCheckpoint, resolve,
 };
@@ -104,14 +104,14 @@ fn draft(
     }
 }
 
-fn engine(head: Head, config: EngineConfig) -> Engine<CpuBackend> {
+fn engine(head: Head, config: EngineConfig) -> Scheduler {
     let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
     let checkpoint = Checkpoint::open(&resolve("tiny").unwrap(), LoadFormat::Auto).unwrap();
     let (format, positions) = (WeightFormat::Bf16, config.context_length);
     let target = Decoder::load(&*backend, &checkpoint, format, positions, &mut |_| ()).unwrap();
     let draft = draft(head, &backend, &checkpoint, &target, &config).unwrap();
     let runner = Runner::new(backend, target, Some(draft), &config).unwrap();
-    support::in_lanes(Engine::new(runner, config).unwrap())
+    support::in_lanes(Scheduler::new(runner, config).unwrap())
 }
 
 #[test]

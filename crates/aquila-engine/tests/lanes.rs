@@ -10,7 +10,7 @@ use aquila_spec::Shape;
 use support::simulated::Simulated;
 use support::{Heard, Notes, Numbers, config, request, run};
 
-fn scheduler(config: &EngineConfig, apart: bool, fails: Option<u64>) -> Scheduler<Simulated> {
+fn scheduler(config: &EngineConfig, apart: bool, fails: Option<u64>) -> Scheduler {
     let mut compute = Simulated::new(config);
     compute.fails = fails;
     let engine = Scheduler::over(compute, config.clone()).unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use aquila_compute::WeightFormat;
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
-use aquila_engine::{Engine, EngineConfig, Runner};
+use aquila_engine::{Scheduler, EngineConfig, Runner};
 use aquila_model::{Checkpoint, Decoder, LoadFormat, Location, resolve};
 use aquila_spec::ngram::{Corpora, MatchType, Ngram, NgramScope, NgramSettings};
 use aquila_spec::{Algorithm, Shape};
@@ -20,7 +20,7 @@ fn engine_at(
     location: &Location,
     settings: Option<NgramSettings>,
     config: EngineConfig,
-) -> (Engine<CpuBackend>, Arc<Corpora>) {
+) -> (Scheduler, Arc<Corpora>) {
     let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
     let checkpoint = Checkpoint::open(location, LoadFormat::Auto).unwrap();
     let (format, positions) = (WeightFormat::Bf16, config.context_length);
@@ -30,10 +30,10 @@ fn engine_at(
         Box::new(Ngram::new(settings, corpora.clone()).unwrap())
     });
     let runner = Runner::new(backend, decoder, algorithm, &config).unwrap();
-    (support::in_lanes(Engine::new(runner, config).unwrap()), corpora)
+    (support::in_lanes(Scheduler::new(runner, config).unwrap()), corpora)
 }
 
-fn tiny(settings: Option<NgramSettings>, config: EngineConfig) -> Engine<CpuBackend> {
+fn tiny(settings: Option<NgramSettings>, config: EngineConfig) -> Scheduler {
     engine_at(&resolve("tiny").unwrap(), settings, config).0
 }
 

@@ -4,7 +4,7 @@
 mod support;
 
 use aquila_engine::lanes::Lane;
-use aquila_engine::{Engine, EngineConfig, Priorities, Scheduler, Snapshot};
+use aquila_engine::{EngineConfig, Priorities, Scheduler, Snapshot};
 use aquila_spec::policy::{
     Adaptive, AdaptiveTable, Auto, AutoSettings, CostTable, Policy, Timed, Timing,
 };
@@ -20,7 +20,7 @@ fn delayed(
     algorithm: Algorithm,
     config: &EngineConfig,
     seed: u64,
-) -> Scheduler<Delayed<Lane<aquila_compute::cpu::CpuBackend>>> {
+) -> Scheduler {
     let compute = Lane::new(runner(algorithm, config), config.clone());
     let delayed = Delayed { compute, schedule: Numbers(seed) };
     Scheduler::over(delayed, config.clone()).unwrap().apart().unwrap()
@@ -49,7 +49,7 @@ fn same_in_both_lanes(
     let roomy = EngineConfig { max_running_requests: 1, ..support::shipped::config(Shape::PLAIN) };
     let plain = alone(&mut engine(Algorithm::None, roomy), &cases);
 
-    let mut joined = Engine::new(runner(algorithm, &config), config.clone()).unwrap();
+    let mut joined = Scheduler::new(runner(algorithm, &config), config.clone()).unwrap();
     if switches {
         switch(&mut joined);
     }
@@ -133,7 +133,7 @@ fn priorities_change_no_text_and_no_draft_in_either_lane() {
     let cases = workload(of(30), 6);
     let roomy = EngineConfig { max_running_requests: 1, ..config(trees.shape) };
     let wanted = alone(&mut engine(Algorithm::Eagle3, roomy), &cases);
-    let mut joined = Engine::new(runner(Algorithm::Eagle3, &trees), trees.clone()).unwrap();
+    let mut joined = Scheduler::new(runner(Algorithm::Eagle3, &trees), trees.clone()).unwrap();
     joined.prioritize(ranked);
     compare(&cases, &together(&mut joined, &cases, &mut Numbers(1)), &wanted, true, "joined");
     let mut apart = delayed(Algorithm::Eagle3, &trees, 1);
@@ -149,7 +149,7 @@ fn sampled_verification_is_the_same_in_both_lanes() {
     for verify in [Verify::Rejection, Verify::TargetOnly { single: 1.0, accumulated: 1.0 }] {
         let config = EngineConfig { verify, max_total_tokens: 400, ..config(shape(3, 4, 12)) };
         let cases = workload(Size { tokens: 24, ..of(30) }, 9);
-        let mut joined = Engine::new(runner(Algorithm::Eagle3, &config), config.clone()).unwrap();
+        let mut joined = Scheduler::new(runner(Algorithm::Eagle3, &config), config.clone()).unwrap();
         let wanted = together(&mut joined, &cases, &mut Numbers(1));
         let got = together(&mut delayed(Algorithm::Eagle3, &config, 1), &cases, &mut Numbers(1));
         for (got, wanted) in got.iter().zip(&wanted) {
@@ -185,7 +185,7 @@ fn policies_that_learn_change_no_text_in_either_lane() {
     let plain = alone(&mut engine(Algorithm::None, roomy), &cases);
     for (joined_by, apart_by) in live_policies().into_iter().zip(live_policies()) {
         let name = joined_by.state().name;
-        let mut joined = Engine::new(runner(Algorithm::Eagle3, &small), small.clone()).unwrap();
+        let mut joined = Scheduler::new(runner(Algorithm::Eagle3, &small), small.clone()).unwrap();
         joined.draft_by(joined_by).unwrap();
         compare(&cases, &together(&mut joined, &cases, &mut Numbers(1)), &plain, false, name);
         let mut apart = delayed(Algorithm::Eagle3, &small, 3);

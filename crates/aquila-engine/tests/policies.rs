@@ -6,7 +6,7 @@ mod support;
 use std::collections::{HashMap, HashSet};
 
 use aquila_compute::cpu::CpuBackend;
-use aquila_engine::{Engine, EngineConfig, Speculation};
+use aquila_engine::{Scheduler, EngineConfig, Speculation};
 use aquila_spec::Shape;
 use aquila_spec::policy::{
     Adaptive, AdaptiveTable, Policy, PromptRows, RequestOutcome, RequestView, RoundOutcome,
@@ -50,7 +50,7 @@ fn late(_: u64, round: usize) -> Shape {
 }
 
 fn run(
-    mut engine: Engine<CpuBackend>,
+    mut engine: Scheduler,
     script: Script,
     prompts: &[Vec<u32>],
     change: Change,
@@ -284,7 +284,7 @@ fn the_shapes_of_sglangs_policy_are_reproduced_from_the_log() {
     let prompts: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).step_by(2).collect();
     let config = EngineConfig { parked_rows: 64, ..config(Shape::chain(7)) };
     let runner = support::shipped::runner(Algorithm::Standalone, &config);
-    let mut engine = Engine::new(runner, config).unwrap();
+    let mut engine = Scheduler::new(runner, config).unwrap();
     let policy = || Adaptive::new(AdaptiveTable::default(), Some(1), Vec::new()).unwrap();
     engine.draft_by(Box::new(policy())).unwrap();
     let (got, text) = logged(LevelFilter::DEBUG, || answers(&mut engine, &prompts, 96, greedy));

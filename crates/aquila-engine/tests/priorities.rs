@@ -19,7 +19,7 @@ fn ranked(threshold: u64) -> Priorities {
 
 /// An engine, those who asked it, and in which order they ended.
 struct Desk {
-    engine: Scheduler<Simulated>,
+    engine: Scheduler,
     asked: Vec<Arc<Mutex<Heard>>>,
     ended: Vec<usize>,
 }

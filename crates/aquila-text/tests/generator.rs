@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{KvDtype, WeightFormat};
 use aquila_engine::{
-    Engine, EngineConfig, EngineHandle, FinishReason, Runner, StopCause, SubmitError,
+    Scheduler, EngineConfig, EngineHandle, FinishReason, Runner, StopCause, SubmitError,
 };
 use aquila_model::{Checkpoint, Decoder, LoadFormat, Places};
 use aquila_text::{
@@ -45,7 +45,7 @@ static TINY: LazyLock<Generator> = LazyLock::new(|| {
     let tokenizer = Tokenizer::load(checkpoint.folder().unwrap()).unwrap();
     let eos = checkpoint.eos_token_ids().to_vec();
     let engine =
-        Engine::new(Runner::new(backend, decoder, None, &config).unwrap(), config).unwrap();
+        Scheduler::new(Runner::new(backend, decoder, None, &config).unwrap(), config).unwrap();
     let handle = EngineHandle::start(engine).unwrap();
     let defaults = SamplingParams { temperature: Some(0.0), ..SamplingParams::default() };
     Generator::new(handle, tokenizer, eos, defaults)

@@ -3,8 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use aquila_compute::cpu::CpuBackend;
-use aquila_engine::Engine;
+use aquila_engine::Scheduler;
 use aquila_spec::policy::CostTable;
 
 use crate::error::{Error, Result};
@@ -24,7 +23,7 @@ impl Costs {
     /// # Errors
     /// If a file that was given cannot be read or written, or if rounds fail.
     pub fn find(
-        engine: &mut Engine<CpuBackend>,
+        engine: &mut Scheduler,
         key: String,
         given: Option<&Path>,
         limit: Duration,

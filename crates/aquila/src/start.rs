@@ -6,7 +6,7 @@ use std::sync::Arc;
 use aquila_compute::Backend;
 use aquila_compute::cpu::CpuBackend;
 use aquila_engine::{
-    AdmissionOrder, Budget, Engine, EngineConfig, EngineHandle, Priorities, Runner,
+    AdmissionOrder, Budget, Scheduler, EngineConfig, EngineHandle, Priorities, Runner,
     available_memory,
 };
 use aquila_model::{Checkpoint, Decoder, Location, Needs, TokenMap, memory, resolve_with_progress};
@@ -57,7 +57,7 @@ pub fn start_with_corpora(
 /// An engine, and what belongs to it.
 pub struct Built {
     /// It runs when it is stepped.
-    pub engine: Engine<CpuBackend>,
+    pub engine: Scheduler,
     /// The model that it runs.
     pub checkpoint: Checkpoint,
     /// The corpora that drafts come from, where they do.
@@ -205,7 +205,7 @@ pub fn build(
         None => None,
     };
     let described = backend.describe();
-    let mut engine = Engine::new(Runner::new(backend, decoder, algorithm, &config)?, config)?;
+    let mut engine = Scheduler::new(Runner::new(backend, decoder, algorithm, &config)?, config)?;
     match speculative.as_ref().map(|s| (s, &s.policy)) {
         Some((_, PolicyPlan::Adaptive { table, num_steps })) => {
             let refused = |error: PolicyError| Error::Usage(error.to_string());

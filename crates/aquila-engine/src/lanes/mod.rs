@@ -30,9 +30,9 @@ use crate::error::panic_text;
 use crate::times::Times;
 
 /// Where the compute lane is.
-pub(crate) enum Lanes<C> {
+pub(crate) enum Lanes {
     /// On the thread of the host lane: a job is run when it is sent.
-    Joined { compute: C, done: VecDeque<Done> },
+    Joined { compute: Box<dyn Compute>, done: VecDeque<Done> },
     /// On a thread of its own, one job ahead of what the host lane has read.
     Apart(Apart),
 }
@@ -44,9 +44,9 @@ pub(crate) struct Apart {
     thread: Option<JoinHandle<()>>,
 }
 
-impl<C: Compute> Lanes<C> {
+impl Lanes {
     /// Both lanes on the thread of whoever asks.
-    pub fn joined(compute: C) -> Self {
+    pub fn joined(compute: Box<dyn Compute>) -> Self {
         Lanes::Joined { compute, done: VecDeque::new() }
     }
 
@@ -57,7 +57,7 @@ impl<C: Compute> Lanes<C> {
         let (outbox, done) = mpsc::channel();
         let work = move || {
             for job in inbox {
-                if outbox.send(run(&mut compute, job)).is_err() {
+                if outbox.send(run(&mut *compute, job)).is_err() {
                     return;
                 }
             }
@@ -67,9 +67,9 @@ impl<C: Compute> Lanes<C> {
     }
 
     /// What computes, while it is on the thread of the host lane.
-    pub fn joined_mut(&mut self) -> Option<&mut C> {
+    pub fn joined_mut(&mut self) -> Option<&mut dyn Compute> {
         match self {
-            Lanes::Joined { compute, .. } => Some(compute),
+            Lanes::Joined { compute, .. } => Some(&mut **compute),
             Lanes::Apart(_) => None,
         }
     }
@@ -85,7 +85,7 @@ impl<C: Compute> Lanes<C> {
     /// Sends a round on its way.
     pub fn send(&mut self, job: Job) {
         match self {
-            Lanes::Joined { compute, done } => done.push_back(run(compute, job)),
+            Lanes::Joined { compute, done } => done.push_back(run(&mut **compute, job)),
             Lanes::Apart(Apart { jobs, .. }) => {
                 if let Some(jobs) = jobs {
                     // A lane that is gone is noticed when its answer is awaited.
@@ -118,7 +118,7 @@ impl Drop for Apart {
 }
 
 /// Runs a job; a panic in it fails the round and not the lane.
-fn run(compute: &mut impl Compute, job: Job) -> Done {
+fn run(compute: &mut dyn Compute, job: Job) -> Done {
     let number = job.number;
     catch_unwind(AssertUnwindSafe(|| compute.run(job)))
         .unwrap_or_else(|panic| failed(number, panic_text(&panic)))

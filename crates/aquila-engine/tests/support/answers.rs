@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use aquila_compute::cpu::CpuBackend;
-use aquila_engine::{Engine, EngineConfig, FinishReason, Request};
+use aquila_engine::{Scheduler, EngineConfig, FinishReason, Request};
 use aquila_spec::{Shape, SpecStats};
 use serde_json::Value;
 use tokenizers::Tokenizer;
@@ -70,7 +70,7 @@ pub fn penalized(request: &mut Request, _: usize) {
 
 /// Runs all prompts at once, as far as the engine lets them.
 pub fn answers(
-    engine: &mut Engine<CpuBackend>,
+    engine: &mut Scheduler,
     prompts: &[Vec<u32>],
     tokens: usize,
     change: Change,

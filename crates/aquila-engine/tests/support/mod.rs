@@ -20,7 +20,7 @@ use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{Backend, KvDtype, WeightFormat};
 use aquila_engine::lanes::Compute;
 use aquila_engine::{
-    Engine, EngineConfig, FinishReason, Listener, Outcome, Request, Runner, Scheduler, Token,
+    Scheduler, EngineConfig, FinishReason, Listener, Outcome, Request, Runner, Scheduler, Token,
     Usage, Verdict,
 };
 use aquila_model::{Checkpoint, Decoder, LoadFormat, Location};
@@ -55,7 +55,7 @@ pub fn config() -> EngineConfig {
 pub fn engine_on<B: Backend>(
     config: EngineConfig,
     wrap: impl FnOnce(CpuBackend) -> B,
-) -> Engine<B> {
+) -> Scheduler {
     let backend = Arc::new(wrap(CpuBackend::new(IsaChoice::Auto, 1).unwrap()));
     let checkpoint =
         Checkpoint::open(&Location::Folder(fixture("qwen2")), LoadFormat::Auto).unwrap();
@@ -67,11 +67,11 @@ pub fn engine_on<B: Backend>(
         &mut |_| (),
     )
     .unwrap();
-    in_lanes(Engine::new(Runner::new(backend, decoder, None, &config).unwrap(), config).unwrap())
+    in_lanes(Scheduler::new(Runner::new(backend, decoder, None, &config).unwrap(), config).unwrap())
 }
 
 /// The engine with its lanes as `AQUILA_TEST_LANES` says: `apart`, or joined.
-pub fn in_lanes<C: Compute>(engine: Scheduler<C>) -> Scheduler<C> {
+pub fn in_lanes(engine: Scheduler) -> Scheduler {
     match std::env::var("AQUILA_TEST_LANES").as_deref() {
         Ok("apart") => engine.apart().unwrap(),
         Ok("joined") | Err(_) => engine,
@@ -79,7 +79,7 @@ pub fn in_lanes<C: Compute>(engine: Scheduler<C>) -> Scheduler<C> {
     }
 }
 
-pub fn engine(config: EngineConfig) -> Engine<CpuBackend> {
+pub fn engine(config: EngineConfig) -> Scheduler {
     engine_on(config, |backend| backend)
 }
 
@@ -149,7 +149,7 @@ pub fn request(prompt: &[u32], max_tokens: usize) -> (Request, Arc<Mutex<Heard>>
 }
 
 /// Rounds until nothing is left to do, with a check of every slot after each.
-pub fn run<C: Compute>(engine: &mut Scheduler<C>) {
+pub fn run(engine: &mut Scheduler) {
     while !engine.is_idle() {
         engine.step();
         engine.check().unwrap();

@@ -69,7 +69,7 @@ pub fn any_tree(request: u64, round: usize) -> Shape {
 }
 
 /// Lets `engine` switch as [`any_tree`] says.
-pub fn switch<C: Compute>(engine: &mut Scheduler<C>) {
+pub fn switch(engine: &mut Scheduler) {
     let all = Shape::new(5, 16, 64).unwrap();
     engine.draft_by(Box::new(Scripted::new(&[all], any_tree))).unwrap();
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{KvDtype, WeightFormat};
-use aquila_engine::{Engine, EngineConfig, Runner};
+use aquila_engine::{Scheduler, EngineConfig, Runner};
 use aquila_model::{Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, LoadFormat, resolve};
 use aquila_spec::ngram::{Corpora, NgramScope, NgramSettings, NgramSources};
 use aquila_spec::{DraftFor, Drafter, Eagle3, Opening, Registry, Shape, Speculator, Standalone};
@@ -42,7 +42,7 @@ fn decoder(backend: &CpuBackend, name: &str, positions: usize) -> Decoder<CpuBac
     Decoder::load(backend, &checkpoint, WeightFormat::Bf16, positions, &mut |_| ()).unwrap()
 }
 
-pub fn engine(algorithm: Algorithm, config: EngineConfig) -> Engine<CpuBackend> {
+pub fn engine(algorithm: Algorithm, config: EngineConfig) -> Scheduler {
     engine_with(algorithm, config, |drafter| drafter)
 }
 
@@ -67,7 +67,7 @@ pub fn engine_with(
     algorithm: Algorithm,
     config: EngineConfig,
     wrap: impl FnOnce(Draft) -> Draft,
-) -> Engine<CpuBackend> {
+) -> Scheduler {
     engine_of(algorithm, config, wrap, |drafts| drafts)
 }
 
@@ -76,7 +76,7 @@ pub fn engine_over(
     algorithm: Algorithm,
     config: EngineConfig,
     wrap: impl FnOnce(Drafts) -> Drafts,
-) -> Engine<CpuBackend> {
+) -> Scheduler {
     engine_of(algorithm, config, |draft| draft, wrap)
 }
 
@@ -85,9 +85,9 @@ fn engine_of(
     config: EngineConfig,
     wrap_model: impl FnOnce(Draft) -> Draft,
     wrap: impl FnOnce(Drafts) -> Drafts,
-) -> Engine<CpuBackend> {
+) -> Scheduler {
     let runner = runner_of(algorithm, &config, wrap_model, wrap);
-    super::in_lanes(Engine::new(runner, config).unwrap())
+    super::in_lanes(Scheduler::new(runner, config).unwrap())
 }
 
 /// What runs the rounds of such an engine.
@@ -132,7 +132,7 @@ fn runner_of(
 }
 
 /// An engine whose algorithm is found by its name; n-grams are those of each request alone.
-pub fn named(name: &str, config: EngineConfig) -> Engine<CpuBackend> {
+pub fn named(name: &str, config: EngineConfig) -> Scheduler {
     let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
     let target = Checkpoint::open(&resolve("tiny").unwrap(), LoadFormat::Auto).unwrap();
     let decoder = decoder(&backend, "tiny", config.context_length);
@@ -154,5 +154,5 @@ pub fn named(name: &str, config: EngineConfig) -> Engine<CpuBackend> {
     let allowance = config.allowance(WeightFormat::Bf16);
     let algorithm = entry.open(&opening).unwrap().load(&backend, &decoder, &allowance).unwrap();
     let runner = Runner::new(backend, decoder, Some(algorithm), &config).unwrap();
-    super::in_lanes(Engine::new(runner, config).unwrap())
+    super::in_lanes(Scheduler::new(runner, config).unwrap())
 }

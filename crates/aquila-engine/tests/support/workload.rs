@@ -175,7 +175,7 @@ fn came(case: &Case, heard: &Arc<Mutex<Heard>>) -> Came {
 }
 
 /// What each request gets alone; nobody aborts it.
-pub fn alone<C: Compute>(engine: &mut Scheduler<C>, cases: &[Case]) -> Vec<Came> {
+pub fn alone(engine: &mut Scheduler, cases: &[Case]) -> Vec<Came> {
     let run = |(index, case): (usize, &Case)| {
         let (request, heard) = case.request(index);
         engine.submit(request).unwrap();
@@ -186,8 +186,8 @@ pub fn alone<C: Compute>(engine: &mut Scheduler<C>, cases: &[Case]) -> Vec<Came>
 }
 
 /// Runs all of them, some at a time, as `schedule` says; every slot is counted after each step.
-pub fn together<C: Compute>(
-    engine: &mut Scheduler<C>,
+pub fn together(
+    engine: &mut Scheduler,
     cases: &[Case],
     schedule: &mut Numbers,
 ) -> Vec<Came> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use aquila_compute::WeightFormat;
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
-use aquila_engine::{Engine, EngineConfig, EngineHandle, Runner};
+use aquila_engine::{Scheduler, EngineConfig, EngineHandle, Runner};
 use aquila_model::{Checkpoint, Decoder, LoadFormat, resolve};
 use aquila_server::{CorpusFolder, Settings};
 use aquila_spec::ngram::{Corpora, Ngram, NgramScope, NgramSettings};
@@ -33,7 +33,7 @@ pub fn drafting_from(tokens: usize, folder: Option<&Path>) -> Running {
     let corpora = Corpora::new(tokens, decoder.spec().vocab_size);
     let algorithm = Box::new(Ngram::new(ngram, corpora.clone()).unwrap());
     let runner = Runner::new(backend, decoder, Some(algorithm), &config).unwrap();
-    let engine = EngineHandle::start(Engine::new(runner, config).unwrap()).unwrap();
+    let engine = EngineHandle::start(Scheduler::new(runner, config).unwrap()).unwrap();
     let tokenizer = Tokenizer::load(checkpoint.folder().unwrap()).unwrap();
     let eos = checkpoint.eos_token_ids().to_vec();
     let generator = Generator::new(engine, tokenizer, eos, SamplingParams::default());

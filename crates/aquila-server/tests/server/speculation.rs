@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use aquila_compute::WeightFormat;
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
-use aquila_engine::{Engine, EngineConfig, EngineHandle, Runner};
+use aquila_engine::{Scheduler, EngineConfig, EngineHandle, Runner};
 use aquila_model::{Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, LoadFormat, resolve};
 use aquila_spec::{Eagle3, Shape, Speculator};
 use aquila_text::{Generator, SamplingParams, Tokenizer};
@@ -30,7 +30,7 @@ fn server(shape: Shape) -> Running {
     let (slots, dtype) = (config.slots(), config.kv_dtype);
     let speculator = Speculator::new(&*backend, Box::new(eagle3), slots, dtype).unwrap();
     let runner = Runner::new(backend, target, Some(Box::new(speculator)), &config).unwrap();
-    let handle = EngineHandle::start(Engine::new(runner, config).unwrap()).unwrap();
+    let handle = EngineHandle::start(Scheduler::new(runner, config).unwrap()).unwrap();
     let tokenizer = Tokenizer::load(checkpoint.folder().unwrap()).unwrap();
     let eos = checkpoint.eos_token_ids().to_vec();
     let generator = Generator::new(handle, tokenizer, eos, SamplingParams::default());

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{KvDtype, WeightFormat};
-use aquila_engine::{Engine, EngineConfig, EngineHandle, Runner, Snapshot};
+use aquila_engine::{Scheduler, EngineConfig, EngineHandle, Runner, Snapshot};
 use aquila_model::{Checkpoint, Decoder, LoadFormat, resolve};
 use aquila_server::{Address, Limits, ModelCard, Server, Settings};
 use aquila_text::{AnswerSink, Delta, End, Generator, Prompt, SamplingParams, Tokenizer};
@@ -59,7 +59,7 @@ pub fn settings() -> Settings {
 pub fn generator_of(
     config: EngineConfig,
     watched: impl FnOnce(CpuBackend) -> CpuBackend,
-    change: impl FnOnce(Engine<CpuBackend>) -> Engine<CpuBackend>,
+    change: impl FnOnce(Scheduler) -> Scheduler,
 ) -> Generator {
     let backend = Arc::new(watched(CpuBackend::new(IsaChoice::Auto, 2).unwrap()));
     let checkpoint = Checkpoint::open(&resolve("tiny").unwrap(), LoadFormat::Auto).unwrap();
@@ -73,7 +73,7 @@ pub fn generator_of(
     .unwrap();
     let tokenizer = Tokenizer::load(checkpoint.folder().unwrap()).unwrap();
     let engine =
-        Engine::new(Runner::new(backend, decoder, None, &config).unwrap(), config).unwrap();
+        Scheduler::new(Runner::new(backend, decoder, None, &config).unwrap(), config).unwrap();
     let handle = EngineHandle::start(change(engine)).unwrap();
     let eos = checkpoint.eos_token_ids().to_vec();
     Generator::new(handle, tokenizer, eos, SamplingParams::default())
@@ -127,7 +127,7 @@ impl Running {
     pub fn held_with(
         config: EngineConfig,
         settings: Settings,
-        change: impl FnOnce(Engine<CpuBackend>) -> Engine<CpuBackend>,
+        change: impl FnOnce(Scheduler) -> Scheduler,
     ) -> Self {
         let gate = Arc::new(Gate::closed());
         let generator = generator_of(config, |cpu| cpu.watched(gate.clone()), change);

@@ -10,8 +10,7 @@ mod second_machine;
 
 use std::sync::{Arc, Mutex};
 
-use aquila_compute::cpu::CpuBackend;
-use aquila_engine::{Engine, Listener, Outcome, Request, Speculation, Token, Verdict};
+use aquila_engine::{Scheduler, Listener, Outcome, Request, Speculation, Token, Verdict};
 use aquila_spec::SpecStats;
 use clap::{Args, Command, FromArgMatches};
 
@@ -195,7 +194,7 @@ impl Run<'_> {
         let flags =
             [&["check", "--context-length", "256"], engine.unwrap_or_default(), speculative];
         let mut engine = self.engine(&flags.concat())?;
-        let submit = |engine: &mut Engine<CpuBackend>, at: usize, prompt: &[u32], speculation| {
+        let submit = |engine: &mut Scheduler, at: usize, prompt: &[u32], speculation| {
             let heard = Arc::new(Mutex::new(Heard::default()));
             let mut request = Request::new(prompt.to_vec(), TOKENS, Box::new(Ear(heard.clone())));
             request.logprobs = Some(0);
@@ -240,7 +239,7 @@ impl Run<'_> {
         Ok(all.into_iter().map(heard).collect())
     }
 
-    fn engine(&self, flags: &[&str]) -> Result<Engine<CpuBackend>> {
+    fn engine(&self, flags: &[&str]) -> Result<Scheduler> {
         let (model, engine) = parse(flags)?;
         Ok(build(&model, &engine, self.algorithms, true)?.engine)
     }

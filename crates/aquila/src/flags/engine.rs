@@ -12,7 +12,7 @@ const PREEMPTION_THRESHOLD: usize = 10;
 
 /// Memory, batching and caching.
 #[derive(Args, Debug, Clone)]
-#[command(next_help_heading = "Engine")]
+#[command(next_help_heading = "Scheduler")]
 pub struct EngineFlags {
     /// Slots of one KV page
     #[arg(

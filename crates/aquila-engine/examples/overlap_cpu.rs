@@ -8,8 +8,7 @@ mod support;
 
 use std::time::Instant;
 
-use aquila_compute::cpu::CpuBackend;
-use aquila_engine::{Scheduler, EngineConfig};
+use aquila_engine::{EngineConfig, Scheduler};
 use aquila_spec::Shape;
 use support::answers::prompts;
 use support::request;

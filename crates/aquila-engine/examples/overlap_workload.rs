@@ -10,7 +10,7 @@ mod support;
 use std::time::Instant;
 
 use aquila_engine::lanes::Lane;
-use aquila_engine::{Scheduler, EngineConfig, FinishReason, Scheduler, Snapshot};
+use aquila_engine::{EngineConfig, FinishReason, Scheduler, Snapshot};
 use aquila_spec::Shape;
 use support::Numbers;
 use support::answers::shape;

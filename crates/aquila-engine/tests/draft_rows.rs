@@ -6,7 +6,7 @@ mod support;
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{Backend, KvDtype, WeightFormat};
-use aquila_engine::{Scheduler, EngineConfig, FinishReason, Runner};
+use aquila_engine::{EngineConfig, FinishReason, Runner, Scheduler};
 use aquila_model::{Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, LoadFormat, resolve};
 use aquila_spec::policy::Fixed;
 use aquila_spec::{

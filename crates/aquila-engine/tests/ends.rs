@@ -5,8 +5,7 @@ mod support;
 
 use std::sync::{Arc, Mutex};
 
-use aquila_compute::cpu::CpuBackend;
-use aquila_engine::{Scheduler, FinishReason, Request, StopCause, Token};
+use aquila_engine::{FinishReason, Request, Scheduler, StopCause, Token};
 use aquila_spec::Shape;
 use support::answers::{Change, greedy, hot, penalized, prompts, shape, warm};
 use support::shipped::{Algorithm, config, engine};
@@ -23,11 +22,7 @@ enum Ending {
 }
 
 /// Runs all requests at once; answers what each heard.
-fn heard(
-    engine: &mut Scheduler,
-    requests: &[(Vec<u32>, Ending)],
-    change: Change,
-) -> Vec<Heard> {
+fn heard(engine: &mut Scheduler, requests: &[(Vec<u32>, Ending)], change: Change) -> Vec<Heard> {
     let submit = |(index, (prompt, ending)): (usize, &(Vec<u32>, Ending))| {
         let heard = Arc::new(Mutex::new(Heard::default()));
         let stop_after = match ending {

@@ -5,8 +5,7 @@ mod support;
 
 use std::sync::{Arc, Mutex};
 
-use aquila_compute::cpu::CpuBackend;
-use aquila_engine::{Scheduler, EngineConfig, Request, Speculation};
+use aquila_engine::{EngineConfig, Request, Scheduler, Speculation};
 use aquila_spec::{Shape, SpecStats};
 use support::answers::{hot, prompts, shape};
 use support::shipped::{Algorithm, config, engine};

@@ -28,22 +28,14 @@ impl Listener for Order {
 }
 
 /// One request at a time runs; answers an engine and a way to ask it.
-fn one_at_a_time(
-    order: AdmissionOrder,
-    apart: bool,
-) -> (Scheduler, Arc<Mutex<Vec<u32>>>) {
+fn one_at_a_time(order: AdmissionOrder, apart: bool) -> (Scheduler, Arc<Mutex<Vec<u32>>>) {
     let config = EngineConfig { max_running_requests: 1, ..config() };
     let mut engine = Scheduler::over(Simulated::new(&config), config).unwrap();
     engine.admit_by(order);
     (if apart { engine.apart().unwrap() } else { engine }, Arc::default())
 }
 
-fn ask(
-    engine: &mut Scheduler,
-    ended: &Arc<Mutex<Vec<u32>>>,
-    name: u32,
-    prompt: Vec<u32>,
-) {
+fn ask(engine: &mut Scheduler, ended: &Arc<Mutex<Vec<u32>>>, name: u32, prompt: Vec<u32>) {
     let listener = Box::new(Order { name, ended: ended.clone() });
     engine.submit(Request::new(prompt, 3, listener)).unwrap();
 }

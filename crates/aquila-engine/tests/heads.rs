@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use aquila_compute::WeightFormat;
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
-use aquila_engine::{Scheduler, EngineConfig, Runner};
+use aquila_engine::{EngineConfig, Runner, Scheduler};
 use aquila_model::{
     Checkpoint, Decoder, DraftTokens, EagleCheckpoint, LoadFormat, Location, MtpCheckpoint, resolve,
 };
@@ -265,7 +265,7 @@ fn heads_are_found_by_name_and_take_what_they_say() {
     let target = Checkpoint::open(&resolve("tiny").unwrap(), LoadFormat::Auto).unwrap();
     let format = WeightFormat::Bf16;
     let decoder = Decoder::load(&backend, &target, format, 64, &mut |_| ()).unwrap();
-    let registry = Registry::<CpuBackend>::built_in();
+    let registry = Registry::built_in();
     let config = config(shape(3, 2, 6));
     let allowance = config.allowance(format);
     let few: Vec<u32> = (0..100).collect();
@@ -303,7 +303,7 @@ fn every_algorithm_declares_what_of_a_request_travels() {
     let target = Checkpoint::open(&resolve("tiny").unwrap(), LoadFormat::Auto).unwrap();
     let format = WeightFormat::Bf16;
     let decoder = Decoder::load(&backend, &target, format, 64, &mut |_| ()).unwrap();
-    let registry = Registry::<CpuBackend>::built_in();
+    let registry = Registry::built_in();
     let config = config(shape(3, 2, 6));
     for (name, groups, travels) in [
         // The hidden state behind the seed, as wide as the head is.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use aquila_compute::WeightFormat;
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
-use aquila_engine::{Scheduler, EngineConfig, Runner};
+use aquila_engine::{EngineConfig, Runner, Scheduler};
 use aquila_model::{Checkpoint, Decoder, LoadFormat, Location, resolve};
 use aquila_spec::ngram::{Corpora, MatchType, Ngram, NgramScope, NgramSettings};
 use aquila_spec::{Algorithm, Shape};

@@ -16,11 +16,7 @@ use support::scripted::switch;
 use support::shipped::{Algorithm, config, engine, runner};
 use support::workload::{Came, Case, Size, alone, together, workload};
 
-fn delayed(
-    algorithm: Algorithm,
-    config: &EngineConfig,
-    seed: u64,
-) -> Scheduler {
+fn delayed(algorithm: Algorithm, config: &EngineConfig, seed: u64) -> Scheduler {
     let compute = Lane::new(runner(algorithm, config), config.clone());
     let delayed = Delayed { compute, schedule: Numbers(seed) };
     Scheduler::over(delayed, config.clone()).unwrap().apart().unwrap()
@@ -149,7 +145,8 @@ fn sampled_verification_is_the_same_in_both_lanes() {
     for verify in [Verify::Rejection, Verify::TargetOnly { single: 1.0, accumulated: 1.0 }] {
         let config = EngineConfig { verify, max_total_tokens: 400, ..config(shape(3, 4, 12)) };
         let cases = workload(Size { tokens: 24, ..of(30) }, 9);
-        let mut joined = Scheduler::new(runner(Algorithm::Eagle3, &config), config.clone()).unwrap();
+        let mut joined =
+            Scheduler::new(runner(Algorithm::Eagle3, &config), config.clone()).unwrap();
         let wanted = together(&mut joined, &cases, &mut Numbers(1));
         let got = together(&mut delayed(Algorithm::Eagle3, &config, 1), &cases, &mut Numbers(1));
         for (got, wanted) in got.iter().zip(&wanted) {

@@ -5,8 +5,7 @@ mod support;
 
 use std::collections::{HashMap, HashSet};
 
-use aquila_compute::cpu::CpuBackend;
-use aquila_engine::{Scheduler, EngineConfig, Speculation};
+use aquila_engine::{EngineConfig, Scheduler, Speculation};
 use aquila_spec::Shape;
 use aquila_spec::policy::{
     Adaptive, AdaptiveTable, Policy, PromptRows, RequestOutcome, RequestView, RoundOutcome,

@@ -7,7 +7,7 @@ use aquila_model::{
     ModelSpec, Needs, Result, memory,
 };
 
-use crate::registry::{Allowance, DraftFlag, DraftFor, Entry, Opened, Opening};
+use crate::registry::{Allowance, DraftFlag, DraftFor, Entry, LoadOn, Opened, Opening};
 use crate::{
     Algorithm, Declaration, DraftGroup, Drafter, HiddenStates, Speculator, Travels, TreeRows,
 };
@@ -84,7 +84,7 @@ impl<B: Backend> Drafter<B> for Eagle<B> {
 /// EAGLE by name.
 pub(crate) struct EagleEntry;
 
-impl<B: Backend> Entry<B> for EagleEntry {
+impl Entry for EagleEntry {
     fn name(&self) -> &'static str {
         "EAGLE"
     }
@@ -101,7 +101,7 @@ impl<B: Backend> Entry<B> for EagleEntry {
         &[DraftFlag::TokenMap]
     }
 
-    fn open(&self, opening: &Opening<'_>) -> crate::Result<Box<dyn Opened<B>>> {
+    fn open(&self, opening: &Opening<'_>) -> crate::Result<Box<dyn Opened>> {
         let (_, location) = opening.draft()?;
         let head = EagleCheckpoint::open(location, opening.load, opening.target.spec())?;
         Ok(Box::new(OpenedEagle { head, reading: Reading::of(opening)? }))
@@ -113,7 +113,7 @@ struct OpenedEagle {
     reading: Reading,
 }
 
-impl<B: Backend> Opened<B> for OpenedEagle {
+impl Opened for OpenedEagle {
     fn needs(&self, allowance: &Allowance) -> Needs {
         let spec = self.head.spec();
         let scratch = spec.scratch_bytes(allowance.bounds, self.reading.tokens());
@@ -128,7 +128,9 @@ impl<B: Backend> Opened<B> for OpenedEagle {
             },
         )
     }
+}
 
+impl<B: Backend> LoadOn<B> for OpenedEagle {
     fn load(
         &self,
         backend: &B,

@@ -6,7 +6,7 @@ use aquila_model::{
     memory,
 };
 
-use crate::registry::{Allowance, DraftFlag, DraftFor, Entry, Opened, Opening};
+use crate::registry::{Allowance, DraftFlag, DraftFor, Entry, LoadOn, Opened, Opening};
 use crate::{
     Algorithm, Declaration, DraftGroup, Drafter, HiddenStates, Speculator, Travels, TreeRows,
 };
@@ -81,7 +81,7 @@ impl<B: Backend> Drafter<B> for Eagle3<B> {
 /// EAGLE-3 by name.
 pub(crate) struct Eagle3Entry;
 
-impl<B: Backend> Entry<B> for Eagle3Entry {
+impl Entry for Eagle3Entry {
     fn name(&self) -> &'static str {
         "EAGLE3"
     }
@@ -98,7 +98,7 @@ impl<B: Backend> Entry<B> for Eagle3Entry {
         &[DraftFlag::AuxLayerConvention, DraftFlag::RopeTheta]
     }
 
-    fn open(&self, opening: &Opening<'_>) -> crate::Result<Box<dyn Opened<B>>> {
+    fn open(&self, opening: &Opening<'_>) -> crate::Result<Box<dyn Opened>> {
         let (_, location) = opening.draft()?;
         let (load, target) = (opening.load, opening.target.spec().clone());
         let head = HeadCheckpoint::open_with(location, load, opening.target, &opening.head)?;
@@ -111,7 +111,7 @@ struct OpenedEagle3 {
     target: ModelSpec,
 }
 
-impl<B: Backend> Opened<B> for OpenedEagle3 {
+impl Opened for OpenedEagle3 {
     fn needs(&self, allowance: &Allowance) -> Needs {
         let Allowance { format, kv_dtype, positions, bounds, target_rows, .. } = *allowance;
         let spec = self.head.spec();
@@ -126,7 +126,9 @@ impl<B: Backend> Opened<B> for OpenedEagle3 {
             ..Needs::default()
         }
     }
+}
 
+impl<B: Backend> LoadOn<B> for OpenedEagle3 {
     fn load(
         &self,
         backend: &B,

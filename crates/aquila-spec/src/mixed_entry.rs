@@ -7,21 +7,21 @@ use aquila_model::{Decoder, Needs};
 
 use crate::ngram::{Ngram, NgramEntry, NgramSources};
 use crate::{
-    Algorithm, Allowance, AskedShape, DraftFlag, DraftFor, Entry, Error, Mixed, Opened, Opening,
-    Result, Shape,
+    Algorithm, Allowance, AskedShape, DraftFlag, DraftFor, Entry, Error, LoadOn, Mixed, Opened,
+    Opening, Result, Shape,
 };
 
 /// An algorithm, mixed with n-grams.
-pub(crate) struct MixedEntry<B: Backend> {
+pub(crate) struct MixedEntry {
     name: &'static str,
-    model: Arc<dyn Entry<B>>,
+    model: Arc<dyn Entry>,
 }
 
-impl<B: Backend> MixedEntry<B> {
+impl MixedEntry {
     /// Of `model` and n-grams. Names live as long as the program: this keeps one for each algorithm
     /// that is registered.
-    pub fn of(model: Arc<dyn Entry<B>>) -> Self {
-        let name = format!("{}+{}", model.name(), Entry::<B>::name(&NgramEntry)).leak();
+    pub fn of(model: Arc<dyn Entry>) -> Self {
+        let name = format!("{}+{}", model.name(), NgramEntry.name()).leak();
         Self { name, model }
     }
 
@@ -31,7 +31,7 @@ impl<B: Backend> MixedEntry<B> {
     }
 }
 
-impl<B: Backend> Entry<B> for MixedEntry<B> {
+impl Entry for MixedEntry {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -56,27 +56,27 @@ impl<B: Backend> Entry<B> for MixedEntry<B> {
         self.model.largest(asked)
     }
 
-    fn open(&self, opening: &Opening<'_>) -> Result<Box<dyn Opened<B>>> {
+    fn open(&self, opening: &Opening<'_>) -> Result<Box<dyn Opened>> {
         let ngram = NgramSources::of(opening)?;
         Ok(Box::new(OpenedMix { name: self.name, model: self.model.open(opening)?, ngram }))
     }
 }
 
 /// Both sides, before they take any memory.
-struct OpenedMix<B: Backend> {
+struct OpenedMix {
     name: &'static str,
-    model: Box<dyn Opened<B>>,
+    model: Box<dyn Opened>,
     ngram: NgramSources,
 }
 
-impl<B: Backend> Opened<B> for OpenedMix<B> {
+impl Opened for OpenedMix {
     fn most_steps(&self) -> Option<usize> {
         self.model.most_steps()
     }
 
     fn needs(&self, allowance: &Allowance) -> Needs {
         let model = self.model.needs(allowance);
-        let ngram = Opened::<B>::needs(&self.ngram, allowance);
+        let ngram = self.ngram.needs(allowance);
         Needs {
             weights: model.weights + ngram.weights,
             scratch: model.scratch + ngram.scratch,
@@ -84,7 +84,12 @@ impl<B: Backend> Opened<B> for OpenedMix<B> {
             texts: model.texts + ngram.texts,
         }
     }
+}
 
+impl<B: Backend> LoadOn<B> for OpenedMix
+where
+    dyn Opened: LoadOn<B>,
+{
     fn load(
         &self,
         backend: &B,
@@ -94,7 +99,7 @@ impl<B: Backend> Opened<B> for OpenedMix<B> {
         let NgramSources { settings, corpora } = &self.ngram;
         let ngram = Ngram::new(settings.clone(), corpora.clone())
             .map_err(|error| Error::Refused(error.to_string()))?;
-        let model = self.model.load(backend, target, allowance)?;
+        let model = LoadOn::<B>::load(&*self.model, backend, target, allowance)?;
         Ok(Box::new(Mixed::new(self.name, model, ngram)))
     }
 }

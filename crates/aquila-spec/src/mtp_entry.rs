@@ -4,13 +4,13 @@ use aquila_compute::Backend;
 use aquila_model::{Decoder, MtpCheckpoint, Needs};
 
 use crate::eagle::Reading;
-use crate::registry::{Allowance, DraftFlag, DraftFor, Entry, Opened, Opening};
+use crate::registry::{Allowance, DraftFlag, DraftFor, Entry, LoadOn, Opened, Opening};
 use crate::{Algorithm, Eagle, Error, Mtp, MtpRoom, Speculator};
 
 /// MTP by name.
 pub(crate) struct MtpEntry;
 
-impl<B: Backend> Entry<B> for MtpEntry {
+impl Entry for MtpEntry {
     fn name(&self) -> &'static str {
         "MTP"
     }
@@ -31,7 +31,7 @@ impl<B: Backend> Entry<B> for MtpEntry {
         &[DraftFlag::TokenMap, DraftFlag::MultiLayer, DraftFlag::FirstEmbedding]
     }
 
-    fn open(&self, opening: &Opening<'_>) -> crate::Result<Box<dyn Opened<B>>> {
+    fn open(&self, opening: &Opening<'_>) -> crate::Result<Box<dyn Opened>> {
         let (name, location) = opening.draft()?;
         let (load, target) = (opening.load, opening.target.spec());
         let layers = MtpCheckpoint::open_with(location, load, target, &opening.head)?;
@@ -61,7 +61,7 @@ impl OpenedMtp {
     }
 }
 
-impl<B: Backend> Opened<B> for OpenedMtp {
+impl Opened for OpenedMtp {
     /// One for each layer, where it does not recur.
     fn most_steps(&self) -> Option<usize> {
         (!self.recurs()).then(|| self.layers.spec().layers())
@@ -83,7 +83,9 @@ impl<B: Backend> Opened<B> for OpenedMtp {
         };
         self.reading.needs(allowance, &spec.layer, own)
     }
+}
 
+impl<B: Backend> LoadOn<B> for OpenedMtp {
     fn load(
         &self,
         backend: &B,

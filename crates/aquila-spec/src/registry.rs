@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use aquila_compute::cpu::CpuBackend;
+use aquila_compute::cuda::CudaBackend;
 use aquila_compute::{Backend, KvDtype, PlanBounds, WeightFormat};
 use aquila_model::{Checkpoint, Decoder, HeadOptions, LoadFormat, Location, Needs};
 
@@ -22,7 +24,7 @@ const NOT_YET: [&str; 3] = ["FROZEN_KV_MTP", "DFLASH", "DSPARK"];
 const MOST_WORTH: usize = 5;
 
 /// An algorithm that may be asked for by name.
-pub trait Entry<B: Backend>: Send + Sync {
+pub trait Entry: Send + Sync {
     /// What `--speculative-algorithm` calls it.
     fn name(&self) -> &'static str;
 
@@ -55,7 +57,7 @@ pub trait Entry<B: Backend>: Send + Sync {
     }
 
     /// Opens what the flags name; what does not fit the target is refused by name.
-    fn open(&self, opening: &Opening<'_>) -> Result<Box<dyn Opened<B>>>;
+    fn open(&self, opening: &Opening<'_>) -> Result<Box<dyn Opened>>;
 }
 
 /// A flag about what drafts that not every algorithm has a use for.
@@ -172,8 +174,9 @@ pub struct Allowance {
     pub shape: Shape,
 }
 
-/// An algorithm whose draft fits its target, before it takes any memory.
-pub trait Opened<B: Backend> {
+/// An algorithm whose draft fits its target, before it takes any memory. It can be put on every
+/// backend that there is: one implementation of [`LoadOn`] for any backend serves them all.
+pub trait Opened: LoadOn<CpuBackend> + LoadOn<CudaBackend> {
     /// How many steps its trees may have, where what drafts bounds them.
     fn most_steps(&self) -> Option<usize> {
         None
@@ -181,7 +184,10 @@ pub trait Opened<B: Backend> {
 
     /// What it takes, for the budget; `allowance.slots` are not known yet.
     fn needs(&self, allowance: &Allowance) -> Needs;
+}
 
+/// How an algorithm is put on a backend.
+pub trait LoadOn<B: Backend> {
     /// Puts it on the backend.
     fn load(
         &self,
@@ -192,17 +198,17 @@ pub trait Opened<B: Backend> {
 }
 
 /// The algorithms of a build.
-pub struct Registry<B: Backend> {
-    entries: Vec<Arc<dyn Entry<B>>>,
+pub struct Registry {
+    entries: Vec<Arc<dyn Entry>>,
     /// Each entry that does not draft from n-grams, mixed with them.
-    mixes: Vec<MixedEntry<B>>,
+    mixes: Vec<MixedEntry>,
 }
 
-impl<B: Backend> Registry<B> {
+impl Registry {
     /// Those that Aquila brings.
     pub fn built_in() -> Self {
         let mut registry = Self { entries: Vec::new(), mixes: Vec::new() };
-        let built_in: [Box<dyn Entry<B>>; 5] = [
+        let built_in: [Box<dyn Entry>; 5] = [
             Box::new(eagle3::Eagle3Entry),
             Box::new(eagle::EagleEntry),
             Box::new(mtp_entry::MtpEntry),
@@ -216,7 +222,7 @@ impl<B: Backend> Registry<B> {
     }
 
     /// Adds an algorithm, unless one of its names is taken.
-    pub fn register(&mut self, entry: Box<dyn Entry<B>>) -> Result<()> {
+    pub fn register(&mut self, entry: Box<dyn Entry>) -> Result<()> {
         for name in names_of(&*entry) {
             let plain = |c: char| c.is_ascii_alphanumeric() || "_-".contains(c);
             if name.is_empty() || !name.chars().all(plain) {
@@ -227,7 +233,7 @@ impl<B: Backend> Registry<B> {
                 return Err(Error::NameTaken(name.to_owned()));
             }
         }
-        let entry: Arc<dyn Entry<B>> = Arc::from(entry);
+        let entry: Arc<dyn Entry> = Arc::from(entry);
         if !entry.drafts_from_ngrams() {
             self.mixes.push(MixedEntry::of(entry.clone()));
         }
@@ -237,7 +243,7 @@ impl<B: Backend> Registry<B> {
 
     /// The algorithm of this name, in any case; nothing for `NONE`. `NAME+NGRAM` is the mix of an
     /// algorithm and n-grams.
-    pub fn find(&self, name: &str) -> Result<Option<&dyn Entry<B>>> {
+    pub fn find(&self, name: &str) -> Result<Option<&dyn Entry>> {
         if name.eq_ignore_ascii_case(NONE) {
             return Ok(None);
         }
@@ -254,7 +260,7 @@ impl<B: Backend> Registry<B> {
         Err(Error::Unknown { name: name.to_owned(), known })
     }
 
-    fn mix(&self, name: &str, model: &str, other: &str) -> Result<&dyn Entry<B>> {
+    fn mix(&self, name: &str, model: &str, other: &str) -> Result<&dyn Entry> {
         let known = || self.mixes.iter().map(MixedEntry::model).collect::<Vec<_>>().join(", ");
         let refused = |why| Error::NoMix { name: name.to_owned(), why, known: known() };
         let (model, other) = (model.trim(), other.trim());
@@ -264,15 +270,15 @@ impl<B: Backend> Registry<B> {
         let model = self.find(model)?.map(Entry::name);
         let mix = self.mixes.iter().find(|mix| Some(mix.model()) == model);
         let why = || refused(format!("{} has no model", model.unwrap_or(NONE)));
-        mix.map(|mix| mix as &dyn Entry<B>).ok_or_else(why)
+        mix.map(|mix| mix as &dyn Entry).ok_or_else(why)
     }
 
-    fn get(&self, name: &str) -> Option<&dyn Entry<B>> {
+    fn get(&self, name: &str) -> Option<&dyn Entry> {
         self.entries().find(|&entry| names_of(entry).any(|n| n.eq_ignore_ascii_case(name)))
     }
 
     /// The algorithms, in the order in which they came.
-    pub fn entries(&self) -> impl Iterator<Item = &dyn Entry<B>> {
+    pub fn entries(&self) -> impl Iterator<Item = &dyn Entry> {
         self.entries.iter().map(|entry| &**entry)
     }
 
@@ -282,6 +288,6 @@ impl<B: Backend> Registry<B> {
     }
 }
 
-fn names_of<B: Backend>(entry: &dyn Entry<B>) -> impl Iterator<Item = &'static str> + use<B> {
+fn names_of(entry: &dyn Entry) -> impl Iterator<Item = &'static str> + use<> {
     [entry.name()].into_iter().chain(entry.aliases().iter().copied())
 }

@@ -4,7 +4,7 @@
 use aquila_compute::{Backend, DraftIds, ForwardPlan, KvDtype, KvShape, PlanBounds};
 use aquila_model::{Checkpoint, Decoder, Needs, Result, Scratch, memory, same_tokens};
 
-use crate::registry::{Allowance, DraftFor, Entry, Opened, Opening};
+use crate::registry::{Allowance, DraftFor, Entry, LoadOn, Opened, Opening};
 use crate::{
     Algorithm, Declaration, DraftGroup, Drafter, Error, HiddenStates, Speculator, Travels, TreeRows,
 };
@@ -77,7 +77,7 @@ impl<B: Backend> Drafter<B> for Standalone<B> {
 /// STANDALONE by name.
 pub(crate) struct StandaloneEntry;
 
-impl<B: Backend> Entry<B> for StandaloneEntry {
+impl Entry for StandaloneEntry {
     fn name(&self) -> &'static str {
         "STANDALONE"
     }
@@ -86,7 +86,7 @@ impl<B: Backend> Entry<B> for StandaloneEntry {
         if model == "tiny" { DraftFor::Model("draft".into()) } else { DraftFor::Unknown }
     }
 
-    fn open(&self, opening: &Opening<'_>) -> crate::Result<Box<dyn Opened<B>>> {
+    fn open(&self, opening: &Opening<'_>) -> crate::Result<Box<dyn Opened>> {
         let (name, location) = opening.draft()?;
         let draft = Checkpoint::open(location, opening.load)?;
         let refuse =
@@ -106,7 +106,7 @@ struct OpenedStandalone {
     draft: Checkpoint,
 }
 
-impl<B: Backend> Opened<B> for OpenedStandalone {
+impl Opened for OpenedStandalone {
     fn needs(&self, allowance: &Allowance) -> Needs {
         let spec = self.draft.spec();
         Needs {
@@ -117,7 +117,9 @@ impl<B: Backend> Opened<B> for OpenedStandalone {
             ..Needs::default()
         }
     }
+}
 
+impl<B: Backend> LoadOn<B> for OpenedStandalone {
     fn load(
         &self,
         backend: &B,

@@ -1,11 +1,10 @@
 //! Algorithms are found by name in any case, and no two share one.
 
-use aquila_compute::cpu::CpuBackend;
 use aquila_spec::{DraftFor, Entry, Error, Opened, Opening, Registry, Result};
 
 struct Named(&'static str, &'static [&'static str]);
 
-impl Entry<CpuBackend> for Named {
+impl Entry for Named {
     fn name(&self) -> &'static str {
         self.0
     }
@@ -18,12 +17,12 @@ impl Entry<CpuBackend> for Named {
         DraftFor::Nothing
     }
 
-    fn open(&self, _opening: &Opening<'_>) -> Result<Box<dyn Opened<CpuBackend>>> {
+    fn open(&self, _opening: &Opening<'_>) -> Result<Box<dyn Opened>> {
         Err(Error::Refused(format!("{} opens nothing", self.0)))
     }
 }
 
-fn name(registry: &Registry<CpuBackend>, name: &str) -> Option<&'static str> {
+fn name(registry: &Registry, name: &str) -> Option<&'static str> {
     registry.find(name).unwrap().map(|entry| entry.name())
 }
 
@@ -40,7 +39,7 @@ fn an_algorithm_is_found_by_each_of_its_names_in_any_case() {
 
 #[test]
 fn a_name_that_is_taken_is_refused_whoever_took_it() {
-    let mut registry = Registry::<CpuBackend>::built_in();
+    let mut registry = Registry::built_in();
     registry.register(Box::new(Named("OWL", &["BIRD"]))).unwrap();
     let taken = [("owl", &[][..]), ("bird", &[]), ("Eagle3", &[]), ("standalone", &[])];
     for (name, aliases) in taken.into_iter().chain([
@@ -61,7 +60,7 @@ fn a_name_that_is_taken_is_refused_whoever_took_it() {
 
 #[test]
 fn an_unknown_name_is_answered_with_those_there_are() {
-    let registry = Registry::<CpuBackend>::built_in();
+    let registry = Registry::built_in();
     let text = |name| registry.find(name).err().unwrap().to_string();
     assert!(
         text("HAWK").contains("NONE, EAGLE3, EAGLE, MTP, NEXTN, STANDALONE, NGRAM"),

@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{KvDtype, WeightFormat};
 use aquila_engine::{
-    Scheduler, EngineConfig, EngineHandle, FinishReason, Runner, StopCause, SubmitError,
+    EngineConfig, EngineHandle, FinishReason, Runner, Scheduler, StopCause, SubmitError,
 };
 use aquila_model::{Checkpoint, Decoder, LoadFormat, Places};
 use aquila_text::{

@@ -18,7 +18,6 @@ mod start;
 
 use std::process::ExitCode;
 
-use aquila_compute::cpu::CpuBackend;
 use aquila_spec::Registry;
 use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
@@ -49,7 +48,7 @@ enum Command {
 }
 
 /// The algorithms of this build.
-pub type Algorithms = Registry<CpuBackend>;
+pub type Algorithms = Registry;
 
 /// Runs the command that the process was started with.
 pub fn run(algorithms: &Algorithms) -> ExitCode {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use aquila_compute::Backend;
 use aquila_compute::cpu::CpuBackend;
 use aquila_engine::{
-    AdmissionOrder, Budget, Scheduler, EngineConfig, EngineHandle, Priorities, Runner,
+    AdmissionOrder, Budget, EngineConfig, EngineHandle, Priorities, Runner, Scheduler,
     available_memory,
 };
 use aquila_model::{Checkpoint, Decoder, Location, Needs, TokenMap, memory, resolve_with_progress};
@@ -201,7 +201,7 @@ pub fn build(
     })?;
     bar.finish_and_clear();
     let algorithm = match &opened {
-        Some(opened) => Some(opened.load(&backend, &decoder, &config.allowance(format))?),
+        Some(opened) => Some(opened.load(&*backend, &decoder, &config.allowance(format))?),
         None => None,
     };
     let described = backend.describe();
@@ -257,7 +257,7 @@ pub fn open_draft(
     target: &Checkpoint,
     ngram: Option<&NgramSources>,
     quiet: bool,
-) -> Result<Box<dyn Opened<CpuBackend>>> {
+) -> Result<Box<dyn Opened>> {
     let draft = &speculative.draft;
     let location = draft.as_ref().map(|name| find(name, quiet)).transpose()?;
     let map = speculative.token_map.as_deref();

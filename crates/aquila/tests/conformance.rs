@@ -8,7 +8,7 @@ use aquila_compute::Backend;
 use aquila_model::{Decoder, Needs};
 use aquila_spec::{
     Algorithm, Allowance, Candidate, Declaration, DraftFor, Drafting, Entry, Extending, Growth,
-    HiddenStates, Opened, Opening, Result, Seed, Travels, Tree,
+    HiddenStates, LoadOn, Opened, Opening, Result, Seed, Travels, Tree,
 };
 
 fn conforms(name: &str, flags: &[&str]) -> conformance::Report {
@@ -53,7 +53,7 @@ struct Counting {
 
 struct CountingEntry;
 
-impl<B: Backend> Entry<B> for CountingEntry {
+impl Entry for CountingEntry {
     fn name(&self) -> &'static str {
         "COUNTING"
     }
@@ -62,16 +62,18 @@ impl<B: Backend> Entry<B> for CountingEntry {
         DraftFor::Nothing
     }
 
-    fn open(&self, _opening: &Opening<'_>) -> Result<Box<dyn Opened<B>>> {
+    fn open(&self, _opening: &Opening<'_>) -> Result<Box<dyn Opened>> {
         Ok(Box::new(CountingEntry))
     }
 }
 
-impl<B: Backend> Opened<B> for CountingEntry {
+impl Opened for CountingEntry {
     fn needs(&self, _allowance: &Allowance) -> Needs {
         Needs::default()
     }
+}
 
+impl<B: Backend> LoadOn<B> for CountingEntry {
     fn load(&self, _: &B, _: &Decoder<B>, _: &Allowance) -> Result<Box<dyn Algorithm<B>>> {
         let declaration = Declaration {
             name: "COUNTING",

@@ -8,7 +8,7 @@ use aquila_compute::Backend;
 use aquila_model::{Decoder, Needs, Result};
 use aquila_spec::{
     Algorithm, Allowance, AskedShape, Candidate, Declaration, DraftFor, Drafting, Entry, Extending,
-    Growth, HiddenStates, Opened, Opening, Seed, Shape, Travels, Tree,
+    Growth, HiddenStates, LoadOn, Opened, Opening, Seed, Shape, Travels, Tree,
 };
 
 /// Tokens that must agree.
@@ -17,7 +17,7 @@ const AGREE: usize = 2;
 /// LOOKUP by name.
 pub struct Lookup;
 
-impl<B: Backend> Entry<B> for Lookup {
+impl Entry for Lookup {
     fn name(&self) -> &'static str {
         "LOOKUP"
     }
@@ -30,16 +30,18 @@ impl<B: Backend> Entry<B> for Lookup {
         asked.resolve(6, 1)
     }
 
-    fn open(&self, _opening: &Opening<'_>) -> aquila_spec::Result<Box<dyn Opened<B>>> {
+    fn open(&self, _opening: &Opening<'_>) -> aquila_spec::Result<Box<dyn Opened>> {
         Ok(Box::new(Lookup))
     }
 }
 
-impl<B: Backend> Opened<B> for Lookup {
+impl Opened for Lookup {
     fn needs(&self, _allowance: &Allowance) -> Needs {
         Needs::default()
     }
+}
 
+impl<B: Backend> LoadOn<B> for Lookup {
     fn load(
         &self,
         _backend: &B,

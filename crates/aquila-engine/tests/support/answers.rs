@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use aquila_compute::cpu::CpuBackend;
-use aquila_engine::{Scheduler, EngineConfig, FinishReason, Request};
+use aquila_engine::{EngineConfig, FinishReason, Request, Scheduler};
 use aquila_spec::{Shape, SpecStats};
 use serde_json::Value;
 use tokenizers::Tokenizer;

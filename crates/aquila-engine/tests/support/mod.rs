@@ -18,10 +18,9 @@ use std::sync::{Arc, Mutex};
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{Backend, KvDtype, WeightFormat};
-use aquila_engine::lanes::Compute;
 use aquila_engine::{
-    Scheduler, EngineConfig, FinishReason, Listener, Outcome, Request, Runner, Scheduler, Token,
-    Usage, Verdict,
+    EngineConfig, FinishReason, Listener, Outcome, Request, Runner, Scheduler, Token, Usage,
+    Verdict,
 };
 use aquila_model::{Checkpoint, Decoder, LoadFormat, Location};
 use aquila_spec::{Shape, SpecStats};

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use aquila_engine::Scheduler;
-use aquila_engine::lanes::Compute;
 use aquila_spec::Shape;
 use aquila_spec::policy::{
     Decision, Policy, PolicyState, PromptRows, RequestView, RoundOutcome, RoundView, Setting,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{KvDtype, WeightFormat};
-use aquila_engine::{Scheduler, EngineConfig, Runner};
+use aquila_engine::{EngineConfig, Runner, Scheduler};
 use aquila_model::{Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, LoadFormat, resolve};
 use aquila_spec::ngram::{Corpora, NgramScope, NgramSettings, NgramSources};
 use aquila_spec::{DraftFor, Drafter, Eagle3, Opening, Registry, Shape, Speculator, Standalone};
@@ -136,7 +136,7 @@ pub fn named(name: &str, config: EngineConfig) -> Scheduler {
     let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
     let target = Checkpoint::open(&resolve("tiny").unwrap(), LoadFormat::Auto).unwrap();
     let decoder = decoder(&backend, "tiny", config.context_length);
-    let registry = Registry::<CpuBackend>::built_in();
+    let registry = Registry::built_in();
     let entry = registry.find(name).unwrap().unwrap();
     let draft = match entry.draft_for("tiny") {
         DraftFor::Model(draft) => Some((draft.clone(), resolve(&draft).unwrap())),
@@ -152,7 +152,7 @@ pub fn named(name: &str, config: EngineConfig) -> Scheduler {
         ..Opening::new(&target)
     };
     let allowance = config.allowance(WeightFormat::Bf16);
-    let algorithm = entry.open(&opening).unwrap().load(&backend, &decoder, &allowance).unwrap();
+    let algorithm = entry.open(&opening).unwrap().load(&*backend, &decoder, &allowance).unwrap();
     let runner = Runner::new(backend, decoder, Some(algorithm), &config).unwrap();
     super::in_lanes(Scheduler::new(runner, config).unwrap())
 }

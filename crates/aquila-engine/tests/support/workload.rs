@@ -3,7 +3,6 @@
 
 use std::sync::{Arc, Mutex};
 
-use aquila_engine::lanes::Compute;
 use aquila_engine::{
     FinishReason, Listener, Outcome, Request, RequestId, Scheduler, Speculation, Token, Verdict,
 };
@@ -186,11 +185,7 @@ pub fn alone(engine: &mut Scheduler, cases: &[Case]) -> Vec<Came> {
 }
 
 /// Runs all of them, some at a time, as `schedule` says; every slot is counted after each step.
-pub fn together(
-    engine: &mut Scheduler,
-    cases: &[Case],
-    schedule: &mut Numbers,
-) -> Vec<Came> {
+pub fn together(engine: &mut Scheduler, cases: &[Case], schedule: &mut Numbers) -> Vec<Came> {
     let mut all = Vec::new();
     let mut aborts: Vec<(u64, RequestId)> = Vec::new();
     let mut step = 0;

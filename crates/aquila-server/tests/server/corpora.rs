@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use aquila_compute::WeightFormat;
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
-use aquila_engine::{Scheduler, EngineConfig, EngineHandle, Runner};
+use aquila_engine::{EngineConfig, EngineHandle, Runner, Scheduler};
 use aquila_model::{Checkpoint, Decoder, LoadFormat, resolve};
 use aquila_server::{CorpusFolder, Settings};
 use aquila_spec::ngram::{Corpora, Ngram, NgramScope, NgramSettings};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use aquila_compute::WeightFormat;
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
-use aquila_engine::{Scheduler, EngineConfig, EngineHandle, Runner};
+use aquila_engine::{EngineConfig, EngineHandle, Runner, Scheduler};
 use aquila_model::{Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, LoadFormat, resolve};
 use aquila_spec::{Eagle3, Shape, Speculator};
 use aquila_text::{Generator, SamplingParams, Tokenizer};

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{KvDtype, WeightFormat};
-use aquila_engine::{Scheduler, EngineConfig, EngineHandle, Runner, Snapshot};
+use aquila_engine::{EngineConfig, EngineHandle, Runner, Scheduler, Snapshot};
 use aquila_model::{Checkpoint, Decoder, LoadFormat, resolve};
 use aquila_server::{Address, Limits, ModelCard, Server, Settings};
 use aquila_text::{AnswerSink, Delta, End, Generator, Prompt, SamplingParams, Tokenizer};

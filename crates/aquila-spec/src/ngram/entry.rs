@@ -7,8 +7,8 @@ use aquila_model::{Decoder, Needs};
 
 use super::{Corpora, Ngram, NgramScope, NgramSettings};
 use crate::{
-    Algorithm, Allowance, AskedShape, DraftFor, Entry, Error, MOST_STEPS, Opened, Opening, Result,
-    Shape,
+    Algorithm, Allowance, AskedShape, DraftFor, Entry, Error, LoadOn, MOST_STEPS, Opened, Opening,
+    Result, Shape,
 };
 
 /// Where n-grams are drafted from, and how.
@@ -23,7 +23,7 @@ pub struct NgramSources {
 /// NGRAM by name.
 pub(crate) struct NgramEntry;
 
-impl<B: Backend> Entry<B> for NgramEntry {
+impl Entry for NgramEntry {
     fn name(&self) -> &'static str {
         "NGRAM"
     }
@@ -42,14 +42,14 @@ impl<B: Backend> Entry<B> for NgramEntry {
     }
 
     fn largest(&self, asked: AskedShape) -> Result<Shape> {
-        Entry::<B>::shape(self, asked)
+        self.shape(asked)
     }
 
     fn drafts_from_ngrams(&self) -> bool {
         true
     }
 
-    fn open(&self, opening: &Opening<'_>) -> Result<Box<dyn Opened<B>>> {
+    fn open(&self, opening: &Opening<'_>) -> Result<Box<dyn Opened>> {
         Ok(Box::new(NgramSources::of(opening)?))
     }
 }
@@ -70,7 +70,7 @@ fn refused(error: super::NgramError) -> Error {
     Error::Refused(error.to_string())
 }
 
-impl<B: Backend> Opened<B> for NgramSources {
+impl Opened for NgramSources {
     /// A trie that all share is there in full sooner or later; one of a request has as many
     /// n-grams for each token as it is deep.
     fn needs(&self, _allowance: &Allowance) -> Needs {
@@ -83,7 +83,9 @@ impl<B: Backend> Opened<B> for NgramSources {
         let texts = self.corpora.bytes() as u64 + bytes(shared);
         Needs { kv_per_token: bytes(own), texts, ..Needs::default() }
     }
+}
 
+impl<B: Backend> LoadOn<B> for NgramSources {
     fn load(&self, _: &B, _: &Decoder<B>, _: &Allowance) -> Result<Box<dyn Algorithm<B>>> {
         let ngram = Ngram::new(self.settings.clone(), self.corpora.clone());
         Ok(Box::new(ngram.map_err(refused)?))

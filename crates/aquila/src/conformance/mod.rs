@@ -10,7 +10,7 @@ mod second_machine;
 
 use std::sync::{Arc, Mutex};
 
-use aquila_engine::{Scheduler, Listener, Outcome, Request, Speculation, Token, Verdict};
+use aquila_engine::{Listener, Outcome, Request, Scheduler, Speculation, Token, Verdict};
 use aquila_spec::SpecStats;
 use clap::{Args, Command, FromArgMatches};
 

@@ -75,7 +75,7 @@ pub(super) fn failures(
 struct Place {
     backend: CpuBackend,
     decoder: Decoder<CpuBackend>,
-    opened: Box<dyn Opened<CpuBackend>>,
+    opened: Box<dyn Opened>,
     shape: Shape,
     longest: usize,
 }

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use aquila_compute::cpu::CpuBackend;
 use aquila_model::{HeadOptions, holds_mtp_layers};
 use aquila_spec::{
     AskedShape, DraftFlag, DraftFor, Entry, MOST_STEPS, MOST_TOPK, NONE, RateSchedule, Shape,
@@ -95,7 +94,7 @@ enum Method {
 /// What the flags come to.
 pub struct Speculative<'a> {
     /// What drafts.
-    pub entry: &'a dyn Entry<CpuBackend>,
+    pub entry: &'a dyn Entry,
     /// The head or model, where one is needed.
     pub draft: Option<String>,
     /// The file that names the only tokens to draft.
@@ -238,10 +237,10 @@ impl SpeculativeFlags {
     /// draft path names, or those in the model's own checkpoint.
     fn eagle_as_mtp<'a>(
         &self,
-        entry: &dyn Entry<CpuBackend>,
+        entry: &dyn Entry,
         model: &str,
         algorithms: &'a Algorithms,
-    ) -> Result<Option<(&'a dyn Entry<CpuBackend>, String)>> {
+    ) -> Result<Option<(&'a dyn Entry, String)>> {
         let Some((eagle, mtp)) = EAGLE_AS_MTP.iter().find(|(eagle, _)| *eagle == entry.name())
         else {
             return Ok(None);
@@ -282,7 +281,7 @@ impl SpeculativeFlags {
         if let Some(name) = &self.speculative_algorithm {
             return Ok(algorithms.find(name)?.map(Entry::name).into_iter().collect());
         }
-        let known = |entry: &&dyn Entry<CpuBackend>| {
+        let known = |entry: &&dyn Entry| {
             !matches!(entry.draft_for(model), DraftFor::Unknown | DraftFor::Itself)
         };
         Ok(algorithms.entries().filter(known).map(Entry::name).collect())
@@ -323,7 +322,7 @@ impl SpeculativeFlags {
         }
     }
 
-    fn asked(&self, entry: &dyn Entry<CpuBackend>) -> AskedShape {
+    fn asked(&self, entry: &dyn Entry) -> AskedShape {
         AskedShape {
             steps: self.speculative_num_steps,
             topk: self

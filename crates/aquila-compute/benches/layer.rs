@@ -85,8 +85,8 @@ impl Bench<'_> {
 }
 
 fn plan_of(context: usize, rows: usize) -> ForwardPlan {
-    let mut plan =
-        ForwardPlan { slots: (0..(context + rows) as u32).collect(), ..Default::default() };
+    let mut plan = ForwardPlan::default();
+    plan.add_table(0..(context + rows) as u32);
     for row in 0..rows {
         let position = (context + row) as u32;
         plan.tokens.push(0);

@@ -27,6 +27,6 @@ mod tensor;
 
 pub use backend::{Backend, DraftIds, Sink};
 pub use error::{Error, Result};
-pub use plan::{ForwardPlan, PlanBounds, Sight};
+pub use plan::{BlockTables, ForwardPlan, PlanBounds, Sight};
 pub use shape::{HeadShape, INT8_GROUP, KvDtype, KvShape, RopeTable, WeightFormat};
 pub use tensor::{DType, HostTensor};

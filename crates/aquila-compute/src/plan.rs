@@ -1,13 +1,13 @@
 //! What every row of one forward pass is. Plain data, made by the engine, placed by a backend.
 
-/// What one row attends to, in position order: a prefix of its request's slot list, then a tail
+/// What one row attends to, in position order: a prefix of its request's block table, then a tail
 /// of its own. In a prefill and in plain decoding the tail is empty and the prefix ends with the
 /// row itself; a node of a draft tree sees the committed prefix, then its ancestors, then itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sight {
-    /// Where the request's slot list begins in [`ForwardPlan::slots`].
+    /// Where the request's block table begins among the plan's [`BlockTables`].
     pub start: u32,
-    /// How many slots of that list the row sees.
+    /// How many slots of that table the row sees.
     pub prefix: u32,
     /// Where the row's tail begins in [`ForwardPlan::tails`].
     pub tail_start: u32,
@@ -42,7 +42,10 @@ pub struct ForwardPlan {
     pub writes: Vec<u32>,
     /// What each row sees.
     pub sights: Vec<Sight>,
-    /// Slot lists of the requests, one after the other, each in position order.
+    /// Changes of block tables: where each begins and how many of `slots` it has, in order. What
+    /// is not changed stays as the plans placed before have left it.
+    pub changes: Vec<(u32, u32)>,
+    /// The slots of all changes, one after the other.
     pub slots: Vec<u32>,
     /// Tails of the rows that have one.
     pub tails: Vec<u32>,
@@ -65,18 +68,96 @@ impl ForwardPlan {
         self.positions.clear();
         self.writes.clear();
         self.sights.clear();
+        self.changes.clear();
         self.slots.clear();
         self.tails.clear();
         self.outputs.clear();
         self.sources.clear();
     }
 
-    /// The slots that `row` sees, in position order.
-    pub fn seen(&self, row: usize) -> impl Iterator<Item = u32> + '_ {
-        let sight = self.sights[row];
-        let prefix = &self.slots[sight.start as usize..][..sight.prefix as usize];
-        let tail = &self.tails[sight.tail_start as usize..][..sight.tail as usize];
-        prefix.iter().chain(tail).copied()
+    /// Changes block tables from `at` on.
+    pub fn change_table(&mut self, at: usize, slots: &[u32]) {
+        if !slots.is_empty() {
+            self.changes.push((at as u32, slots.len() as u32));
+            self.slots.extend_from_slice(slots);
+        }
+    }
+
+    /// Adds a block table behind those that this plan has changed so far; answers where it begins.
+    pub fn add_table(&mut self, slots: impl IntoIterator<Item = u32>) -> u32 {
+        let end = |&(at, count): &(u32, u32)| at + count;
+        let at = self.changes.iter().map(end).max().unwrap_or(0);
+        let slots: Vec<u32> = slots.into_iter().collect();
+        self.change_table(at as usize, &slots);
+        at
+    }
+}
+
+/// The block tables of all requests, side by side, as the plans placed so far have left them: the
+/// slot of each position of each request.
+#[derive(Debug, Clone, Default)]
+pub struct BlockTables {
+    slots: Vec<u32>,
+    /// One more than the largest slot that was ever in them.
+    bound: usize,
+}
+
+impl BlockTables {
+    /// Makes the changes of a plan.
+    pub fn change(&mut self, plan: &ForwardPlan) {
+        let mut from = 0;
+        for &(at, count) in &plan.changes {
+            let (at, count) = (at as usize, count as usize);
+            let slots = &plan.slots[from..from + count];
+            from += count;
+            if self.slots.len() < at + count {
+                self.slots.resize(at + count, 0);
+            }
+            self.slots[at..at + count].copy_from_slice(slots);
+            let most = slots.iter().max().map_or(0, |&slot| slot as usize + 1);
+            self.bound = self.bound.max(most);
+        }
+    }
+
+    /// How many slots all tables have room for.
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether there is no table.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// One more than the largest slot that was ever in them.
+    pub fn bound(&self) -> usize {
+        self.bound
+    }
+
+    /// All tables, side by side.
+    pub fn slots(&self) -> &[u32] {
+        &self.slots
+    }
+
+    /// Whether a row sees no more of its request's table than there is.
+    pub fn hold(&self, sight: &Sight) -> bool {
+        // A row that sees nothing of its table may be there before the table is.
+        sight.prefix == 0 || sight.start as usize + sight.prefix as usize <= self.slots.len()
+    }
+
+    /// The part of a request's table that a row sees.
+    pub fn prefix(&self, sight: &Sight) -> &[u32] {
+        match sight.prefix {
+            0 => &[],
+            prefix => &self.slots[sight.start as usize..][..prefix as usize],
+        }
+    }
+
+    /// The slots that a row of a plan sees, in position order.
+    pub fn seen<'a>(&'a self, plan: &'a ForwardPlan, row: usize) -> impl Iterator<Item = u32> + 'a {
+        let sight = plan.sights[row];
+        let tail = &plan.tails[sight.tail_start as usize..][..sight.tail as usize];
+        self.prefix(&sight).iter().chain(tail).copied()
     }
 }
 
@@ -87,6 +168,6 @@ pub struct PlanBounds {
     pub rows: usize,
     /// Rows whose logits are wanted.
     pub outputs: usize,
-    /// Slots of all lists and tails together.
+    /// Slots of all block tables and tails together.
     pub slots: usize,
 }

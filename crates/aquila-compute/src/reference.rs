@@ -10,7 +10,7 @@ use half::bf16;
 
 use crate::math::{exp, fma, round_half_even, silu};
 use crate::shape::INT8_GROUP;
-use crate::{ForwardPlan, HeadShape, KvDtype, RopeTable, Sink};
+use crate::{BlockTables, ForwardPlan, HeadShape, KvDtype, RopeTable, Sink};
 
 /// Positions of one attention block.
 pub const BLOCK: usize = 64;
@@ -185,6 +185,7 @@ pub fn attend<'a>(
 #[allow(clippy::too_many_arguments)]
 pub fn attend_row<'a>(
     plan: &ForwardPlan,
+    tables: &BlockTables,
     row: usize,
     queries: &[f32],
     heads: HeadShape,
@@ -193,7 +194,7 @@ pub fn attend_row<'a>(
     value: impl Fn(u32, usize) -> &'a [f32],
     out: &mut [f32],
 ) {
-    let seen: Vec<u32> = plan.seen(row).collect();
+    let seen: Vec<u32> = tables.seen(plan, row).collect();
     for head in 0..heads.heads {
         let columns = head * heads.head_dim..(head + 1) * heads.head_dim;
         let kv_head = head / heads.group();

@@ -3,7 +3,8 @@
 
 use aquila_compute::cpu::CpuBackend;
 use aquila_compute::{
-    Backend, ForwardPlan, HeadShape, HostTensor, KvDtype, KvShape, RopeTable, Sight, reference,
+    Backend, BlockTables, ForwardPlan, HeadShape, HostTensor, KvDtype, KvShape, RopeTable, Sight,
+    reference,
 };
 use proptest::prelude::*;
 
@@ -69,9 +70,8 @@ impl Case {
         let mut plan = ForwardPlan::default();
         let mut base = 0;
         for request in &self.requests {
-            let start = plan.slots.len() as u32;
             let slots = &self.slots[base..base + request.rows()];
-            plan.slots.extend(&slots[..request.chain]);
+            let start = plan.add_table(slots[..request.chain].iter().copied());
             for row in 0..request.rows() {
                 if !range.contains(&(base + row)) {
                     continue;
@@ -107,6 +107,8 @@ impl Case {
         let (heads, d) = (self.heads, self.heads.head_dim);
         let (rope, (q_norm, k_norm)) = (self.rope(), self.norms());
         let plan = self.plan(0..self.rows());
+        let mut tables = BlockTables::default();
+        tables.change(&plan);
         let slots = self.slots.iter().max().unwrap() + 1;
         let mut keys = vec![vec![0.0; d]; slots as usize * heads.kv_heads];
         let mut values = keys.clone();
@@ -135,6 +137,7 @@ impl Case {
                 let mut out = vec![0.0; heads.q_width()];
                 reference::attend_row(
                     &plan,
+                    &tables,
                     row,
                     &rows[row],
                     heads,
@@ -322,6 +325,44 @@ fn moved_slots_carry_their_keys_and_values_in_every_layer() {
             for row in 0..3 {
                 assert_eq!(bits(after.row(row)), bits(before.row(row)), "layer {layer}");
             }
+        }
+    }
+}
+
+#[test]
+fn a_block_table_stays_until_a_plan_changes_it() {
+    let heads = HeadShape { heads: 2, kv_heads: 1, head_dim: 24 };
+    let case = Case {
+        heads,
+        dtype: KvDtype::F32,
+        normed: false,
+        rotary: 24,
+        requests: vec![Request { chain: 90, parents: Vec::new() }],
+        slots: paged(90, 5, 3),
+        seed: 6,
+    };
+    let want = case.expected();
+    for backend in backends() {
+        let bounds = aquila_compute::PlanBounds { rows: 90, outputs: 90, slots: 400 };
+        let mut plan = backend.plan(bounds).unwrap();
+        let slots = *case.slots.iter().max().unwrap() as usize + 1;
+        let shape = KvShape { layers: 1, slots, kv_heads: 1, head_dim: 24, dtype: KvDtype::F32 };
+        let mut kv = backend.kv(shape).unwrap();
+        let rope = backend.rope(&case.rope()).unwrap();
+        let all = case.qkv();
+        let mut qkv = backend.rows(1, heads.qkv_width()).unwrap();
+        let mut out = backend.rows(1, heads.q_width()).unwrap();
+        // One row a pass, each of which tells the slot of its own row alone, behind another table.
+        for row in 0..90 {
+            let mut host = case.plan(row..row + 1);
+            (host.changes, host.slots) = (Vec::new(), Vec::new());
+            host.sights[0].start = 200;
+            host.change_table(200 + row, &case.slots[row..row + 1]);
+            backend.place(&host, &mut plan).unwrap();
+            qkv.row_mut(0).copy_from_slice(&all[row * heads.qkv_width()..][..heads.qkv_width()]);
+            backend.write_kv(&mut qkv, heads, None, &rope, &plan, &mut kv, 0).unwrap();
+            backend.attend(&qkv, heads, SCALE, &plan, &kv, 0, &mut out).unwrap();
+            assert_eq!(bits(out.row(0)), bits(&want[row]), "row {row}");
         }
     }
 }

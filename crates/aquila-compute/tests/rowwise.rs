@@ -103,6 +103,7 @@ fn embeddings_are_read_and_outputs_gathered_by_the_plan() {
             positions: vec![0, 1, 2],
             writes: vec![0, 1, 2],
             sights: vec![Sight { prefix: 1, ..Sight::default() }; 3],
+            changes: vec![(0, 1)],
             slots: vec![0],
             tails: Vec::new(),
             outputs: vec![0, 2],
@@ -134,6 +135,7 @@ fn a_plan_that_refers_beyond_itself_is_refused() {
         positions: vec![0],
         writes: vec![0],
         sights: vec![Sight { prefix: 2, ..Sight::default() }],
+        changes: vec![(0, 1)],
         slots: vec![0],
         ..ForwardPlan::default()
     };

@@ -118,7 +118,8 @@ pub(crate) fn check_plan(
     if [plan.positions.len(), plan.writes.len(), plan.sights.len()] != [rows; 3] {
         return refuse(format!("{rows} tokens, but other counts of positions, writes or sights"));
     }
-    let slots = plan.slots.len() + plan.tails.len();
+    let reach = plan.changes.iter().map(|&(at, count)| at as usize + count as usize).max();
+    let slots = reach.unwrap_or(0) + plan.tails.len();
     if rows > bounds.rows || plan.outputs.len() > bounds.outputs || slots > bounds.slots {
         return refuse(format!(
             "{rows} rows, {} outputs and {slots} slots exceed {bounds:?}",
@@ -134,13 +135,16 @@ pub(crate) fn check_plan(
     if let Some(output) = plan.outputs.iter().find(|&&o| o as usize >= rows) {
         return refuse(format!("output {output} of {rows} rows"));
     }
+    if plan.changes.iter().map(|&(_, count)| count as usize).sum::<usize>() != plan.slots.len() {
+        return refuse("changes of block tables that do not have the slots they say".into());
+    }
     let outside = plan.sights.iter().find(|s| {
         s.is_empty()
-            || s.start as usize + s.prefix as usize > plan.slots.len()
+            || s.start as usize + s.prefix as usize > bounds.slots
             || s.tail_start as usize + s.tail as usize > plan.tails.len()
     });
     if let Some(sight) = outside {
-        return refuse(format!("{sight:?} leaves the slot lists"));
+        return refuse(format!("{sight:?} leaves the block tables"));
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use aquila_compute::choose::{Ask, Candidate, History, Sampling, Weights};
-use aquila_compute::{Backend, DraftIds};
+use aquila_compute::{Backend, DraftIds, ForwardPlan};
 use aquila_model::Result;
 
 use crate::{Growth, Proposal, Shape, Tree};
@@ -263,11 +263,35 @@ pub struct DraftAsk<'a> {
 
 /// Rows of one group and where they are.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct GroupRows {
+pub struct GroupRows<'a> {
     /// When drafting, all rows that are certain; when extending, those to run.
     pub rows: Range<usize>,
     /// The slots of the rows from the first on up to those, then room for a tree's.
-    pub slots: Vec<u32>,
+    pub slots: &'a [u32],
+    /// Where the request's block table begins among those of the draft's plans, and how many of
+    /// its slots earlier passes of an extend have placed there.
+    pub table: BlockTable,
+}
+
+/// A request's block table among those of all requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct BlockTable {
+    /// Where it begins.
+    pub start: usize,
+    /// How many of its slots are there already.
+    pub placed: usize,
+}
+
+impl GroupRows<'_> {
+    /// Adds to a plan what its block tables lack of the first `rows` rows; answers where the
+    /// request's begins.
+    pub fn place_table(&self, plan: &mut ForwardPlan, rows: usize) -> u32 {
+        let BlockTable { start, placed } = self.table;
+        if placed < rows {
+            plan.change_table(start + placed, &self.slots[placed..rows]);
+        }
+        start as u32
+    }
 }
 
 /// A request whose tree is to be drafted.
@@ -282,7 +306,7 @@ pub struct Drafting<'a> {
     /// Where it begins.
     pub seed: &'a Seed,
     /// Its rows in each declared group.
-    pub groups: &'a [GroupRows],
+    pub groups: &'a [GroupRows<'a>],
     /// What is asked.
     pub asking: Asking<'a>,
 }
@@ -315,7 +339,7 @@ pub struct Extending<'a> {
     /// How many of them were there at its last extend; 0 at the first.
     pub since: usize,
     /// The rows to run in each declared group.
-    pub groups: &'a [GroupRows],
+    pub groups: &'a [GroupRows<'a>],
     /// Where the target's rows are.
     pub target: TargetRows,
     /// What its last extend left, if that asked for a seed.

@@ -10,9 +10,7 @@ use std::collections::HashMap;
 use aquila_compute::{Backend, DraftIds, ForwardPlan, KvDtype, KvShape, Sight};
 use aquila_model::Result;
 
-use crate::algorithm::{
-    Algorithm, Declaration, DraftAsk, Drafting, Extending, GroupRows, Offer, Seed,
-};
+use crate::algorithm::{Algorithm, Declaration, DraftAsk, Drafting, Extending, Offer, Seed};
 use crate::{Growth, Tree};
 
 /// A model that drafts recurrently, with keys and values of its own in one group.
@@ -87,13 +85,13 @@ impl<B: Backend> Speculator<B> {
             if !tree.growth.goes_on() {
                 continue;
             }
-            let start = plan.slots.len();
-            let GroupRows { rows: certain, slots } = &request.groups[0];
-            plan.slots.extend_from_slice(&slots[..certain.end]);
+            let group = &request.groups[0];
+            let certain = group.rows.end;
+            let start = group.place_table(plan, certain);
             let mut rows = HashMap::new();
             for &node in tree.growth.beam() {
                 let depth = tree.growth.depth();
-                let own = slots[certain.end + tree.slots.len()];
+                let own = group.slots[certain + tree.slots.len()];
                 tree.slots.insert(node, own);
                 let tail_start = plan.tails.len();
                 let mut at = Some(node);
@@ -109,12 +107,12 @@ impl<B: Backend> Speculator<B> {
                 rows.insert(node, plan.rows() as u32);
                 plan.outputs.push(plan.rows() as u32);
                 plan.tokens.push(tree.growth.token(node));
-                plan.positions.push((certain.end + depth - 1) as u32);
+                plan.positions.push((certain + depth - 1) as u32);
                 plan.writes.push(own);
                 plan.sources.push(source);
                 plan.sights.push(Sight {
-                    start: start as u32,
-                    prefix: certain.end as u32,
+                    start,
+                    prefix: certain as u32,
                     tail_start: tail_start as u32,
                     tail: depth as u32,
                 });
@@ -181,18 +179,13 @@ impl<B: Backend> Algorithm<B> for Speculator<B> {
         let mut asks = Vec::new();
         let mut count = 1;
         for request in requests {
-            let start = plan.slots.len();
-            let GroupRows { rows, slots } = &request.groups[0];
-            plan.slots.extend_from_slice(&slots[..rows.end]);
-            for row in rows.clone() {
+            let group = &request.groups[0];
+            let start = group.place_table(plan, group.rows.end);
+            for row in group.rows.clone() {
                 plan.tokens.push(request.tokens[row + lookahead]);
                 plan.positions.push(row as u32);
-                plan.writes.push(plan.slots[start + row]);
-                plan.sights.push(Sight {
-                    start: start as u32,
-                    prefix: row as u32 + 1,
-                    ..Sight::default()
-                });
+                plan.writes.push(group.slots[row]);
+                plan.sights.push(Sight { start, prefix: row as u32 + 1, ..Sight::default() });
                 if hidden.is_some() {
                     plan.sources.push(request.target.of(row));
                 }

@@ -45,8 +45,8 @@ mod verify;
 
 pub use accept::{Accepted, accept};
 pub use algorithm::{
-    Algorithm, Asking, Declaration, DraftAsk, DraftGroup, Drafting, Extending, GroupRows,
-    HiddenStates, MOST_DRAFT_GROUPS, Offer, Seed, TargetRows, Travels, TreeRows,
+    Algorithm, Asking, BlockTable, Declaration, DraftAsk, DraftGroup, Drafting, Extending,
+    GroupRows, HiddenStates, MOST_DRAFT_GROUPS, Offer, Seed, TargetRows, Travels, TreeRows,
 };
 pub use aquila_compute::choose::Candidate;
 pub use commit::{Kept, KvRows, NodeRows, PassRows, commit};
@@ -57,7 +57,8 @@ pub use error::{Error, Result};
 pub use mixed::{Drafted, Mixed};
 pub use mtp::{Mtp, MtpRoom};
 pub use registry::{
-    Allowance, AskedShape, DraftFlag, DraftFor, Entry, LoadOn, NONE, Opened, Opening, Registry,
+    Allowance, AskedShape, DraftFlag, DraftFor, Entry, LoadOn, NONE,
+    Opened, Opening, Registry,
 };
 pub use row_budget::{Weighted, prune_to_rows};
 pub use shape::{MOST_STEPS, MOST_TOPK, Shape, ShapeError};

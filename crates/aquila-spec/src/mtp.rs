@@ -17,8 +17,8 @@ use aquila_model::{Error, FusedHead, LayerScratch, Result, Sources};
 
 use crate::kept_states::{KeptStates, Seats};
 use crate::{
-    Algorithm, Declaration, DraftAsk, DraftGroup, Drafting, Extending, GroupRows, Growth,
-    HiddenStates, Offer, Seed, Shape, Travels, Tree, TreeRows,
+    Algorithm, Declaration, DraftAsk, DraftGroup, Drafting, Extending, Growth, HiddenStates, Offer,
+    Seed, Shape, Travels, Tree, TreeRows,
 };
 
 /// What there must be room for.
@@ -44,7 +44,8 @@ impl MtpRoom {
         PlanBounds {
             rows: self.bounds.rows + branches * depth,
             outputs: self.bounds.outputs,
-            slots: self.bounds.slots + branches * depth * depth,
+            // Each layer has block tables of its own.
+            slots: self.bounds.slots * self.shape.steps().max(1) + branches * depth * depth,
         }
     }
 
@@ -120,16 +121,15 @@ impl<B: Backend> Mtp<B> {
             if !tree.growth.goes_on() {
                 continue;
             }
-            let Some(GroupRows { rows, slots }) = request.groups.get(depth) else {
+            let Some(group) = request.groups.get(depth) else {
                 return Err(Error::Plan(format!("a tree deeper than {depth} MTP layers")));
             };
-            let (committed, certain) = (request.tokens.len() - 1, rows.end);
+            let (committed, certain) = (request.tokens.len() - 1, group.rows.end);
             // Where the parent's rows of the layer before begin.
             let before = committed.saturating_sub(depth - 1);
             let seat = seats.of(request.request)?;
-            let start = plan.slots.len() as u32;
-            plan.slots.extend_from_slice(&slots[..certain]);
-            let mut own = slots[certain..].iter();
+            let start = group.place_table(plan, certain);
+            let mut own = group.slots[certain..].iter();
             let mut firsts = HashMap::new();
             for &node in tree.growth.beam() {
                 let path = tree.growth.path_tokens(node);
@@ -170,16 +170,15 @@ impl<B: Backend> Mtp<B> {
         plan.clear();
         let mut firsts = Vec::with_capacity(requests.len());
         for (index, request) in requests.iter().enumerate() {
-            let GroupRows { rows, slots } = &request.groups[layer];
+            let group = &request.groups[layer];
             let seat = seats.take(request.request)?;
             firsts.push(plan.rows());
-            let start = plan.slots.len();
-            plan.slots.extend_from_slice(&slots[..rows.end]);
-            for row in rows.clone() {
+            let start = group.place_table(plan, group.rows.end);
+            for row in group.rows.clone() {
                 plan.tokens.push(request.tokens[row + 1 + layer]);
                 plan.positions.push((row + layer) as u32);
-                plan.writes.push(plan.slots[start + row]);
-                let (start, prefix) = (start as u32, row as u32 + 1);
+                plan.writes.push(group.slots[row]);
+                let prefix = row as u32 + 1;
                 plan.sights.push(Sight { start, prefix, ..Sight::default() });
                 plan.sources.push(if layer == 0 {
                     request.target.of(row)

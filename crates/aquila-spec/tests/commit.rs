@@ -40,7 +40,7 @@ fn numbered(backend: &CpuBackend, rows: usize) -> <CpuBackend as Backend>::Rows 
         plan.tokens.push(row);
         plan.positions.push(0);
         plan.writes.push(row);
-        plan.slots.push(row);
+        plan.add_table([row]);
         plan.sights.push(Sight { start: row, prefix: 1, ..Sight::default() });
     }
     let mut placed = backend.plan(PlanBounds { rows, outputs: rows, slots: rows }).unwrap();

@@ -41,6 +41,7 @@ impl Scene {
                     positions: rows.clone().map(|p| p as u32).collect(),
                     writes: list[rows.clone()].to_vec(),
                     sights: vec![Sight { prefix: 1, ..Sight::default() }; rows.len()],
+                    changes: vec![(0, 1)],
                     slots: list[..1].to_vec(),
                     ..ForwardPlan::default()
                 };
@@ -58,8 +59,8 @@ impl Scene {
     /// ancestors, then itself.
     pub fn tree(&mut self, r: usize, rows: usize) -> ForwardPlan {
         let context = CONTEXTS[r];
-        let mut plan =
-            ForwardPlan { slots: self.lists[r][..context].to_vec(), ..ForwardPlan::default() };
+        let mut plan = ForwardPlan::default();
+        plan.add_table(self.lists[r][..context].iter().copied());
         let mut paths: Vec<Vec<u32>> = Vec::new();
         for node in 0..rows {
             let slot = self.lists[r][context + node];
@@ -88,8 +89,7 @@ impl Scene {
         let mut plan = ForwardPlan::default();
         for (r, context) in CONTEXTS.into_iter().enumerate() {
             let share = rows / CONTEXTS.len() + usize::from(r < rows % CONTEXTS.len());
-            let start = plan.slots.len() as u32;
-            plan.slots.extend(&self.lists[r][..context + share]);
+            let start = plan.add_table(self.lists[r][..context + share].iter().copied());
             for row in 0..share {
                 plan.tokens.push(self.token());
                 plan.positions.push((context + row) as u32);
@@ -112,6 +112,7 @@ pub fn alone(plan: &ForwardPlan, row: usize) -> ForwardPlan {
         positions: vec![plan.positions[row]],
         writes: vec![plan.writes[row]],
         sights: vec![plan.sights[row]],
+        changes: plan.changes.clone(),
         slots: plan.slots.clone(),
         tails: plan.tails.clone(),
         outputs: vec![0],

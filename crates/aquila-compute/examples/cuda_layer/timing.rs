@@ -91,6 +91,7 @@ fn fill(b: &CudaBackend, width: usize, rows: &mut <CudaBackend as Backend>::Rows
         positions: vec![0; 8],
         writes: vec![0; 8],
         sights: vec![sight; 8],
+        changes: vec![(0, 1)],
         slots: vec![0],
         ..ForwardPlan::default()
     };

@@ -11,12 +11,13 @@ use super::isa::Detected;
 use super::kv::SharedKv;
 use super::lanes::{LANES, Lanes, kernel, unroll};
 use crate::reference::BLOCK;
-use crate::{ForwardPlan, HeadShape, KvDtype};
+use crate::{BlockTables, ForwardPlan, HeadShape, KvDtype};
 
 /// What an attention reads and writes. Pointers are valid for all rows of the plan.
 #[derive(Clone, Copy)]
 pub(super) struct Attention<'a> {
     pub plan: &'a ForwardPlan,
+    pub tables: &'a BlockTables,
     pub heads: HeadShape,
     pub scale: f32,
     pub kv: SharedKv,

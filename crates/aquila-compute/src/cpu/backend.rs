@@ -278,6 +278,7 @@ impl Backend for CpuBackend {
         })?;
         let attention = Attention {
             plan: plan.host(),
+            tables: plan.tables(),
             heads,
             scale,
             kv: kv.layer(layer),

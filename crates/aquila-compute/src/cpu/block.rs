@@ -23,7 +23,7 @@ pub(super) struct Block {
 pub(super) const MOST_HEADS: usize = 24;
 
 /// How many rows from `row` on see the same positions of the block at `start`: all of it, from
-/// one slot list.
+/// one block table.
 pub(super) fn rows_alike(a: &Attention<'_>, row: usize, last: usize, start: usize) -> usize {
     let first = a.plan.sights[row];
     let whole = (start + BLOCK) as u64;
@@ -63,7 +63,7 @@ impl Block {
         self.count = (sight.len() - start).min(BLOCK);
         self.first = start == 0;
         let head = a.kv.layer + kv_head * a.kv.head_stride;
-        let near = &a.plan.slots[sight.start as usize..][..sight.prefix as usize];
+        let near = a.tables.prefix(&sight);
         let far = &a.plan.tails[sight.tail_start as usize..][..sight.tail as usize];
         let place = |slot: &u32| head + *slot as usize * a.kv.width;
         if start + self.count <= near.len() {
@@ -92,7 +92,7 @@ impl Block {
     ) {
         let sight = a.plan.sights[row];
         let head = a.kv.layer + kv_head * a.kv.head_stride;
-        let near = &a.plan.slots[sight.start as usize..][..sight.prefix as usize];
+        let near = a.tables.prefix(&sight);
         let next = near.iter().skip(start).take(BLOCK);
         self.ahead_count = next.len();
         for (at, slot) in self.ahead.iter_mut().zip(next) {

@@ -1,11 +1,12 @@
 //! Plans in host memory, checked once so that kernels may trust them in every layer.
 
-use crate::{Error, ForwardPlan, Result};
+use crate::{BlockTables, Error, ForwardPlan, Result};
 
 /// A plan in host memory.
 #[derive(Default)]
 pub struct CpuPlan {
     host: ForwardPlan,
+    tables: BlockTables,
     slots: usize,
     positions: usize,
     seen: usize,
@@ -13,16 +14,17 @@ pub struct CpuPlan {
 }
 
 impl CpuPlan {
-    /// Copies `host` here and checks that it is whole.
+    /// Copies `host` here, changes block tables as it says, and checks that it is whole.
     pub(super) fn place(&mut self, host: &ForwardPlan) -> Result<()> {
         let rows = host.rows();
+        self.tables.change(host);
         let whole = host.positions.len() == rows
             && host.writes.len() == rows
             && host.sights.len() == rows
             && host.outputs.iter().all(|&row| (row as usize) < rows)
             && host.sights.iter().all(|s| {
                 !s.is_empty()
-                    && s.start as usize + s.prefix as usize <= host.slots.len()
+                    && self.tables.hold(s)
                     && s.tail_start as usize + s.tail as usize <= host.tails.len()
             });
         if !whole {
@@ -30,8 +32,8 @@ impl CpuPlan {
                 "a plan refers to rows or slots that it does not have".into(),
             ));
         }
-        let slots = host.writes.iter().chain(&host.slots).chain(&host.tails).max();
-        self.slots = slots.map_or(0, |&slot| slot as usize + 1);
+        let slots = host.writes.iter().chain(&host.tails).max();
+        self.slots = slots.map_or(0, |&slot| slot as usize + 1).max(self.tables.bound());
         self.positions = host.positions.iter().max().map_or(0, |&p| p as usize + 1);
         self.seen = host.sights.iter().map(|sight| sight.len()).sum();
         self.host.clone_from(host);
@@ -44,6 +46,11 @@ impl CpuPlan {
     /// The plan as the host made it.
     pub fn host(&self) -> &ForwardPlan {
         &self.host
+    }
+
+    /// The block tables as the plans so far have left them.
+    pub fn tables(&self) -> &BlockTables {
+        &self.tables
     }
 
     /// One more than the largest slot.

@@ -8,8 +8,8 @@ use super::arguments;
 use super::device::{Device, Mailbox, Memory};
 use super::kernels::PROJECT_ROWS;
 use crate::{
-    DType, Error, ForwardPlan, HostTensor, KvDtype, KvShape, PlanBounds, Result, RopeTable,
-    WeightFormat,
+    BlockTables, DType, Error, ForwardPlan, HostTensor, KvDtype, KvShape, PlanBounds, Result,
+    RopeTable, WeightFormat,
 };
 
 /// Values that one 16-byte load of bfloat16 weights brings; rows begin at multiples of it.
@@ -235,11 +235,13 @@ impl CudaKv {
 const COUNTS: usize = 4;
 
 /// A plan on the device. Its parts lie at fixed places, so that a captured pass finds the next plan
-/// where it found the last one; slot lists and tails share the end, so that one copy moves no more
+/// where it found the last one; block tables and tails share the end, so that one copy moves no more
 /// than there is.
 pub struct CudaPlan {
     mailbox: Mailbox,
     bounds: PlanBounds,
+    /// The block tables, of which a whole copy goes to the device with every plan.
+    tables: BlockTables,
     /// Rows of the plan placed last.
     pub(super) rows: usize,
     /// Outputs of the plan placed last.
@@ -250,7 +252,7 @@ impl CudaPlan {
     pub(super) fn new(device: &Device, bounds: PlanBounds) -> Result<Self> {
         let words = COUNTS + 8 * bounds.rows + bounds.outputs + bounds.slots;
         let mailbox = Mailbox::new(device, "a plan", words)?;
-        Ok(Self { mailbox, bounds, rows: 0, outputs: 0 })
+        Ok(Self { mailbox, bounds, tables: BlockTables::default(), rows: 0, outputs: 0 })
     }
 
     /// The memory that the addresses of [`CudaPlan::parts`] lie in.
@@ -274,10 +276,12 @@ impl CudaPlan {
     }
 
     pub(super) fn place(&mut self, device: &Device, host: &ForwardPlan) -> Result<()> {
-        check(host, self.bounds)?;
+        self.tables.change(host);
+        check(host, &self.tables, self.bounds)?;
+        let tables = self.tables.slots();
         let PlanBounds { rows, outputs, .. } = self.bounds;
         let lists = COUNTS + 8 * rows + outputs;
-        let tails = host.slots.len() as u32;
+        let tails = tables.len() as u32;
         self.mailbox.post(device, |words| {
             words[..2].copy_from_slice(&[host.rows() as u32, host.outputs.len() as u32]);
             for (out, sight) in words[COUNTS..].chunks_exact_mut(4).zip(&host.sights) {
@@ -291,9 +295,9 @@ impl CudaPlan {
             copy(COUNTS + 6 * rows, &host.writes);
             copy(COUNTS + 7 * rows, &host.sources);
             copy(COUNTS + 8 * rows, &host.outputs);
-            copy(lists, &host.slots);
-            copy(lists + host.slots.len(), &host.tails);
-            lists + host.slots.len() + host.tails.len()
+            copy(lists, tables);
+            copy(lists + tables.len(), &host.tails);
+            lists + tables.len() + host.tails.len()
         })?;
         (self.rows, self.outputs) = (host.rows(), host.outputs.len());
         Ok(())
@@ -301,9 +305,9 @@ impl CudaPlan {
 }
 
 /// Refuses a plan that does not fit or whose parts disagree; the kernels then need not look.
-fn check(host: &ForwardPlan, bounds: PlanBounds) -> Result<()> {
+fn check(host: &ForwardPlan, tables: &BlockTables, bounds: PlanBounds) -> Result<()> {
     let rows = host.rows();
-    let slots = host.slots.len() + host.tails.len();
+    let slots = tables.len() + host.tails.len();
     if rows > bounds.rows || host.outputs.len() > bounds.outputs || slots > bounds.slots {
         return Err(Error::Tensor(format!(
             "a plan of {rows} rows, {} outputs and {slots} slots exceeds {bounds:?}",
@@ -317,7 +321,7 @@ fn check(host: &ForwardPlan, bounds: PlanBounds) -> Result<()> {
         && host.outputs.iter().all(|&row| (row as usize) < rows)
         && host.sights.iter().all(|sight| {
             !sight.is_empty()
-                && within(sight.start, sight.prefix, &host.slots)
+                && tables.hold(sight)
                 && within(sight.tail_start, sight.tail, &host.tails)
         });
     if sound { Ok(()) } else { Err(Error::Tensor("a plan whose parts disagree".into())) }

@@ -3,6 +3,7 @@
 //! Its one invariant: what a request gets in a round depends on its row of the relay, its slots
 //! and the job's part for it, and on nothing that another request does.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use aquila_compute::Backend;
@@ -22,12 +23,16 @@ use super::runner::Runner;
 use crate::config::EngineConfig;
 use crate::error::Result;
 use crate::listener::{FinishReason, Token};
+use crate::request::RequestId;
 use crate::times::{Times, timed};
 
 /// Runs rounds on a model.
 pub struct Lane<B: Backend> {
     pub(super) runner: Runner<B>,
     pub(super) config: EngineConfig,
+    /// Places that no request has, and those of the others.
+    places: Vec<usize>,
+    placed: HashMap<RequestId, usize>,
     pub(super) relay: Relay,
     pub(super) parking: Parking,
     plan: PassPlan,
@@ -56,7 +61,9 @@ impl<B: Backend> Compute for Lane<B> {
         let number = job.number;
         self.round = number;
         for admission in std::mem::take(&mut job.admitted) {
-            self.relay.admit(Track::new(admission));
+            let place = self.places.pop().expect("no more requests hold KV than may run");
+            self.placed.insert(admission.order.id, place);
+            self.relay.admit(Track::new(admission, place));
         }
         for change in &job.tables {
             self.relay.change_table(change, &job.slots);
@@ -80,9 +87,12 @@ impl<B: Backend> Lane<B> {
     pub fn new(runner: Runner<B>, config: EngineConfig) -> Self {
         let parking =
             Parking::new(config.max_rows(), config.parked_rows, config.max_running_requests);
+        let places = (0..config.max_running_requests).rev().collect();
         Self {
             runner,
             config,
+            places,
+            placed: HashMap::new(),
             relay: Relay::default(),
             parking,
             plan: PassPlan::default(),
@@ -99,6 +109,8 @@ impl<B: Backend> Lane<B> {
             self.relay.publish(turn.track);
         }
         for left in &job.left {
+            // Be its row lost with a round that failed, its place is free again.
+            self.places.extend(self.placed.remove(&left.request));
             if let Some(track) = self.relay.leave(left.request) {
                 self.parking.leave(track.parked);
                 self.runner.leave(left.request.0, &track.tokens[..left.tokens]);
@@ -121,8 +133,8 @@ impl<B: Backend> Lane<B> {
             let mut trees: Vec<_> = self.turns.iter_mut().filter_map(Turn::weighted).collect();
             prune_to_rows(&mut trees, rows);
         }
-        let Self { runner, plan, turns, .. } = self;
-        plan.fill(turns);
+        let Self { runner, config, plan, turns, .. } = self;
+        plan.fill(turns, config);
         let (chosen, weighed) = plan.asks(turns);
         let captures = runner.captures();
         let taken_in = |turn: &Turn| {

@@ -4,6 +4,8 @@
 //! soon as that is known, or, where it sat out, before it drafts again. Seeds last until the next
 //! time that any draft takes something in, so trees that begin with older ones are drafted first.
 
+use std::ops::Range;
+
 use aquila_compute::Backend;
 use aquila_spec::{DraftGroup, Drafting, Extending, GroupRows, Seed, TargetRows};
 
@@ -12,6 +14,7 @@ use super::job::Yield;
 use super::order::Order;
 use super::relay::Track;
 use super::round::{Turn, Work};
+use crate::config::EngineConfig;
 use crate::error::Result;
 use crate::request::RequestId;
 use crate::times::{Times, timed};
@@ -30,17 +33,17 @@ pub(super) struct Next {
 impl<B: Backend> Lane<B> {
     /// Drafts the trees that are awaited.
     pub(super) fn draft(&mut self) -> Result<()> {
-        let Self { runner, turns, .. } = self;
+        let Self { runner, turns, config, .. } = self;
         let declared = runner.declaration().map_or(&[][..], |d| &d.groups);
-        let groups: Vec<Vec<GroupRows>> = turns
+        let groups: Vec<Vec<GroupRows<'_>>> = turns
             .iter()
             .filter(|turn| turn.awaits_tree)
             .map(|turn| {
                 let (track, shape) = (&turn.track, turn.shape);
                 let rows = |(at, draft): (usize, &DraftGroup)| {
                     let certain = track.rows[at + 1];
-                    let slots = track.tables[at + 1][..certain + draft.tree.of(shape)].to_vec();
-                    GroupRows { rows: 0..certain, slots }
+                    let slots = certain + draft.tree.of(shape);
+                    group_rows(track, at + 1, 0..certain, slots, config)
                 };
                 declared.iter().enumerate().map(rows).collect()
             })
@@ -119,9 +122,12 @@ impl<B: Backend> Lane<B> {
     fn take_in(&mut self, turns: &[(usize, TargetRows, usize)], seeds: bool) -> Result<()> {
         let Some(declaration) = self.runner.declaration() else { return Ok(()) };
         let declared = &declaration.groups;
-        let groups: Vec<Vec<GroupRows>> = turns
+        let config = &self.config;
+        let groups: Vec<Vec<GroupRows<'_>>> = turns
             .iter()
-            .map(|&(at, _, tokens)| missing_rows(&self.turns[at].track, declared, tokens, true))
+            .map(|&(at, _, tokens)| {
+                missing_rows(&self.turns[at].track, declared, tokens, true, config)
+            })
             .collect();
         let requests: Vec<Extending<'_>> = turns
             .iter()
@@ -140,7 +146,8 @@ impl<B: Backend> Lane<B> {
             })
             .collect();
         let taken = self.runner.extend(&requests)?;
-        for ((&(at, _, tokens), groups), seed) in turns.iter().zip(&groups).zip(taken) {
+        let made: Vec<_> = groups.iter().map(|groups| ranges(groups)).collect();
+        for ((&(at, _, tokens), groups), seed) in turns.iter().zip(&made).zip(taken) {
             let turn = &mut self.turns[at];
             turn.track.took_in(groups, tokens);
             if seeds {
@@ -185,11 +192,12 @@ impl<B: Backend> Lane<B> {
     /// Lets the draft catch up with what is certain, and leaves its seeds.
     pub(super) fn extend(&mut self, next: Vec<Next>, yields: &mut [Option<Yield>]) -> Result<()> {
         let Some(declaration) = self.runner.declaration() else { return Ok(()) };
-        let groups: Vec<Vec<GroupRows>> = next
+        let config = &self.config;
+        let groups: Vec<Vec<GroupRows<'_>>> = next
             .iter()
             .map(|next| {
                 let track = self.relay.written(next.request);
-                missing_rows(track, &declaration.groups, track.tokens.len(), next.whole)
+                missing_rows(track, &declaration.groups, track.tokens.len(), next.whole, config)
             })
             .collect();
         let requests: Vec<Extending<'_>> = next
@@ -210,7 +218,8 @@ impl<B: Backend> Lane<B> {
             })
             .collect();
         let seeds = self.runner.extend(&requests)?;
-        for ((next, groups), seed) in next.iter().zip(groups).zip(seeds) {
+        let made: Vec<_> = groups.iter().map(|groups| ranges(groups)).collect();
+        for ((next, groups), seed) in next.iter().zip(made).zip(seeds) {
             let track = self.relay.written_mut(next.request);
             track.took_in(&groups, track.tokens.len());
             if let Some(yielded) = &mut yields[next.part] {
@@ -224,16 +233,32 @@ impl<B: Backend> Lane<B> {
 
 /// The rows that a draft is to make so that it knows `tokens` of a text; `whole` says whether the
 /// target has read all of them.
-fn missing_rows(
-    track: &Track,
+fn missing_rows<'a>(
+    track: &'a Track,
     declared: &[DraftGroup],
     tokens: usize,
     whole: bool,
-) -> Vec<GroupRows> {
+    config: &EngineConfig,
+) -> Vec<GroupRows<'a>> {
     let rows = |(at, draft): (usize, &DraftGroup)| {
         let end = Order::certain_rows(draft, tokens, track.rows[0], whole);
-        let slots = track.tables[at + 1][..end].to_vec();
-        GroupRows { rows: track.rows[at + 1]..end, slots }
+        group_rows(track, at + 1, track.rows[at + 1]..end, end, config)
     };
     declared.iter().enumerate().map(rows).collect()
+}
+
+/// Rows of a group, with the first `slots` slots of its table.
+fn group_rows<'a>(
+    track: &'a Track,
+    group: usize,
+    rows: Range<usize>,
+    slots: usize,
+    config: &EngineConfig,
+) -> GroupRows<'a> {
+    let table = track.table(group, config.max_running_requests, config.longest_sequence());
+    GroupRows { rows, slots: &track.tables[group][..slots], table }
+}
+
+fn ranges(groups: &[GroupRows<'_>]) -> Vec<Range<usize>> {
+    groups.iter().map(|group| group.rows.clone()).collect()
 }

@@ -5,10 +5,11 @@
 //! a round that reads what was not written yet, or reads it twice, panics and fails.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use aquila_compute::choose::History;
-use aquila_spec::{Asking, GroupRows, Seed, Verify};
+use aquila_spec::{Asking, BlockTable, Seed, Verify};
 
 use super::Order;
 use super::job::{Admission, TableChange};
@@ -24,8 +25,12 @@ pub(crate) struct Track {
     pub tokens: Vec<u32>,
     /// What penalties count; kept only if there are any.
     pub history: History,
+    /// Its place among the requests that hold KV: where its block tables are in plans.
+    pub place: usize,
     /// The slots of its rows in each group, committed ones first, then room.
     pub tables: Vec<Vec<u32>>,
+    /// How many slots of each group's table the plans of that group have.
+    pub placed: Vec<usize>,
     /// How many rows it has committed in each group.
     pub rows: Vec<usize>,
     /// How many of its trees were verified.
@@ -40,8 +45,8 @@ pub(crate) struct Track {
 }
 
 impl Track {
-    /// The row of a request that begins, or goes on.
-    pub fn new(admission: Admission) -> Self {
+    /// The row of a request that begins, or goes on, at this place.
+    pub fn new(admission: Admission, place: usize) -> Self {
         let Admission { order, tokens, matched, rounds } = admission;
         let mut history = History::default();
         if order.sampling.has_penalties() {
@@ -53,7 +58,9 @@ impl Track {
             order,
             tokens,
             history,
+            place,
             tables: vec![Vec::new(); groups],
+            placed: vec![0; groups],
             rows: vec![matched; groups],
             rounds,
             extended: 0,
@@ -117,10 +124,18 @@ impl Track {
         reason
     }
 
+    /// Where its block table of a group is in plans that have one of `stride` slots for each of
+    /// `requests`; those of a draft's groups lie behind each other.
+    pub fn table(&self, group: usize, requests: usize, stride: usize) -> BlockTable {
+        let start = (group.saturating_sub(1) * requests + self.place) * stride;
+        BlockTable { start, placed: self.placed[group] }
+    }
+
     /// Notes that the draft knows `tokens` of the text now, and made these rows of it.
-    pub fn took_in(&mut self, made: &[GroupRows], tokens: usize) {
-        for (rows, made) in self.rows[1..].iter_mut().zip(made) {
-            *rows += made.rows.len();
+    pub fn took_in(&mut self, made: &[Range<usize>], tokens: usize) {
+        for (at, made) in made.iter().enumerate() {
+            self.rows[at + 1] += made.len();
+            self.placed[at + 1] = self.placed[at + 1].max(made.end);
         }
         self.extended = tokens;
     }
@@ -200,7 +215,9 @@ impl Relay {
 
     /// Changes the slots of a request.
     pub fn change_table(&mut self, change: &TableChange, slots: &[u32]) {
-        let table = &mut self.written_mut(change.request).tables[change.group];
+        let track = self.written_mut(change.request);
+        track.placed[change.group] = track.placed[change.group].min(change.from);
+        let table = &mut track.tables[change.group];
         let new = &slots[change.slots.clone()];
         let known = table.len();
         assert!(change.from <= known, "slots from {} were told, {known} are known", change.from);
@@ -309,7 +326,7 @@ mod tests {
             room: DraftRoom::NONE,
         };
         let tokens = vec![1, 2];
-        Track::new(Admission { order: Arc::new(order), tokens, matched: 0, rounds: 0 })
+        Track::new(Admission { order: Arc::new(order), tokens, matched: 0, rounds: 0 }, 0)
     }
 
     fn apply(relay: &mut Relay, hand: &mut Option<Box<Track>>, event: Event) {

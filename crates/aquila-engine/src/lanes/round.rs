@@ -11,6 +11,7 @@ use aquila_spec::{Seed, Shape, Tree, Verify, Weighted};
 
 use super::job::Task;
 use super::relay::Track;
+use crate::config::EngineConfig;
 
 /// What one request does in a round, with its row of the relay.
 pub(crate) struct Turn {
@@ -143,23 +144,34 @@ pub(crate) struct PassPlan {
 
 impl PassPlan {
     /// Plans the rows of `turns`, whose slots are in their tables.
-    pub fn fill(&mut self, turns: &mut [Turn]) {
+    pub fn fill(&mut self, turns: &mut [Turn], config: &EngineConfig) {
         self.forward.clear();
         self.paths.clear();
         for Turn { track, first_row, first_token, work, .. } in turns {
             *first_row = self.forward.rows();
             *first_token = track.rows[0];
+            let seen = match work {
+                Work::Read { rows, .. } => rows.end,
+                Work::Verify { .. } => track.rows[0],
+            };
+            let table = track.table(0, config.max_running_requests, config.longest_sequence());
+            if table.placed < seen {
+                let slots = &track.tables[0][table.placed..seen];
+                self.forward.change_table(table.start + table.placed, slots);
+                track.placed[0] = seen;
+            }
+            let start = table.start as u32;
             match work {
-                Work::Read { rows, outputs, .. } => self.add_chunk(rows.clone(), outputs, track),
-                Work::Verify { tree } => self.add_tree(tree, track),
+                Work::Read { rows, outputs, .. } => {
+                    self.add_chunk(rows.clone(), outputs, track, start);
+                }
+                Work::Verify { tree } => self.add_tree(tree, track, start),
             }
         }
     }
 
-    fn add_chunk(&mut self, rows: Range<usize>, outputs: &Range<usize>, track: &Track) {
+    fn add_chunk(&mut self, rows: Range<usize>, outputs: &Range<usize>, track: &Track, start: u32) {
         let plan = &mut self.forward;
-        let start = plan.slots.len();
-        plan.slots.extend_from_slice(&track.tables[0][..rows.end]);
         for token in rows {
             if outputs.contains(&token) {
                 plan.outputs.push(plan.tokens.len() as u32);
@@ -167,18 +179,15 @@ impl PassPlan {
             }
             plan.tokens.push(track.tokens[token]);
             plan.positions.push(token as u32);
-            plan.writes.push(plan.slots[start + token]);
-            let prefix = token as u32 + 1;
-            plan.sights.push(Sight { start: start as u32, prefix, ..Sight::default() });
+            plan.writes.push(track.tables[0][token]);
+            plan.sights.push(Sight { start, prefix: token as u32 + 1, ..Sight::default() });
         }
     }
 
-    fn add_tree(&mut self, tree: &Tree, track: &Track) {
+    fn add_tree(&mut self, tree: &Tree, track: &Track, start: u32) {
         let plan = &mut self.forward;
         let committed = track.rows[0];
         let slots = &track.tables[0];
-        let start = plan.slots.len();
-        plan.slots.extend_from_slice(&slots[..committed]);
         for (at, node) in tree.nodes().iter().enumerate() {
             let path = tree.path(at);
             let tail_start = plan.tails.len() as u32;
@@ -188,7 +197,7 @@ impl PassPlan {
             plan.positions.push((committed + node.depth) as u32);
             plan.writes.push(slots[committed + at]);
             plan.sights.push(Sight {
-                start: start as u32,
+                start,
                 prefix: committed as u32,
                 tail_start,
                 tail: path.len() as u32,

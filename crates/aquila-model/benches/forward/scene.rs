@@ -61,8 +61,8 @@ impl<B: Backend> Scene<B> {
     }
 
     fn add(&self, plan: &mut ForwardPlan, request: usize, rows: usize) {
-        let (start, first_slot) = (plan.slots.len() as u32, (request * self.context) as u32);
-        plan.slots.extend((0..self.context as u32).map(|position| first_slot + position));
+        let first_slot = (request * self.context) as u32;
+        let start = plan.add_table(first_slot..first_slot + self.context as u32);
         for position in (self.context - rows) as u32..self.context as u32 {
             plan.outputs.push(plan.tokens.len() as u32);
             let token = (position as usize * 7919 + request * 104_729 + 1) % self.spec().vocab_size;

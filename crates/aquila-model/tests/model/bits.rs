@@ -188,7 +188,7 @@ fn ancestors_in_a_tail_are_seen_like_a_prefix() {
     let mut sequence = Sequence::in_order(&backend, &decoder, ROOM);
     sequence.run(&ids, committed);
     let mut plan = ForwardPlan::default();
-    plan.slots.extend(0..committed as u32);
+    plan.add_table(0..committed as u32);
     for (branch, first_slot) in [(0, 100), (1, 110)] {
         let tail_start = plan.tails.len() as u32;
         for (depth, &id) in ids[committed..end].iter().enumerate() {
@@ -221,8 +221,8 @@ fn a_plan_that_leaves_the_model_is_refused_with_the_number_at_fault() {
     assert!(refused(|p| p.tokens[1] = 320).contains("token 320, vocabulary 320"));
     assert!(refused(|p| p.positions[2] = 512).contains("position 512, context 512"));
     assert!(refused(|p| p.outputs.push(3)).contains("output 3 of 3 rows"));
-    assert!(refused(|p| p.sights[0].prefix = 4).contains("leaves the slot lists"));
-    assert!(refused(|p| p.slots.extend(0..9)).contains("12 slots exceed"));
+    assert!(refused(|p| p.sights[0].prefix = 9).contains("leaves the block tables"));
+    assert!(refused(|p| p.change_table(3, &[0; 9])).contains("12 slots exceed"));
     assert!(
         refused(|p| {
             p.writes.pop();

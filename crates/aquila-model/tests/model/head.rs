@@ -97,8 +97,7 @@ impl Drafting<'_> {
 /// A row of an expanding plan: it sees `prefix` rows of the text, then `tail`, which ends with
 /// its own slot.
 pub fn node(plan: &mut ForwardPlan, token: u32, source: u32, prefix: usize, tail: &[u32]) {
-    let start = plan.slots.len() as u32;
-    plan.slots.extend(0..prefix as u32);
+    let start = plan.add_table(0..prefix as u32);
     let tail_start = plan.tails.len() as u32;
     plan.tails.extend(tail);
     plan.tokens.push(token);

@@ -54,8 +54,7 @@ pub fn golden(name: &str) -> Golden {
 /// The rows `from..to` of a sequence whose token at index i lives in slot `slots[i]`; all rows
 /// are outputs.
 pub fn chunk(plan: &mut ForwardPlan, ids: &[u32], slots: &[u32], from: usize, to: usize) {
-    let start = plan.slots.len() as u32;
-    plan.slots.extend(&slots[..to]);
+    let start = plan.add_table(slots[..to].iter().copied());
     for i in from..to {
         plan.outputs.push(plan.tokens.len() as u32);
         plan.tokens.push(ids[i]);

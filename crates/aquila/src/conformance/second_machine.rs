@@ -11,8 +11,8 @@ use aquila_compute::cpu::CpuBackend;
 use aquila_compute::{KvDtype, PlanBounds, WeightFormat};
 use aquila_model::{Checkpoint, Decoder};
 use aquila_spec::{
-    Algorithm, Allowance, Asking, Drafting, Extending, GroupRows, HiddenStates, Opened, Shape,
-    TargetRows, Tree,
+    Algorithm, Allowance, Asking, BlockTable, DraftGroup, Drafting, Extending, GroupRows,
+    HiddenStates, MOST_DRAFT_GROUPS, Opened, Shape, TargetRows, Tree,
 };
 
 use super::parse;
@@ -81,17 +81,26 @@ struct Place {
 }
 
 impl Place {
+    /// Rows of the widest level of a tree.
+    fn level(&self) -> usize {
+        self.shape.topk() * (self.shape.steps() + 1)
+    }
+
+    /// Slots of each group.
+    fn slots(&self) -> usize {
+        self.longest + self.level() * (self.shape.steps() + 1)
+    }
+
     /// The algorithm, as if on a machine of its own.
     fn machine(&self) -> Result<Box<dyn Algorithm<CpuBackend>>> {
-        let level = self.shape.topk() * (self.shape.steps() + 1);
+        let (level, slots) = (self.level(), self.slots());
         let rows = self.longest + level;
-        let slots = rows + level * self.shape.steps();
         let allowance = Allowance {
             format: WeightFormat::Bf16,
             kv_dtype: KvDtype::F32,
             slots,
             positions: self.longest + self.shape.steps(),
-            bounds: PlanBounds { rows, outputs: level, slots },
+            bounds: PlanBounds { rows, outputs: level, slots: slots * MOST_DRAFT_GROUPS },
             target_rows: self.longest,
             requests: 1,
             shape: self.shape,
@@ -126,20 +135,19 @@ impl Life {
             drawn: false,
         };
         let groups = self.machine.declaration().groups.clone();
-        let certain: Vec<GroupRows> = groups
-            .iter()
-            .map(|group| {
-                let end = tokens.len().saturating_sub(group.lookahead);
-                let slots = (0..(end + group.tree.of(shape)) as u32).collect();
-                GroupRows { rows: 0..end, slots }
-            })
-            .collect();
-        let new: Vec<GroupRows> = groups
+        let slots: Vec<u32> = (0..place.slots() as u32).collect();
+        let rows = |(at, group): (usize, &DraftGroup)| {
+            let end = tokens.len().saturating_sub(group.lookahead);
+            let table = BlockTable { start: at * place.slots(), placed: 0 };
+            GroupRows { rows: 0..end, slots: &slots[..end + group.tree.of(shape)], table }
+        };
+        let certain: Vec<GroupRows<'_>> = groups.iter().enumerate().map(rows).collect();
+        let new: Vec<GroupRows<'_>> = groups
             .iter()
             .zip(&certain)
             .map(|(group, certain)| {
                 let start = self.heard.saturating_sub(group.lookahead);
-                GroupRows { rows: start..certain.rows.end, slots: certain.slots.clone() }
+                GroupRows { rows: start..certain.rows.end, ..certain.clone() }
             })
             .collect();
         let extending = Extending {

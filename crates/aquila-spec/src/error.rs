@@ -3,6 +3,9 @@
 /// What is wrong, in words for whoever gave the flags.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// An option that the algorithm does not take, or a value that it cannot have.
+    #[error("{0}")]
+    Option(String),
     /// No algorithm of this name.
     #[error("--speculative-algorithm {name}: there is no such algorithm; there are {known}")]
     Unknown {
@@ -52,8 +55,8 @@ pub enum Error {
 impl Error {
     /// Whether the flags themselves are wrong, whatever files they name.
     pub fn is_usage(&self) -> bool {
-        use Error::{NoMix, NotYet, Shape, Unknown};
-        matches!(self, Unknown { .. } | NotYet { .. } | NoMix { .. } | Shape(_))
+        use Error::{NoMix, NotYet, Option, Shape, Unknown};
+        matches!(self, Unknown { .. } | NotYet { .. } | NoMix { .. } | Option(_) | Shape(_))
     }
 }
 

@@ -57,7 +57,7 @@ pub use error::{Error, Result};
 pub use mixed::{Drafted, Mixed};
 pub use mtp::{Mtp, MtpRoom};
 pub use registry::{
-    Allowance, AskedShape, DraftFlag, DraftFor, Entry, LoadOn, NONE,
+    Allowance, AskedShape, DraftFlag, DraftFor, DraftOption, DraftOptions, Entry, LoadOn, NONE,
     Opened, Opening, Registry,
 };
 pub use row_budget::{Weighted, prune_to_rows};

@@ -7,8 +7,8 @@ use aquila_model::{Decoder, Needs};
 
 use crate::ngram::{Ngram, NgramEntry, NgramSources};
 use crate::{
-    Algorithm, Allowance, AskedShape, DraftFlag, DraftFor, Entry, Error, LoadOn, Mixed, Opened,
-    Opening, Result, Shape,
+    Algorithm, Allowance, AskedShape, DraftFlag, DraftFor, DraftOption, Entry, Error, LoadOn,
+    Mixed, Opened, Opening, Result, Shape,
 };
 
 /// An algorithm, mixed with n-grams.
@@ -42,6 +42,10 @@ impl Entry for MixedEntry {
 
     fn takes(&self) -> &'static [DraftFlag] {
         self.model.takes()
+    }
+
+    fn options(&self) -> &'static [DraftOption] {
+        self.model.options()
     }
 
     fn drafts_from_ngrams(&self) -> bool {

@@ -3,6 +3,7 @@
 //! An [`Entry`] is found by its name in any case, opened on a target and loaded once memory is
 //! known to suffice. The built-in algorithms are entries as any other.
 
+use std::str::FromStr;
 use std::sync::Arc;
 
 use aquila_compute::cpu::CpuBackend;
@@ -38,6 +39,11 @@ pub trait Entry: Send + Sync {
 
     /// The flags about what drafts that it has a use for; any other is refused.
     fn takes(&self) -> &'static [DraftFlag] {
+        &[]
+    }
+
+    /// Options of its own, for `--speculative-option NAME=VALUE`; any other is refused.
+    fn options(&self) -> &'static [DraftOption] {
         &[]
     }
 
@@ -85,6 +91,77 @@ impl DraftFlag {
             Self::MultiLayer => "--enable-multi-layer-eagle",
             Self::FirstEmbedding => "--speculative-mtp-first-embedding",
         }
+    }
+}
+
+/// An option of an algorithm's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DraftOption {
+    /// Its name.
+    pub name: &'static str,
+    /// The value where none is given.
+    pub default: &'static str,
+    /// What it does, in a line.
+    pub help: &'static str,
+}
+
+/// The options of an algorithm with their values.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DraftOptions(Vec<(&'static str, String)>);
+
+impl DraftOptions {
+    /// The options of `entry` with what was given, each as `NAME=VALUE`.
+    ///
+    /// # Errors
+    /// If a name is not one of the entry's, or comes twice, or has no value.
+    pub fn of(entry: &dyn Entry, given: &[String]) -> Result<Self> {
+        let mut options: Vec<(&'static str, Option<String>)> =
+            entry.options().iter().map(|option| (option.name, None)).collect();
+        for text in given {
+            let refused = |why: &str| Error::Option(format!("--speculative-option {text}: {why}"));
+            let (name, value) =
+                text.split_once('=').ok_or_else(|| refused("expected NAME=VALUE"))?;
+            let Some((_, option)) = options.iter_mut().find(|(known, _)| *known == name) else {
+                let why = format!("{} takes {}", entry.name(), Self::list(entry));
+                return Err(refused(&why));
+            };
+            if option.replace(value.to_owned()).is_some() {
+                return Err(refused("it is given twice"));
+            }
+        }
+        let defaults = entry.options().iter().map(|option| option.default.to_owned());
+        let value = |((name, given), default): ((&'static str, Option<String>), String)| {
+            (name, given.unwrap_or(default))
+        };
+        Ok(Self(options.into_iter().zip(defaults).map(value).collect()))
+    }
+
+    /// The options of an algorithm, a line for each.
+    pub fn list(entry: &dyn Entry) -> String {
+        if entry.options().is_empty() {
+            return "no options".to_owned();
+        }
+        let line = |option: &DraftOption| {
+            format!("\n  {}={}  {}", option.name, option.default, option.help)
+        };
+        entry.options().iter().map(line).collect()
+    }
+
+    /// The value of an option.
+    pub fn get(&self, name: &str) -> &str {
+        let option = self.0.iter().find(|(known, _)| *known == name);
+        option.map_or("", |(_, value)| value)
+    }
+
+    /// The value of an option that is a number.
+    ///
+    /// # Errors
+    /// If it is none, or not one of its kind.
+    pub fn number<T: FromStr>(&self, name: &str) -> Result<T> {
+        let value = self.get(name);
+        value.parse().map_err(|_| {
+            Error::Option(format!("--speculative-option {name}={value}: not such a number"))
+        })
     }
 }
 
@@ -137,13 +214,16 @@ pub struct Opening<'a> {
     pub head: HeadOptions,
     /// Where n-grams come from; as by default where nobody says.
     pub ngram: Option<&'a NgramSources>,
+    /// The algorithm's own options.
+    pub options: DraftOptions,
 }
 
 impl<'a> Opening<'a> {
     /// On a target, with everything else as where nobody says.
     pub fn new(target: &'a Checkpoint) -> Self {
         let (load, head) = (LoadFormat::Auto, HeadOptions::default());
-        Self { target, draft: None, load, token_map: None, head, ngram: None }
+        let options = DraftOptions::default();
+        Self { target, draft: None, load, token_map: None, head, ngram: None, options }
     }
 
     /// What drafts, for an algorithm that cannot do without.

@@ -25,6 +25,9 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// No error: a list that was asked for in place of a run.
+    #[error("{0}")]
+    Listed(String),
     /// Whoever read standard output has left, as `head` does: nobody needs to be told.
     #[error("nobody reads standard output any more")]
     ReaderLeft,
@@ -71,6 +74,7 @@ impl Error {
             Error::Usage(_) | Error::Engine(aquila_engine::Error::Config(_)) => WRONG_FLAGS,
             Error::Spec(error) if error.is_usage() => WRONG_FLAGS,
             Error::Generate(_) => SOME_FAILED,
+            Error::Listed(_) => 0,
             Error::ReaderLeft => READER_LEFT,
             _ => COULD_NOT_RUN,
         })

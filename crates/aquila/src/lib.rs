@@ -96,8 +96,10 @@ fn report(result: error::Result<ExitCode>) -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            if !matches!(error, error::Error::ReaderLeft) {
-                notice(format_args!("aquila: {error}"));
+            match &error {
+                error::Error::ReaderLeft => {}
+                error::Error::Listed(list) => notice(format_args!("{list}")),
+                error => notice(format_args!("aquila: {error}")),
             }
             error.exit_code()
         }

@@ -269,6 +269,7 @@ pub fn open_draft(
         token_map: map.as_ref().map(TokenMap::ids),
         head: speculative.head,
         ngram,
+        options: speculative.options.clone(),
     })?)
 }
 

@@ -1,18 +1,15 @@
 //! LOOKUP, a draft algorithm of one's own: where the last tokens of a text occurred before, what
 //! followed then is drafted now.
 //!
-//! It needs no model, no hidden states and no keys and values, so it declares none, there is
-//! nothing to load, and nothing but a request's tokens has to reach another machine. `src/main.rs` is Aquila with it.
+//! It needs no model, no hidden states and no keys and values, so it declares none, and nothing but
+//! a request's tokens has to reach another machine. `src/main.rs` is Aquila with it.
 
 use aquila_compute::Backend;
 use aquila_model::{Decoder, Needs, Result};
 use aquila_spec::{
-    Algorithm, Allowance, AskedShape, Candidate, Declaration, DraftFor, Drafting, Entry, Extending,
-    Growth, HiddenStates, LoadOn, Opened, Opening, Seed, Shape, Travels, Tree,
+    Algorithm, Allowance, AskedShape, Declaration, DraftFor, DraftOption, Drafting, Entry,
+    Extending, HiddenStates, LoadOn, Opened, Opening, Seed, Shape, Travels, Tree,
 };
-
-/// Tokens that must agree.
-const AGREE: usize = 2;
 
 /// LOOKUP by name.
 pub struct Lookup;
@@ -26,22 +23,29 @@ impl Entry for Lookup {
         DraftFor::Nothing
     }
 
+    fn options(&self) -> &'static [DraftOption] {
+        &[DraftOption { name: "agree", default: "2", help: "tokens that must agree" }]
+    }
+
     fn shape(&self, asked: AskedShape) -> aquila_spec::Result<Shape> {
         asked.resolve(6, 1)
     }
 
-    fn open(&self, _opening: &Opening<'_>) -> aquila_spec::Result<Box<dyn Opened>> {
-        Ok(Box::new(Lookup))
+    fn open(&self, opening: &Opening<'_>) -> aquila_spec::Result<Box<dyn Opened>> {
+        Ok(Box::new(Agree(opening.options.number("agree")?)))
     }
 }
 
-impl Opened for Lookup {
+/// How many tokens must agree.
+struct Agree(usize);
+
+impl Opened for Agree {
     fn needs(&self, _allowance: &Allowance) -> Needs {
         Needs::default()
     }
 }
 
-impl<B: Backend> LoadOn<B> for Lookup {
+impl<B: Backend> LoadOn<B> for Agree {
     fn load(
         &self,
         _backend: &B,
@@ -49,12 +53,12 @@ impl<B: Backend> LoadOn<B> for Lookup {
         _allowance: &Allowance,
     ) -> aquila_spec::Result<Box<dyn Algorithm<B>>> {
         let (hidden, groups, travels) = (HiddenStates::None, Vec::new(), Travels::NOTHING);
-        Ok(Box::new(Reader(Declaration { name: "LOOKUP", hidden, groups, travels })))
+        Ok(Box::new(Reader(Declaration { name: "LOOKUP", hidden, groups, travels }, self.0)))
     }
 }
 
 /// Reads texts.
-struct Reader(Declaration);
+struct Reader(Declaration, usize);
 
 impl<B: Backend> Algorithm<B> for Reader {
     fn declaration(&self) -> &Declaration {
@@ -63,16 +67,10 @@ impl<B: Backend> Algorithm<B> for Reader {
 
     fn draft(&mut self, _backend: &B, requests: &[Drafting<'_>]) -> Result<Vec<Tree>> {
         let tree = |request: &Drafting<'_>| {
-            let mut tokens = continuation(request.tokens).iter();
-            let mut next = || -> Vec<Candidate> {
-                let candidate = |&token| Candidate { token, probability: 1.0 };
-                tokens.next().map(candidate).into_iter().collect()
-            };
-            let mut growth = Growth::start(request.shape, &next());
-            while growth.goes_on() {
-                growth.grow(&[next()]);
-            }
-            growth.finish(request.bonus())
+            let mut tree = Tree::root(request.bonus());
+            let drafts = continuation(request.tokens, self.1).iter().take(request.shape.steps());
+            drafts.fold(0, |parent, &token| tree.add(parent, token, 1.0));
+            tree
         };
         Ok(requests.iter().map(tree).collect())
     }
@@ -87,10 +85,10 @@ impl<B: Backend> Algorithm<B> for Reader {
     }
 }
 
-/// What followed the last tokens when they last occurred.
-pub fn continuation(tokens: &[u32]) -> &[u32] {
-    let Some(start) = tokens.len().checked_sub(AGREE) else { return &[] };
+/// What followed the last `agree` tokens when they last occurred.
+pub fn continuation(tokens: &[u32], agree: usize) -> &[u32] {
+    let Some(start) = tokens.len().checked_sub(agree.max(1)) else { return &[] };
     let (before, last) = (&tokens[..tokens.len() - 1], &tokens[start..]);
-    let found = before.windows(AGREE).rposition(|window| window == last);
-    found.map_or(&[], |at| &tokens[at + AGREE..])
+    let found = before.windows(last.len()).rposition(|window| window == last);
+    found.map_or(&[], |at| &tokens[at + last.len()..])
 }

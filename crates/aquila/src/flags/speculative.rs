@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use aquila_model::{HeadOptions, holds_mtp_layers};
 use aquila_spec::{
-    AskedShape, DraftFlag, DraftFor, Entry, MOST_STEPS, MOST_TOPK, NONE, RateSchedule, Shape,
-    Simulate, SimulateMethod, Verify,
+    AskedShape, DraftFlag, DraftFor, DraftOptions, Entry, MOST_STEPS, MOST_TOPK, NONE,
+    RateSchedule, Shape, Simulate, SimulateMethod, Verify,
 };
 use clap::{Args, ValueEnum};
 
@@ -52,6 +52,10 @@ pub struct SpeculativeFlags {
     /// up to four times that]
     #[arg(long, value_name = "N", value_parser = whole(1, 4096), allow_negative_numbers = true)]
     speculative_num_draft_tokens: Option<usize>,
+
+    /// An option of the algorithm's own, as NAME=VALUE; `help` lists those that it takes
+    #[arg(long = "speculative-option", value_name = "NAME=VALUE")]
+    speculative_options: Vec<String>,
 
     /// How drafts are verified.
     #[command(flatten)]
@@ -109,6 +113,8 @@ pub struct Speculative<'a> {
     pub verify: Verify,
     /// Pretended acceptance.
     pub simulate: Option<Simulate>,
+    /// The algorithm's own options.
+    pub options: DraftOptions,
     /// What else the name of the algorithm means than it says, if so.
     pub note: Option<String>,
     warnings: Vec<String>,
@@ -190,6 +196,14 @@ impl SpeculativeFlags {
                 entry.name()
             )));
         }
+        if self.speculative_options.iter().any(|option| option == "help") {
+            return Err(Error::Listed(format!(
+                "{} takes {}",
+                entry.name(),
+                DraftOptions::list(entry)
+            )));
+        }
+        let options = DraftOptions::of(entry, &self.speculative_options)?;
         let given = self.speculative_draft_model_path.clone();
         let draft = match entry.draft_for(model) {
             DraftFor::Nothing if given.is_some() => {
@@ -228,6 +242,7 @@ impl SpeculativeFlags {
             policy,
             verify,
             simulate,
+            options,
             note,
             warnings,
         }))
@@ -308,6 +323,7 @@ impl SpeculativeFlags {
             ("--speculative-num-draft-tokens", self.speculative_num_draft_tokens.is_some()),
             ("--simulate-acc-len", self.simulate_acc_len.is_some()),
             ("--simulate-acc-rate", !self.simulate_acc_rate.is_empty()),
+            ("--speculative-option", !self.speculative_options.is_empty()),
         ];
         let names: Vec<&str> = algorithms.entries().map(Entry::name).collect();
         let given = given.iter().find_map(|(flag, given)| given.then_some(*flag));

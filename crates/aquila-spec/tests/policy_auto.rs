@@ -81,8 +81,8 @@ proptest! {
             let right = |n: usize, at: usize, steps: usize| match adversary {
                 Adversary::Chance(rate) => (0..steps)
                     .take_while(|&d| uniform(seed, (n * 64 + at) as u64, d as u64) < rate).count(),
-                Adversary::Alternating(rounds) => if n / rounds % 2 == 0 { steps } else { 0 },
-                Adversary::Rare(every) => if n % every == 0 { steps } else { 0 },
+                Adversary::Alternating(rounds) => if (n / rounds).is_multiple_of(2) { steps } else { 0 },
+                Adversary::Rare(every) => if n.is_multiple_of(every) { steps } else { 0 },
             };
             let shapes = &decision.shapes;
             let drafting = shapes.iter().filter(|shape| shape.steps() > 0).count();

@@ -2,6 +2,7 @@
 //! rounds it has had, and on nothing that others do.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use aquila_engine::Scheduler;
@@ -34,6 +35,8 @@ pub struct Scripted {
     pub asked: Arc<Mutex<Vec<PromptRows>>>,
     /// Rows that each request of a batch may have on average, where they are bounded.
     pub rows_each: Option<usize>,
+    /// The rows of all rounds that were bounded, together.
+    pub granted: Arc<AtomicUsize>,
     /// Whether drafts without a tree are paused.
     pub pause: bool,
     rounds: HashMap<u64, usize>,
@@ -48,6 +51,7 @@ impl Scripted {
             heard: Arc::default(),
             asked: Arc::default(),
             rows_each: None,
+            granted: Arc::default(),
             pause: true,
             rounds: HashMap::new(),
         }
@@ -84,10 +88,12 @@ impl Policy for Scripted {
         }
         let shape = Shape::covering(shapes.iter().copied());
         let setting = Setting { batch: shapes.len(), slot: 1, shape };
+        let rows = self.rows_each.map(|rows| rows * shapes.len());
+        self.granted.fetch_add(rows.unwrap_or(0), Ordering::Relaxed);
         let rate = |request: &RequestView| 0.3 + 0.1 * (request.id % 7) as f32;
         Decision {
             setting,
-            rows: self.rows_each.map(|rows| rows * shapes.len()),
+            rows,
             weights: round.requests.iter().map(rate).collect(),
             shapes,
             pause: self.pause,

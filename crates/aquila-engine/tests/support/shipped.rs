@@ -133,6 +133,11 @@ fn runner_of(
 
 /// An engine whose algorithm is found by its name; n-grams are those of each request alone.
 pub fn named(name: &str, config: EngineConfig) -> Scheduler {
+    super::in_lanes(joined(name, config))
+}
+
+/// The same, without overlap whatever the environment says.
+pub fn joined(name: &str, config: EngineConfig) -> Scheduler {
     let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
     let target = Checkpoint::open(&resolve("tiny").unwrap(), LoadFormat::Auto).unwrap();
     let decoder = decoder(&backend, "tiny", config.context_length);
@@ -154,5 +159,5 @@ pub fn named(name: &str, config: EngineConfig) -> Scheduler {
     let allowance = config.allowance(WeightFormat::Bf16);
     let algorithm = entry.open(&opening).unwrap().load(&*backend, &decoder, &allowance).unwrap();
     let runner = Runner::new(backend, decoder, Some(algorithm), &config).unwrap();
-    super::in_lanes(Scheduler::new(runner, config).unwrap())
+    Scheduler::new(runner, config).unwrap()
 }

@@ -162,6 +162,8 @@ pub struct Auto {
     probes: Probes,
     in_flight: VecDeque<InFlight>,
     last_batch: usize,
+    /// Drafts that the last round's plan expected to be right, for each request.
+    expected_drafts: f64,
     rounds: u64,
     switches: u64,
 }
@@ -183,6 +185,7 @@ impl Auto {
             probes: Probes::START,
             in_flight: VecDeque::new(),
             last_batch: 1,
+            expected_drafts: 0.0,
             rounds: 0,
             switches: 0,
             settings,
@@ -408,6 +411,7 @@ impl Policy for Auto {
             self.compare(batch, &self.drafting(round), missed)
         });
         let plan = self.decide(&choice);
+        self.expected_drafts = plan.tokens / batch as f64 - 1.0;
         let plain = self.plain(batch);
         let missed =
             |requests: &[usize]| requests.iter().map(|&at| round.requests[at].behind).sum();
@@ -513,14 +517,10 @@ impl Policy for Auto {
     }
 
     fn state(&self) -> PolicyState {
-        let tokens = self.choice.as_ref().and_then(|c| {
-            let plan = c.plans.get(self.steps)?;
-            Some(plan.tokens / c.batch as f64 - 1.0)
-        });
         let slot = SlotState {
             batch: self.last_batch,
             shape: self.settings.largest.capped(self.steps),
-            expected_drafts: tokens.unwrap_or(0.0),
+            expected_drafts: self.expected_drafts,
             rounds: self.rounds,
         };
         let (switches, probes) = (self.switches, self.probes.count);

@@ -124,7 +124,8 @@ impl Scheduler {
         let slots = self.config.slots() / batch / page_size * page_size;
         let room = slots.min(self.config.longest_sequence()).saturating_sub(rounds);
         // Without a prefix cache every request reads all of its prompt.
-        if self.config.prefix_cache { room.min(PROMPT) } else { room.min(PROMPT / batch).max(1) }
+        let wanted = if self.config.prefix_cache { PROMPT } else { (PROMPT / batch).max(1) };
+        room.min(wanted)
     }
 
     /// Begins anew with this policy.

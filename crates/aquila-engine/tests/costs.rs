@@ -56,7 +56,10 @@ fn an_engine_too_small_to_measure_still_serves() {
     let prompts = [vec![5, 6, 7]];
     let small = |shape| EngineConfig { max_total_tokens: 16, context_length: 9, ..config(shape) };
     let plain = answers(&mut engine(Algorithm::None, small(Shape::PLAIN)), &prompts, 4, greedy);
-    let mut engine = joined("EAGLE3", small(Shape::chain(3)));
-    assert!(engine.measure_costs("test".into(), Duration::from_secs(1)).unwrap().is_none());
-    assert_eq!(texts(&answers(&mut engine, &prompts, 4, greedy)), texts(&plain));
+    for prefix_cache in [true, false] {
+        let config = EngineConfig { prefix_cache, ..small(Shape::chain(3)) };
+        let mut engine = joined("EAGLE3", config);
+        assert!(engine.measure_costs("test".into(), Duration::from_secs(1)).unwrap().is_none());
+        assert_eq!(texts(&answers(&mut engine, &prompts, 4, greedy)), texts(&plain));
+    }
 }

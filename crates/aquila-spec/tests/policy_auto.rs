@@ -147,6 +147,8 @@ proptest! {
                 prop_assert!(shape.steps() <= cap.unwrap_or(5));
                 prop_assert!(shape.steps() <= decision.setting.shape.steps());
             }
+            // What may be verified is bounded, and was charged.
+            prop_assert_eq!(decision.rows.is_some(), decision.setting.shape.steps() > 0);
             if let Some(rows) = decision.rows {
                 prop_assert!(rows > caps.len() && decision.weights.len() == caps.len());
             }

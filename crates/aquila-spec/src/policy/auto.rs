@@ -418,7 +418,9 @@ impl Policy for Auto {
         let (mut requests, mut steps, mut rows) = match plan.steps {
             0 => {
                 let (requests, steps) = self.probe(round, &choice);
-                (requests, steps, None)
+                let rows = batch + requests.len() * steps;
+                let budget = (steps > 0).then_some(rows);
+                (requests, steps, budget)
             }
             steps => {
                 let all = (0..batch).filter(|&at| round.requests[at].most_steps() > 0).collect();
@@ -426,9 +428,8 @@ impl Policy for Auto {
             }
         };
         self.choice = Some(choice);
-        let most = batch + requests.len() * steps;
-        let mut extra =
-            self.seconds(batch, rows.unwrap_or(most), requests.len(), steps) / plain - 1.0;
+        let verified = rows.unwrap_or(batch);
+        let mut extra = self.seconds(batch, verified, requests.len(), steps) / plain - 1.0;
         let mut catch_up = self.catch_up(missed(&requests)) / plain;
         if !self.account.affords(extra) {
             if self.steps > 0 {
@@ -443,7 +444,7 @@ impl Policy for Auto {
             let steps = steps.min(round.requests[at].most_steps());
             shapes[at] = self.settings.largest.capped(steps);
         }
-        let verified = rows.unwrap_or(most);
+        let verified = rows.unwrap_or(batch);
         let table = self.costs.verify(batch, verified) + self.costs.draft(requests.len(), steps);
         let expected = (catch_up == 0.0).then_some(table);
         let drafting = requests.len();

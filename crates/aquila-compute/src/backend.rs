@@ -1,6 +1,9 @@
 //! The seam between models and machines.
 
-use crate::choose::{self, Ask, Candidate, Choice, Weights};
+use crate::round::{
+    Batch, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, Simulate, StateBounds, Tree,
+    TreeLimits,
+};
 use crate::{
     ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds, Result, RopeTable, WeightFormat,
 };
@@ -23,11 +26,13 @@ pub enum Sink {
     Add,
 }
 
-/// A machine that runs forward passes.
+/// A machine that runs forward passes and the steps of a round.
 ///
 /// Operations are enqueued in program order and may complete later; only [`Backend::read`] and
-/// the answers about logits ([`Backend::choose`], [`Backend::offer`], [`Backend::weigh`]) wait. Each has a plain twin in [`crate::reference`] that defines it.
-/// Row counts are arguments rather than properties of buffers, so that buffers are allocated once.
+/// [`Backend::outputs`] wait. Each has a plain twin that defines it: those of a forward pass in
+/// [`crate::reference`], the steps of a round in [`crate::round::RoundState`]. Row counts are
+/// arguments rather than properties of buffers, so that buffers are allocated once. They are
+/// bounds: a plan may have fewer rows, and what an operation leaves in the others is undefined.
 pub trait Backend: Send + Sync + 'static {
     /// f32 rows on the device.
     type Rows: Send + Sync;
@@ -43,6 +48,10 @@ pub trait Backend: Send + Sync + 'static {
     type Kv: Send + Sync;
     /// A plan placed on the device.
     type Plan: Send + Sync;
+    /// The rows of all running requests, and the round that runs.
+    type State: Send + Sync;
+    /// Operations that were captured once and can be replayed.
+    type Graph: Send + Sync;
 
     /// One line for people: device, instruction set, threads.
     fn describe(&self) -> String;
@@ -182,33 +191,110 @@ pub trait Backend: Send + Sync + 'static {
     /// Moves rows from place to place, in the order given.
     fn move_rows(&self, rows: &mut Self::Rows, moves: &[(u32, u32)]) -> Result<()>;
 
-    /// Chooses a token for each row asked about.
-    fn choose(&self, logits: &Self::Rows, asks: &[Ask<'_>]) -> Result<Vec<Choice>>;
-
-    /// What a draft offers after each row asked about: up to `count` tokens, best first. Where the
-    /// draft has a vocabulary of its own, `ids` says which token of the target each of its tokens
-    /// is, ascending, and `vocabulary` how many the target has.
-    fn offer(
+    /// `out[destinations[i]] = input[i]` for the plan's outputs; `out[i]` where it names no
+    /// destinations.
+    fn scatter_outputs(
         &self,
-        logits: &Self::Rows,
-        asks: &[Ask<'_>],
-        count: usize,
-        ids: Option<DraftIds<'_>>,
-    ) -> Result<Vec<Vec<Candidate>>>;
+        input: &Self::Rows,
+        plan: &Self::Plan,
+        out: &mut Self::Rows,
+    ) -> Result<()>;
 
-    /// The distribution of which each choice is a sample. `ids` are those of [`Backend::offer`].
-    fn weigh(
-        &self,
-        logits: &Self::Rows,
-        asks: &[Ask<'_>],
-        ids: Option<DraftIds<'_>>,
-    ) -> Result<Vec<Weights>> {
-        let rows = asks.iter().map(|ask| ask.row + 1).max().unwrap_or(0);
-        let values = self.read(logits, rows)?;
-        let width = values.len() / rows.max(1);
-        let row = |row: usize| &values[row * width..(row + 1) * width];
-        Ok(asks.iter().map(|ask| choose::weigh(row(ask.row), ask, ids)).collect())
+    /// Sets the rows at position 0 to zeros.
+    fn clear_first(&self, plan: &Self::Plan, rows: &mut Self::Rows) -> Result<()>;
+
+    /// How many rows and outputs a plan has, or at most has where that is not known yet.
+    fn extent(&self, plan: &Self::Plan) -> Extent;
+
+    /// Captures the operations that `enqueue` calls, without running them; none where the backend
+    /// has no use for it. Nothing inside may make room, place a plan or read.
+    fn capture(&self, _enqueue: &mut dyn FnMut() -> Result<()>) -> Result<Option<Self::Graph>> {
+        Ok(None)
     }
+
+    /// Enqueues the operations of a graph once more.
+    fn replay(&self, graph: &Self::Graph) -> Result<()>;
+
+    /// Makes room for the rows of all running requests.
+    fn state(&self, bounds: StateBounds) -> Result<Self::State>;
+
+    /// Begins a round: what changed, and what runs.
+    fn begin_round(&self, state: &mut Self::State, batch: Batch) -> Result<()>;
+
+    /// Plans the rows of a pass of the round, which has no more than `bound`.
+    fn plan_rows(
+        &self,
+        state: &mut Self::State,
+        pass: PassRows,
+        bound: Extent,
+        plan: &mut Self::Plan,
+    ) -> Result<()>;
+
+    /// Starts the trees of all requests that decode; `given` has those that the host has drafted,
+    /// by place.
+    fn start_trees(&self, state: &mut Self::State, given: Vec<(usize, Tree)>) -> Result<()>;
+
+    /// Adds what the draft proposes after each row of the level that was planned last. `ids` says
+    /// which tokens the draft knows, if not all.
+    fn propose(
+        &self,
+        state: &mut Self::State,
+        logits: &Self::Rows,
+        ids: Option<DraftIds<'_>>,
+    ) -> Result<()>;
+
+    /// Ends the trees: the best nodes of each, and of those as many as `limits` say.
+    fn build_trees(&self, state: &mut Self::State, limits: TreeLimits) -> Result<()>;
+
+    /// Samples at every output of the target's pass, each by its request's settings and with the
+    /// history of its own path.
+    fn sample(&self, state: &mut Self::State, logits: &Self::Rows) -> Result<()>;
+
+    /// Follows what was sampled down the trees, and adds what is accepted to the texts.
+    /// `simulate` replaces the verification, if given.
+    fn accept(
+        &self,
+        state: &mut Self::State,
+        logits: &Self::Rows,
+        simulate: Option<&Simulate>,
+    ) -> Result<()>;
+
+    /// Moves keys and values of all layers to where the accepted paths belong.
+    fn compact_slots(&self, state: &Self::State, kv: &mut Self::Kv) -> Result<()>;
+
+    /// Moves what has a row for each row of the target's pass to where the accepted paths belong.
+    fn compact_rows(&self, state: &Self::State, rows: &mut Self::Rows) -> Result<()>;
+
+    /// Makes what was accepted the state that the next round begins with, and decides which drafts
+    /// process it now and which are paused.
+    fn publish(&self, state: &mut Self::State) -> Result<()>;
+
+    /// Moves the hidden rows that paused drafts will need to where they are kept.
+    fn park_rows(&self, state: &Self::State, rows: &mut Self::Rows) -> Result<()>;
+
+    /// Says which tokens of the texts a draft processes next.
+    fn begin_extend(&self, state: &mut Self::State, rows: ExtendRows) -> Result<()>;
+
+    /// Leaves what the draft proposes after the last of those tokens: the seeds of the next trees.
+    fn seed_trees(
+        &self,
+        state: &mut Self::State,
+        logits: &Self::Rows,
+        ids: Option<DraftIds<'_>>,
+    ) -> Result<()>;
+
+    /// Keeps the last hidden states that `layer` has made of those tokens.
+    fn keep_states(
+        &self,
+        state: &Self::State,
+        layer: usize,
+        kept: KeptLayout,
+        rows: &mut Self::Rows,
+    ) -> Result<()>;
+
+    /// What came of each row of the batch, copied to the host; nothing where the request had ended
+    /// before.
+    fn outputs(&self, state: &mut Self::State) -> Result<Vec<Option<RequestOutput>>>;
 
     /// Copies the first `rows` rows to the host, one after the other.
     fn read(&self, rows_of: &Self::Rows, rows: usize) -> Result<Vec<f32>>;

@@ -6,6 +6,7 @@
 //! - [`mod@reference`]: every operation once more, plain and slow. It *defines* the bits of the
 //!   CPU backend; the CUDA backend is compared with it within a tolerance.
 //! - [`math`]: our own `exp`, `ln`, `sin`, `cos` and `powf`, equal on every machine.
+//! - [`round`]: the steps of a round, with their plain reference.
 //! - [`choose`]: from logits to a token; the one rule for greedy and sampled requests.
 //! - [`cpu`]: the CPU backend.
 //! - [`cuda`]: the CUDA backend, whose libraries are looked for at run time.
@@ -16,8 +17,11 @@
 pub mod choose;
 pub mod cpu;
 pub mod cuda;
+#[cfg(feature = "known-bugs")]
+pub mod known_bugs;
 pub mod math;
 pub mod reference;
+pub mod round;
 
 mod backend;
 mod error;

@@ -54,6 +54,9 @@ pub struct ForwardPlan {
     /// For passes that go on from rows of another one: which of its rows each row takes. Empty
     /// for all others.
     pub sources: Vec<u32>,
+    /// For passes whose outputs are kept for later ones: the row at which each is kept. Empty where
+    /// output i is kept at row i.
+    pub destinations: Vec<u32>,
 }
 
 impl ForwardPlan {
@@ -73,6 +76,7 @@ impl ForwardPlan {
         self.tails.clear();
         self.outputs.clear();
         self.sources.clear();
+        self.destinations.clear();
     }
 
     /// Changes block tables from `at` on.

@@ -108,6 +108,7 @@ fn embeddings_are_read_and_outputs_gathered_by_the_plan() {
             tails: Vec::new(),
             outputs: vec![0, 2],
             sources: Vec::new(),
+            destinations: Vec::new(),
         };
         let mut plan = backend.plan(PlanBounds { rows: 3, outputs: 3, slots: 9 }).unwrap();
         backend.place(&host, &mut plan).unwrap();

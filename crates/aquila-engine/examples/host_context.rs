@@ -4,18 +4,23 @@
 //!
 //! Nothing of either may grow with the context.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-use aquila_compute::choose::{Ask, Candidate, Choice};
+use aquila_compute::choose::Choice;
+use aquila_compute::round::{
+    Admitted, Batch, BatchRow, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, RowWork,
+    Simulate, StateBounds, Tree, TreeLimits,
+};
 use aquila_compute::{
     Backend, DraftIds, ForwardPlan, HeadShape, HostTensor, KvDtype, KvShape, PlanBounds, Result,
     RopeTable, Sink, WeightFormat,
 };
 use aquila_engine::{EngineConfig, Listener, Outcome, Request, Runner, Scheduler, Token, Verdict};
 use aquila_model::{Checkpoint, Decoder, LoadFormat, resolve};
-use aquila_spec::{Shape, Speculator, Standalone, Verify};
+use aquila_spec::{Algorithm, RecurrentDraft, Shape, Standalone, Verify};
 
 const REQUESTS: usize = 64;
 const ROUNDS: usize = 400;
@@ -31,10 +36,13 @@ impl Null {
     fn told(&self, bytes: usize) {
         self.bytes.fetch_add(bytes as u64, Relaxed);
     }
+}
 
-    fn asked(&self, asks: &[Ask<'_>]) {
-        self.told(asks.iter().map(|ask| size_of_val(ask) + size_of_val(ask.path)).sum());
-    }
+/// What it knows of requests: how many tokens each has, and what the round does.
+#[derive(Default)]
+struct Told {
+    tokens: HashMap<usize, usize>,
+    rows: Vec<BatchRow>,
 }
 
 impl Backend for Null {
@@ -45,6 +53,8 @@ impl Backend for Null {
     type Rope = ();
     type Kv = ();
     type Plan = usize;
+    type State = Told;
+    type Graph = ();
 
     fn describe(&self) -> String {
         "nothing".into()
@@ -156,25 +166,116 @@ impl Backend for Null {
         Ok(())
     }
 
-    /// Every other draft is right.
-    fn choose(&self, _: &(), asks: &[Ask<'_>]) -> Result<Vec<Choice>> {
-        self.asked(asks);
-        let choice = |ask: &Ask<'_>| {
-            let token = 7 + u32::from(ask.position.is_multiple_of(2));
-            Choice { token, logprob: None, top: Vec::new() }
-        };
-        Ok(asks.iter().map(choice).collect())
+    fn scatter_outputs(&self, _: &(), _: &usize, _: &mut ()) -> Result<()> {
+        Ok(())
     }
 
-    fn offer(
-        &self,
-        _: &(),
-        asks: &[Ask<'_>],
-        _: usize,
-        _: Option<DraftIds<'_>>,
-    ) -> Result<Vec<Vec<Candidate>>> {
-        self.asked(asks);
-        Ok(asks.iter().map(|_| vec![Candidate { token: 7, probability: 1.0 }]).collect())
+    fn clear_first(&self, _: &usize, _: &mut ()) -> Result<()> {
+        Ok(())
+    }
+
+    fn extent(&self, plan: &usize) -> Extent {
+        Extent { rows: *plan, outputs: *plan }
+    }
+
+    fn replay(&self, _: &()) -> Result<()> {
+        Ok(())
+    }
+
+    fn state(&self, _: StateBounds) -> Result<Told> {
+        Ok(Told::default())
+    }
+
+    fn begin_round(&self, told: &mut Told, batch: Batch) -> Result<()> {
+        let Batch { departed, admitted, tables, slots, rows, .. } = batch;
+        for Admitted { tokens, .. } in &admitted {
+            self.told(size_of_val(&tokens[..]));
+        }
+        self.told(size_of_val(&departed[..]) + size_of_val(&admitted[..]));
+        self.told(size_of_val(&tables[..]) + size_of_val(&slots[..]) + size_of_val(&rows[..]));
+        for Admitted { place, tokens, .. } in admitted {
+            told.tokens.insert(place, tokens.len());
+        }
+        told.rows = rows;
+        Ok(())
+    }
+
+    fn plan_rows(&self, _: &mut Told, _: PassRows, bound: Extent, plan: &mut usize) -> Result<()> {
+        self.told(size_of::<PassRows>() + size_of::<Extent>());
+        *plan = bound.rows;
+        Ok(())
+    }
+
+    fn start_trees(&self, _: &mut Told, given: Vec<(usize, Tree)>) -> Result<()> {
+        self.told(size_of_val(&given[..]));
+        Ok(())
+    }
+
+    fn propose(&self, _: &mut Told, _: &(), _: Option<DraftIds<'_>>) -> Result<()> {
+        Ok(())
+    }
+
+    fn build_trees(&self, _: &mut Told, _: TreeLimits) -> Result<()> {
+        self.told(size_of::<TreeLimits>());
+        Ok(())
+    }
+
+    fn sample(&self, _: &mut Told, _: &()) -> Result<()> {
+        Ok(())
+    }
+
+    fn accept(&self, _: &mut Told, _: &(), _: Option<&Simulate>) -> Result<()> {
+        Ok(())
+    }
+
+    fn compact_slots(&self, _: &Told, _: &mut ()) -> Result<()> {
+        Ok(())
+    }
+
+    fn compact_rows(&self, _: &Told, _: &mut ()) -> Result<()> {
+        Ok(())
+    }
+
+    fn publish(&self, _: &mut Told) -> Result<()> {
+        Ok(())
+    }
+
+    fn park_rows(&self, _: &Told, _: &mut ()) -> Result<()> {
+        Ok(())
+    }
+
+    fn begin_extend(&self, _: &mut Told, _: ExtendRows) -> Result<()> {
+        Ok(())
+    }
+
+    fn seed_trees(&self, _: &mut Told, _: &(), _: Option<DraftIds<'_>>) -> Result<()> {
+        Ok(())
+    }
+
+    fn keep_states(&self, _: &Told, _: usize, _: KeptLayout, _: &mut ()) -> Result<()> {
+        Ok(())
+    }
+
+    /// One draft of each tree is right.
+    fn outputs(&self, told: &mut Told) -> Result<Vec<Option<RequestOutput>>> {
+        let Told { tokens, rows } = told;
+        let output = |row: &BatchRow| {
+            let known = tokens.get_mut(&row.place).expect("it was admitted");
+            let chosen = match &row.work {
+                RowWork::Prefill { outputs, .. } => outputs.len(),
+                RowWork::Decode { shape, .. } => 1 + shape.steps().min(1),
+            };
+            *known += chosen;
+            let token = Choice { token: 7, logprob: None, top: Vec::new() };
+            // A chunk that is not the last has rows as far as it was read.
+            let known = match &row.work {
+                RowWork::Prefill { rows, last: false, .. } => rows.end,
+                _ => *known,
+            };
+            let (tokens, correct) = (vec![token; chosen], chosen.saturating_sub(1));
+            Some(RequestOutput { tokens, proposed: STEPS, correct, known, ..Default::default() })
+        };
+        Ok(rows.iter().map(output).collect())
     }
 
     fn read(&self, _: &(), _: usize) -> Result<Vec<f32>> {
@@ -219,8 +320,8 @@ fn engine(context: usize) -> (Scheduler, Arc<Null>) {
     };
     let draft = Standalone::new(&*backend, decoder("draft"), config.draft_bounds());
     let draft = Box::new(draft.expect("nothing is computed"));
-    let algorithm = Speculator::new(&*backend, draft, config.slots(), config.kv_dtype);
-    let algorithm = Box::new(algorithm.expect("nothing is computed"));
+    let algorithm = RecurrentDraft::new(&*backend, draft, config.slots(), config.kv_dtype);
+    let algorithm = Algorithm::on_device(algorithm.expect("nothing is computed"));
     let runner = Runner::new(backend.clone(), decoder("tiny"), Some(algorithm), &config);
     let mut engine = Scheduler::new(runner.expect("fits"), config).expect("a sound config");
     for request in 0..REQUESTS as u32 {

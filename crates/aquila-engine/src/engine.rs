@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use aquila_compute::Backend;
+use aquila_compute::round::DraftLimits;
 use aquila_kv::{CacheConfig, Group, GroupConfig, KvCache};
 use aquila_spec::policy::{Fixed, Policy, PromptRows};
 use aquila_spec::{HiddenStates, MOST_DRAFT_GROUPS, Shape, Verify};
@@ -20,7 +21,7 @@ use aquila_spec::known_bugs::Bug;
 
 use crate::config::EngineConfig;
 use crate::error::{Error, Result, SubmitError};
-use crate::lanes::{Compute, DraftRoom, Lane, Lanes, Left, Profile, Runner};
+use crate::lanes::{Compute, Lane, Lanes, Left, Profile, Runner};
 use crate::life::{Running, Seat, TARGET, Waiting};
 use crate::listener::{FinishReason, Outcome};
 use crate::priority::Priorities;
@@ -171,7 +172,7 @@ impl Scheduler {
         }
         let rank = self.priorities.rank(request.priority);
         let longest = self.config.longest_sequence();
-        let mut seat = Box::new(Seat::new(id, request, rank, longest, self.draft_room()));
+        let mut seat = Box::new(Seat::new(id, request, rank, longest, self.draft_limits()));
         if seat.speculates && !self.draft_reads_prompt(&seat) {
             seat.decode_plainly();
         }
@@ -191,11 +192,11 @@ impl Scheduler {
         self.drafting.reads_prompt(batch, PromptRows { draft: seat.tokens.len() - both, target })
     }
 
-    pub(crate) fn draft_room(&self) -> DraftRoom {
-        let Some(declaration) = &self.profile.declaration else { return DraftRoom::NONE };
+    pub(crate) fn draft_limits(&self) -> DraftLimits {
+        let Some(declaration) = &self.profile.declaration else { return DraftLimits::NONE };
         // Pretended acceptance takes the target's choices.
         let simulated = self.config.simulate.is_some();
-        DraftRoom {
+        DraftLimits {
             shape: self.config.shape,
             groups: declaration.groups.len(),
             lookahead: declaration.lookahead(),

@@ -7,11 +7,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use aquila_compute::round::{DraftLimits, RequestParams};
 use aquila_kv::{Group, KvCache, Namespace, Sequence};
 use aquila_spec::policy::RequestView;
 use aquila_spec::{DraftGroup, MOST_DRAFT_GROUPS, Shape};
 
-use crate::lanes::{DraftRoom, Order};
+use crate::lanes::params_of;
 use crate::listener::{Listener, Token, Usage};
 use crate::queue::MOST_OVERTAKEN;
 use crate::request::{Request, RequestId};
@@ -31,7 +32,7 @@ const GROUPS: [Group; 1 + MOST_DRAFT_GROUPS] = {
 
 /// What stays with a request wherever it is.
 pub(crate) struct Seat {
-    pub order: Arc<Order>,
+    pub params: Arc<RequestParams>,
     pub listener: Box<dyn Listener>,
     pub namespace: Namespace,
     pub family: Option<u64>,
@@ -57,13 +58,13 @@ impl Seat {
         request: Request,
         rank: i64,
         longest: usize,
-        room: DraftRoom,
+        limits: DraftLimits,
     ) -> Self {
-        let order = Arc::new(Order::new(id, &request, longest, room));
+        let params = Arc::new(params_of(id, &request, longest, limits));
         let usage = Usage { prompt_tokens: request.prompt.len(), ..Usage::default() };
         Self {
-            speculates: order.drafts(),
-            order,
+            speculates: params.drafts(),
+            params,
             listener: request.listener,
             namespace: request.namespace,
             family: request.family,
@@ -79,27 +80,27 @@ impl Seat {
 
     /// Nothing is drafted for it after all.
     pub fn decode_plainly(&mut self) {
-        Arc::make_mut(&mut self.order).decode_plainly();
+        Arc::make_mut(&mut self.params).decode_plainly();
     }
 
     pub fn id(&self) -> RequestId {
-        self.order.id
+        RequestId(self.params.id)
     }
 
     /// How many more tokens the answer may get.
     pub fn remaining(&self) -> usize {
-        self.order.longest - self.tokens.len()
+        self.params.longest - self.tokens.len()
     }
 
     /// The groups in which it has rows.
     pub fn groups(&self) -> &'static [Group] {
-        &GROUPS[..self.order.groups()]
+        &GROUPS[..self.params.groups()]
     }
 
     /// Whether the first token of the answer is still to be chosen. A request that was retracted
     /// while it decoded keeps its bonus, and only rebuilds the rows before it.
     pub fn is_fresh(&self) -> bool {
-        self.tokens.len() == self.order.prompt
+        self.tokens.len() == self.params.prompt
     }
 
     /// How many rows a prefill must commit.
@@ -111,8 +112,8 @@ impl Seat {
     /// whose logits choose the first token, and a request that drafts the last row of each of its
     /// groups, on which its next tree stands; log-probabilities of the prompt need every row.
     pub fn match_limit(&self) -> usize {
-        let anew = if self.order.drafts() { self.order.room.lookahead.max(1) } else { 0 };
-        match (self.is_fresh(), self.order.prompt_logprobs) {
+        let anew = if self.params.drafts() { self.params.limits.lookahead.max(1) } else { 0 };
+        match (self.is_fresh(), self.params.prompt_logprobs) {
             (true, Some(_)) => 0,
             (true, None) => self.tokens.len().saturating_sub(anew.max(1)),
             (false, _) => self.prefill_goal().saturating_sub(anew),
@@ -211,7 +212,7 @@ impl Running {
     /// Whether the next round decodes it. It does not where the rounds on their way are sure to
     /// end it.
     pub fn decodes_next(&self) -> bool {
-        self.unread() == 0 && self.seat.tokens.len() + self.coming.least < self.seat.order.longest
+        self.unread() == 0 && self.seat.tokens.len() + self.coming.least < self.seat.params.longest
     }
 
     /// Notes whether its next round pauses its draft.
@@ -221,7 +222,7 @@ impl Running {
 
     /// What a policy is told of it; `most_missed` is how many rounds its draft may miss.
     pub fn view(&self, most_missed: usize) -> RequestView {
-        let steps = self.seat.order.most_steps(self.seat.tokens.len() + self.coming.least);
+        let steps = self.seat.params.most_steps(self.seat.tokens.len() + self.coming.least);
         let cap = if self.missed > most_missed { 0 } else { steps };
         RequestView { id: self.seat.id().0, cap: Some(cap), behind: self.missed }
     }
@@ -229,12 +230,12 @@ impl Running {
     /// How many rows beyond its committed ones the next round may need in each of its groups,
     /// whatever the rounds on their way bring; `declared` are the draft's groups.
     pub fn rows_of_next_round(&self, declared: &[DraftGroup]) -> Vec<usize> {
-        let order = &self.seat.order;
+        let params = &self.seat.params;
         let tokens = self.seat.tokens.len();
-        let most = (tokens + self.coming.most).min(order.longest - 1);
+        let most = (tokens + self.coming.most).min(params.longest - 1);
         let mut rows = vec![0; self.seat.groups().len()];
         for tokens in tokens + self.coming.least..=most {
-            let shape = order.shape_at(tokens);
+            let shape = params.shape_at(tokens);
             rows[0] = rows[0].max(tokens - 1 + shape.nodes());
             for (rows, draft) in rows[1..].iter_mut().zip(declared) {
                 let certain = tokens.saturating_sub(draft.lookahead);

@@ -8,6 +8,7 @@ use std::cmp::Reverse;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
+use aquila_compute::round::RowWork;
 use aquila_spec::Shape;
 #[cfg(feature = "known-bugs")]
 use aquila_spec::known_bugs::spoil_footprint;
@@ -15,7 +16,7 @@ use aquila_spec::policy::{Decision, RequestView, RoundView};
 
 use crate::engine::Scheduler;
 use crate::error::Failure;
-use crate::lanes::{Admission, Job, Part, TableChange, Task};
+use crate::lanes::{Admission, Job, Part, TableChange};
 use crate::life::{Coming, Running, TARGET, Waiting};
 use crate::listener::FinishReason;
 use crate::queue::{AdmissionOrder, COMPARED};
@@ -58,7 +59,7 @@ impl Scheduler {
         let rows = request.rows_of_next_round(declared);
         #[cfg(feature = "known-bugs")]
         let rows: Vec<usize> = {
-            let shape = request.seat.order.shape_at(request.seat.tokens.len());
+            let shape = request.seat.params.shape_at(request.seat.tokens.len());
             let spoil = |(at, rows)| match at {
                 0 => rows,
                 _ => spoil_footprint(rows, shape, self.config.page_size),
@@ -179,10 +180,10 @@ impl Scheduler {
             let Some((task, coming)) = task else { continue };
             tell(request, &mut job);
             match &task {
-                Task::Read { rows, .. } => request.read = rows.end,
-                Task::Decode { shape, pause, .. } => {
+                RowWork::Prefill { rows, .. } => request.read = rows.end,
+                RowWork::Decode { shape, pause, .. } => {
                     let paused = *pause && shape.steps() == 0;
-                    if paused && request.missed == most_missed && request.seat.order.drafts() {
+                    if paused && request.missed == most_missed && request.seat.params.drafts() {
                         left_plain += 1;
                     }
                     request.follow_draft(paused);
@@ -223,15 +224,15 @@ pub(crate) fn headroom(request: &Running) -> usize {
 }
 
 /// A tree of this shape, and what that brings.
-fn next_tree(shape: Shape, rate: f32, pause: bool) -> (Task, Coming) {
-    (Task::Decode { shape, rate, pause }, Coming { least: 1, most: shape.steps() + 1 })
+fn next_tree(shape: Shape, rate: f32, pause: bool) -> (RowWork, Coming) {
+    (RowWork::Decode { shape, rate, pause }, Coming { least: 1, most: shape.steps() + 1 })
 }
 
 /// The chunk that a request reads in the next round, and what that brings.
-fn next_chunk(request: &Running, room: &mut Room) -> Option<(Task, Coming)> {
-    let order = &request.seat.order;
+fn next_chunk(request: &Running, room: &mut Room) -> Option<(RowWork, Coming)> {
+    let params = &request.seat.params;
     let (read, fresh) = (request.read, request.seat.is_fresh());
-    let all = fresh && order.prompt_logprobs.is_some();
+    let all = fresh && params.prompt_logprobs.is_some();
     let mut rows = request.unread().min(room.prefill_rows);
     if all {
         rows = rows.min(room.outputs);
@@ -252,7 +253,7 @@ fn next_chunk(request: &Running, room: &mut Room) -> Option<(Task, Coming)> {
     room.outputs -= outputs.len();
     let bonus = usize::from(chooses);
     let coming = Coming { least: bonus, most: bonus };
-    Some((Task::Read { rows: read..read + rows, outputs, last }, coming))
+    Some((RowWork::Prefill { rows: read..read + rows, outputs, last }, coming))
 }
 
 /// Tells the compute lane what it does not know yet of a request: that it is there, and its slots.
@@ -261,7 +262,7 @@ fn tell(request: &mut Running, job: &mut Job) {
     let id = seat.id();
     let told = told.get_or_insert_with(|| {
         job.admitted.push(Admission {
-            order: seat.order.clone(),
+            params: seat.params.clone(),
             tokens: seat.tokens.clone(),
             matched: sequence.committed(TARGET),
             rounds: seat.usage.spec.verify_ct,
@@ -284,6 +285,6 @@ fn tell(request: &mut Running, job: &mut Job) {
 fn reads_the_same_prompt(running: &[Running], waiting: &Waiting) -> bool {
     let family = waiting.seat.family;
     family.is_some()
-        && waiting.seat.order.prompt_logprobs.is_none()
+        && waiting.seat.params.prompt_logprobs.is_none()
         && running.iter().any(|r| r.is_reading() && r.seat.family == family)
 }

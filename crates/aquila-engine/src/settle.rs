@@ -7,11 +7,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
+use aquila_compute::round::RowWork;
 use aquila_spec::policy::{RequestOutcome, RoundOutcome, Setting};
 
 use crate::engine::Scheduler;
 use crate::error::{Failure, panic_text};
-use crate::lanes::{Order, Task, Yield};
+use crate::lanes::Yield;
 use crate::life::{Coming, Running, Seat, TARGET};
 use crate::listener::{FinishReason, StopCause, Token, Verdict};
 use crate::request::RequestId;
@@ -32,14 +33,14 @@ pub(crate) struct Flight {
 /// One request's part of such a round.
 pub(crate) struct Planned {
     pub request: RequestId,
-    pub task: Task,
+    pub task: RowWork,
     pub coming: Coming,
 }
 
 impl Flight {
     /// Whether nobody reads a prompt in it.
     fn only_decodes(&self) -> bool {
-        self.parts.iter().all(|part| matches!(part.task, Task::Decode { .. }))
+        self.parts.iter().all(|part| matches!(part.task, RowWork::Decode { .. }))
     }
 }
 
@@ -79,7 +80,7 @@ impl Scheduler {
         }
         let mut requests = Vec::with_capacity(flight.parts.len());
         for (part, yielded) in flight.parts.iter().zip(yields) {
-            let (&Task::Decode { shape, .. }, Some(yielded)) = (&part.task, yielded) else {
+            let (&RowWork::Decode { shape, .. }, Some(yielded)) = (&part.task, yielded) else {
                 continue;
             };
             requests.push(RequestOutcome {
@@ -153,10 +154,10 @@ impl Scheduler {
             request.coming.most -= part.coming.most;
             let known = yielded.known;
             let reason = match &part.task {
-                Task::Read { rows, last, .. } => {
+                RowWork::Prefill { rows, last, .. } => {
                     self.settle_chunk(index, rows.len(), *last, yielded)
                 }
-                Task::Decode { .. } => self.settle_tree(index, yielded),
+                RowWork::Decode { .. } => self.settle_tree(index, yielded),
             };
             match reason {
                 Some(reason) => {
@@ -186,7 +187,7 @@ impl Scheduler {
         if !last {
             return None;
         }
-        if seat.is_fresh() && seat.order.prompt_logprobs.is_some() {
+        if seat.is_fresh() && seat.params.prompt_logprobs.is_some() {
             let first = Token { id: seat.tokens[0], logprob: None, top: Vec::new() };
             let mut tokens = std::mem::take(&mut seat.prompt_tokens);
             tokens.insert(0, first);
@@ -219,17 +220,17 @@ impl Scheduler {
 
     /// Commits the rows that the draft of a request has made; offers a prompt that is read to the
     /// prefix cache.
-    fn keep_draft_rows(&mut self, index: usize, task: &Task, known: usize) {
+    fn keep_draft_rows(&mut self, index: usize, task: &RowWork, known: usize) {
         let Running { seat, sequence, told, .. } = &mut self.running[index];
         let declared = self.profile.declaration.as_ref().map_or(&[][..], |d| &d.groups);
         let read = sequence.committed(TARGET);
-        let whole = !matches!(task, Task::Read { last: false, .. });
+        let whole = !matches!(task, RowWork::Prefill { last: false, .. });
         for (&group, draft) in seat.groups()[1..].iter().zip(declared) {
-            let end = Order::certain_rows(draft, known, read, whole);
+            let end = draft.certain_rows(known, read, whole);
             let rows = end - sequence.committed(group);
             self.cache.commit(sequence, group, rows);
         }
-        if matches!(task, Task::Read { last: true, .. }) {
+        if matches!(task, RowWork::Prefill { last: true, .. }) {
             self.cache.publish(sequence, &seat.tokens);
             // Slots of committed rows may be others now.
             told.iter_mut().flatten().for_each(|told| *told = 0);

@@ -5,16 +5,13 @@
 mod support;
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
-use aquila_compute::{Backend, BlockTables, KvDtype, WeightFormat};
+use aquila_compute::{Backend, BlockTables, WeightFormat};
 use aquila_engine::{EngineConfig, FinishReason, Runner, Scheduler};
 use aquila_model::{Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, LoadFormat, resolve};
 use aquila_spec::policy::Fixed;
-use aquila_spec::{
-    Algorithm as _, Drafter, Eagle3, Extending, GroupRows, Shape, Speculator, Standalone,
-    TargetRows,
-};
+use aquila_spec::{Drafter, Eagle3, RecurrentDraft, Shape, Standalone};
 use support::counting::counting;
-use support::recorded::{Pass, Passes, Recorded};
+use support::recorded::{Pass, Passes, Recorded, run_nothing};
 use support::shipped::{Algorithm, config, engine, engine_with};
 use support::{request, run};
 
@@ -170,9 +167,10 @@ fn a_draft_that_declares_no_hidden_state_costs_no_byte_and_no_copy_of_any() {
     type Counted = Option<Box<dyn Drafter<CpuBackend>>>;
     let made = |choose: &dyn Fn(&Decoder<CpuBackend>) -> Counted| {
         let target = decoder(&*backend, "tiny", config.context_length);
-        let draft = choose(&target).map(|drafter| -> Box<dyn aquila_spec::Algorithm<_>> {
+        let draft = choose(&target).map(|drafter| {
             let (slots, dtype) = (config.slots(), config.kv_dtype);
-            Box::new(Speculator::new(&*backend, drafter, slots, dtype).unwrap())
+            let draft = RecurrentDraft::new(&*backend, drafter, slots, dtype).unwrap();
+            aquila_spec::Algorithm::on_device(draft)
         });
         let before = counts.made();
         let runner = Runner::new(backend.clone(), target, draft, &config).unwrap();
@@ -202,8 +200,9 @@ fn nothing_is_copied_for_a_head_that_missed_too_much_to_return() {
     let (backend, counts) = counting();
     let target = decoder(&*backend, "tiny", config.context_length);
     let (slots, dtype) = (config.slots(), config.kv_dtype);
-    let head = Speculator::new(&*backend, eagle3(&*backend, &target, &config), slots, dtype);
-    let runner = Runner::new(backend.clone(), target, Some(Box::new(head.unwrap())), &config);
+    let head = RecurrentDraft::new(&*backend, eagle3(&*backend, &target, &config), slots, dtype);
+    let head = aquila_spec::Algorithm::on_device(head.unwrap());
+    let runner = Runner::new(backend.clone(), target, Some(head), &config);
     let mut engine = Scheduler::new(runner.unwrap(), config).unwrap();
     engine.draft_by(Box::new(Fixed::new(Shape::PLAIN))).unwrap();
     let (request, heard) = request(&SEVEN, 24);
@@ -227,19 +226,7 @@ fn a_batch_of_nothing_is_drafted_and_extended_without_a_pass() {
     let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
     let passes = Passes::default();
     let draft = Recorded { draft: standalone(&backend, &config), passes: passes.clone() };
-    let mut speculator = Speculator::new(&backend, Box::new(draft), 16, KvDtype::F32).unwrap();
-    assert_eq!(speculator.draft(&backend, &[]).unwrap(), []);
-    assert_eq!(speculator.extend(&backend, &[], None).unwrap(), []);
-    let nothing = Extending {
-        request: 1,
-        tokens: &[5, 6],
-        since: 2,
-        groups: &[GroupRows::default()],
-        target: TargetRows::default(),
-        previous: None,
-        seed: None,
-    };
-    assert_eq!(speculator.extend(&backend, &[nothing], None).unwrap(), [None]);
+    run_nothing(&backend, Box::new(draft));
     assert!(passes.lock().unwrap().is_empty());
     assert!(!engine(Algorithm::Eagle3, config).step(), "an engine without requests has no round");
 }

@@ -14,7 +14,7 @@ use aquila_model::{
     Checkpoint, Decoder, DraftTokens, EagleCheckpoint, LoadFormat, Location, MtpCheckpoint, resolve,
 };
 use aquila_spec::{
-    Algorithm, DraftFor, Eagle, Mtp, MtpRoom, Opening, Registry, Shape, Speculator, Travels,
+    Algorithm, DraftFor, Eagle, Mtp, MtpRoom, Opening, RecurrentDraft, Registry, Shape, Travels,
 };
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -34,7 +34,7 @@ enum Head {
     Unchained,
 }
 
-type Draft = Box<dyn Algorithm<CpuBackend>>;
+type Draft = Algorithm<CpuBackend>;
 
 /// A copy of the shipped MTP layers with another config, and without the layers beyond `layers`.
 fn changed_mtp(folder: &Path, layers: usize, change: impl FnOnce(&mut Value)) -> Location {
@@ -68,7 +68,7 @@ fn draft(
     let folder = tempfile::tempdir().unwrap();
     let recurrent = |name, head| -> aquila_model::Result<Draft> {
         let head = Box::new(Eagle::new(backend, name, head, bounds)?);
-        Ok(Box::new(Speculator::new(backend, head, slots, dtype)?))
+        Ok(Algorithm::on_device(RecurrentDraft::new(backend, head, slots, dtype)?))
     };
     let layers = |location: &Location| {
         MtpCheckpoint::open(location, load, spec)?.load(
@@ -82,7 +82,7 @@ fn draft(
     let by_layers = |head| -> aquila_model::Result<Draft> {
         let (shape, requests) = (config.shape, config.max_running_requests);
         let room = MtpRoom { bounds, shape, requests, slots, dtype };
-        Ok(Box::new(Mtp::new(backend, head, room)?))
+        Ok(Algorithm::on_device(Mtp::new(backend, head, room)?))
     };
     match head {
         Head::Eagle | Head::MappedEagle => {

@@ -4,13 +4,12 @@ mod support;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use aquila_compute::KvDtype;
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_engine::{EngineConfig, FinishReason, Request, Speculation};
+use aquila_spec::Shape;
 use aquila_spec::known_bugs::Bug;
-use aquila_spec::{Algorithm as _, Extending, GroupRows, Shape, Speculator, TargetRows};
 use support::answers::*;
-use support::recorded::{Pass, Passes, Recorded};
+use support::recorded::{Pass, Passes, Recorded, run_nothing};
 use support::shipped::{Algorithm, config, engine, engine_with, standalone};
 use support::{oracle, request, run};
 
@@ -113,17 +112,7 @@ fn a_batch_without_rows_runs_no_pass() {
     let config = config(Shape::chain(3));
     let passes = Passes::default();
     let draft = Recorded { draft: standalone(&backend, &config), passes: passes.clone() };
-    let mut speculator = Speculator::new(&backend, Box::new(draft), 16, KvDtype::F32).unwrap();
-    let nothing = Extending {
-        request: 0,
-        tokens: &[5, 6],
-        since: 2,
-        groups: &[GroupRows::default()],
-        target: TargetRows::default(),
-        previous: None,
-        seed: None,
-    };
-    assert_eq!(speculator.extend(&backend, &[nothing], None).unwrap(), [None]);
+    run_nothing(&backend, Box::new(draft));
     assert!(passes.lock().unwrap().is_empty());
 }
 

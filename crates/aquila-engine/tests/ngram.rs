@@ -26,8 +26,8 @@ fn engine_at(
     let (format, positions) = (WeightFormat::Bf16, config.context_length);
     let decoder = Decoder::load(&*backend, &checkpoint, format, positions, &mut |_| ()).unwrap();
     let corpora = Corpora::new(1 << 20, decoder.spec().vocab_size);
-    let algorithm = settings.map(|settings| -> Box<dyn Algorithm<CpuBackend>> {
-        Box::new(Ngram::new(settings, corpora.clone()).unwrap())
+    let algorithm = settings.map(|settings| {
+        Algorithm::on_host("NGRAM", Ngram::new(settings, corpora.clone()).unwrap())
     });
     let runner = Runner::new(backend, decoder, algorithm, &config).unwrap();
     (support::in_lanes(Scheduler::new(runner, config).unwrap()), corpora)

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use aquila_compute::round::Extent;
 use aquila_compute::{Backend, ForwardPlan, KvDtype, KvShape, PlanBounds, Sink, WeightFormat};
 
 use crate::block::{Block, Pass, Work, check_plan};
@@ -42,6 +43,11 @@ impl<B: Backend> Scratch<B> {
     /// The logits of the last pass, one row per output of its plan, in order.
     pub fn logits(&self) -> &B::Rows {
         &self.logits
+    }
+
+    /// Where the plan of the next pass is placed.
+    pub fn plan_mut(&mut self) -> &mut B::Plan {
+        &mut self.work.plan
     }
 
     /// What the head read in the last pass: normed hidden states, in the order of the logits.
@@ -153,10 +159,22 @@ impl<B: Backend> Decoder<B> {
         plan: &ForwardPlan,
         kv: &mut B::Kv,
         scratch: &mut Scratch<B>,
-        mut capture: Option<&mut Capture<B>>,
+        capture: Option<&mut Capture<B>>,
     ) -> Result<()> {
         check_plan(plan, scratch.bounds, self.spec.vocab_size, self.positions)?;
-        let rows = plan.rows();
+        backend.place(plan, &mut scratch.work.plan)?;
+        self.forward_placed(backend, kv, scratch, capture)
+    }
+
+    /// The same for the plan that stands in `scratch`.
+    pub fn forward_placed(
+        &self,
+        backend: &B,
+        kv: &mut B::Kv,
+        scratch: &mut Scratch<B>,
+        mut capture: Option<&mut Capture<B>>,
+    ) -> Result<()> {
+        let Extent { rows, .. } = backend.extent(&scratch.work.plan);
         if let Some(capacity) = capture.as_ref().map(|c| c.capacity()).filter(|&c| rows > c) {
             return Err(Error::Plan(format!("{rows} rows, and {capacity} can be captured")));
         }
@@ -165,7 +183,6 @@ impl<B: Backend> Decoder<B> {
         }
         let (s, heads, epsilon) = (scratch, self.spec.heads, self.spec.norm_epsilon);
         let pass = Pass { backend, rope: &self.rope, heads, epsilon, rows };
-        backend.place(plan, &mut s.work.plan)?;
         backend.embed(&self.embedding, &s.work.plan, &mut s.work.residual)?;
         if let Some(capture) = capture.as_deref_mut() {
             capture.take(backend, 0, &s.work.residual, rows)?;

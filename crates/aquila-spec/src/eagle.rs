@@ -1,7 +1,7 @@
 //! EAGLE: a head that takes the target's last hidden state and predicts the token after the next.
 //! An MTP head of one layer drafts the same way, under its own name.
 
-use aquila_compute::{Backend, DraftIds, ForwardPlan, KvDtype, KvShape, PlanBounds, WeightFormat};
+use aquila_compute::{Backend, DraftIds, KvDtype, KvShape, PlanBounds, WeightFormat};
 use aquila_model::{
     Decoder, DraftTokens, EagleCheckpoint, Error, FusedHead, FusedScratch, Hidden, LmHead,
     ModelSpec, Needs, Result, memory,
@@ -9,7 +9,7 @@ use aquila_model::{
 
 use crate::registry::{Allowance, DraftFlag, DraftFor, Entry, LoadOn, Opened, Opening};
 use crate::{
-    Algorithm, Declaration, DraftGroup, Drafter, HiddenStates, Speculator, Travels, TreeRows,
+    Algorithm, Declaration, DraftGroup, Drafter, HiddenStates, RecurrentDraft, Travels, TreeRows,
 };
 
 /// A head of one layer that drafts recurrently.
@@ -53,27 +53,19 @@ impl<B: Backend> Drafter<B> for Eagle<B> {
         self.head.draft_ids()
     }
 
-    fn extend(
-        &mut self,
-        backend: &B,
-        plan: &ForwardPlan,
-        hidden: Option<&B::Rows>,
-        kv: &mut B::Kv,
-    ) -> Result<()> {
+    fn extend(&mut self, backend: &B, hidden: Option<&B::Rows>, kv: &mut B::Kv) -> Result<()> {
         let missing = || Error::Plan("a head without the target's hidden states".into());
         let hidden = hidden.ok_or_else(missing)?;
-        self.head.extend(backend, plan, hidden, kv, &mut self.scratch)
+        self.head.extend_placed(backend, hidden, kv, &mut self.scratch)
     }
 
-    fn expand(
-        &mut self,
-        backend: &B,
-        plan: &ForwardPlan,
-        first: bool,
-        kv: &mut B::Kv,
-    ) -> Result<()> {
+    fn expand(&mut self, backend: &B, first: bool, kv: &mut B::Kv) -> Result<()> {
         let from = if first { Hidden::Seeds } else { Hidden::Last };
-        self.head.expand(backend, plan, from, kv, &mut self.scratch)
+        self.head.expand_placed(backend, from, kv, &mut self.scratch)
+    }
+
+    fn plan_mut(&mut self) -> &mut B::Plan {
+        self.scratch.plan_mut()
     }
 
     fn logits(&self) -> &B::Rows {
@@ -136,12 +128,12 @@ impl<B: Backend> LoadOn<B> for OpenedEagle {
         backend: &B,
         target: &Decoder<B>,
         allowance: &Allowance,
-    ) -> crate::Result<Box<dyn Algorithm<B>>> {
+    ) -> crate::Result<Algorithm<B>> {
         let Allowance { format, kv_dtype, slots, bounds, .. } = *allowance;
         let lm_head = self.reading.lm_head(backend, target, format)?;
         let head = self.head.load(backend, format, target, lm_head, &mut |_| ())?;
         let drafter = Box::new(Eagle::new(backend, "EAGLE", head, bounds)?);
-        Ok(Box::new(Speculator::new(backend, drafter, slots, kv_dtype)?))
+        Ok(Algorithm::on_device(RecurrentDraft::new(backend, drafter, slots, kv_dtype)?))
     }
 }
 

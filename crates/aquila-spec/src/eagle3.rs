@@ -1,6 +1,6 @@
 //! EAGLE-3: a head that takes hidden states of the target and predicts the token after the next.
 
-use aquila_compute::{Backend, DraftIds, ForwardPlan, KvDtype, KvShape, PlanBounds};
+use aquila_compute::{Backend, DraftIds, KvDtype, KvShape, PlanBounds};
 use aquila_model::{
     Decoder, Eagle3Head, Error, HeadCheckpoint, HeadScratch, Hidden, ModelSpec, Needs, Result,
     memory,
@@ -8,7 +8,7 @@ use aquila_model::{
 
 use crate::registry::{Allowance, DraftFlag, DraftFor, Entry, LoadOn, Opened, Opening};
 use crate::{
-    Algorithm, Declaration, DraftGroup, Drafter, HiddenStates, Speculator, Travels, TreeRows,
+    Algorithm, Declaration, DraftGroup, Drafter, HiddenStates, RecurrentDraft, Travels, TreeRows,
 };
 
 /// An EAGLE-3 head that drafts.
@@ -50,27 +50,19 @@ impl<B: Backend> Drafter<B> for Eagle3<B> {
         self.head.draft_ids()
     }
 
-    fn extend(
-        &mut self,
-        backend: &B,
-        plan: &ForwardPlan,
-        hidden: Option<&B::Rows>,
-        kv: &mut B::Kv,
-    ) -> Result<()> {
+    fn extend(&mut self, backend: &B, hidden: Option<&B::Rows>, kv: &mut B::Kv) -> Result<()> {
         let missing = || Error::Plan("an EAGLE-3 head without the target's hidden states".into());
         let hidden = hidden.ok_or_else(missing)?;
-        self.head.extend(backend, plan, hidden, kv, &mut self.scratch)
+        self.head.extend_placed(backend, hidden, kv, &mut self.scratch)
     }
 
-    fn expand(
-        &mut self,
-        backend: &B,
-        plan: &ForwardPlan,
-        first: bool,
-        kv: &mut B::Kv,
-    ) -> Result<()> {
+    fn expand(&mut self, backend: &B, first: bool, kv: &mut B::Kv) -> Result<()> {
         let from = if first { Hidden::Seeds } else { Hidden::Last };
-        self.head.expand(backend, plan, from, kv, &mut self.scratch)
+        self.head.expand_placed(backend, from, kv, &mut self.scratch)
+    }
+
+    fn plan_mut(&mut self) -> &mut B::Plan {
+        self.scratch.plan_mut()
     }
 
     fn logits(&self) -> &B::Rows {
@@ -134,10 +126,10 @@ impl<B: Backend> LoadOn<B> for OpenedEagle3 {
         backend: &B,
         target: &Decoder<B>,
         allowance: &Allowance,
-    ) -> crate::Result<Box<dyn Algorithm<B>>> {
+    ) -> crate::Result<Algorithm<B>> {
         let Allowance { format, kv_dtype, slots, bounds, .. } = *allowance;
         let head = Eagle3Head::load_for(backend, &self.head, format, target, &mut |_| ())?;
         let drafter = Box::new(Eagle3::new(backend, head, bounds)?);
-        Ok(Box::new(Speculator::new(backend, drafter, slots, kv_dtype)?))
+        Ok(Algorithm::on_device(RecurrentDraft::new(backend, drafter, slots, kv_dtype)?))
     }
 }

@@ -9,11 +9,8 @@
 
 use std::collections::HashMap;
 
-use aquila_compute::Backend;
-use aquila_model::Result;
-
 use crate::ngram::{Guess, Ngram};
-use crate::{Algorithm, Declaration, Drafting, Extending, Seed, Tree};
+use crate::{DraftRequest, HostProposer, Tree};
 
 /// How often guesses must have been right.
 const LEAST_RATE: f32 = 0.8;
@@ -36,10 +33,8 @@ pub struct Drafted {
     pub model: u64,
 }
 
-/// A model that drafts, and n-grams where those have been right.
-pub struct Mixed<B: Backend> {
-    declaration: Declaration,
-    model: Box<dyn Algorithm<B>>,
+/// N-grams that draft where they have been right, and leave other requests to a model.
+pub struct TrustedNgrams {
     ngram: Ngram,
     requests: HashMap<u64, Course>,
     drafted: Drafted,
@@ -77,17 +72,30 @@ impl Course {
     }
 }
 
-impl<B: Backend> Mixed<B> {
-    /// Of `model` and `ngram`, under a name of its own.
-    pub fn new(name: &'static str, model: Box<dyn Algorithm<B>>, ngram: Ngram) -> Self {
-        let declaration = Declaration { name, ..model.declaration().clone() };
-        let drafted = Drafted::default();
-        Self { declaration, model, ngram, requests: HashMap::new(), drafted }
+impl TrustedNgrams {
+    /// Of `ngram`.
+    pub fn new(ngram: Ngram) -> Self {
+        Self { ngram, requests: HashMap::new(), drafted: Drafted::default() }
     }
 
     /// How many trees each side has drafted.
     pub fn drafted(&self) -> Drafted {
         self.drafted
+    }
+}
+
+impl HostProposer for TrustedNgrams {
+    /// The tree from n-grams, where they have been right.
+    fn draft(&mut self, request: &DraftRequest<'_>) -> Option<Tree> {
+        let DraftRequest { request: number, tokens, shape } = *request;
+        self.read(number, tokens);
+        let (tree, first) = self.ngram.tree_with_guess(number, tokens, shape);
+        let course = self.requests.entry(number).or_default();
+        let trusted = tree.len() > 1 && first.is_some_and(|guess| course.trusts(&guess));
+        for drafted in [&mut course.drafted, &mut self.drafted] {
+            if trusted { drafted.ngram += 1 } else { drafted.model += 1 }
+        }
+        trusted.then_some(tree)
     }
 
     /// Reads what is new of a request, and counts which guesses were right.
@@ -102,69 +110,20 @@ impl<B: Backend> Mixed<B> {
         }
     }
 
-    /// The tree from n-grams, where they have been right.
-    fn tree_of_ngrams(&mut self, request: &Drafting<'_>) -> Option<Tree> {
-        let Drafting { request: number, tokens, shape, .. } = *request;
-        self.read(number, tokens);
-        let (tree, first) = self.ngram.tree_with_guess(number, tokens, shape);
-        let course = self.requests.entry(number).or_default();
-        let trusted = tree.len() > 1 && first.is_some_and(|guess| course.trusts(&guess));
-        for drafted in [&mut course.drafted, &mut self.drafted] {
-            if trusted { drafted.ngram += 1 } else { drafted.model += 1 }
-        }
-        trusted.then_some(tree)
-    }
-}
-
-impl<B: Backend> Algorithm<B> for Mixed<B> {
-    fn declaration(&self) -> &Declaration {
-        &self.declaration
-    }
-
-    fn draft(&mut self, backend: &B, requests: &[Drafting<'_>]) -> Result<Vec<Tree>> {
-        let found: Vec<Option<Tree>> = requests.iter().map(|r| self.tree_of_ngrams(r)).collect();
-        let wanted: Vec<Drafting<'_>> = requests
-            .iter()
-            .zip(&found)
-            .filter(|(_, found)| found.is_none())
-            .map(|(request, _)| request.clone())
-            .collect();
-        if wanted.is_empty() {
-            return Ok(found.into_iter().flatten().collect());
-        }
-        let mut trees = self.model.draft(backend, &wanted)?.into_iter();
-        Ok(found.into_iter().filter_map(|found| found.or_else(|| trees.next())).collect())
-    }
-
-    fn extend(
-        &mut self,
-        backend: &B,
-        requests: &[Extending<'_>],
-        hidden: Option<&B::Rows>,
-    ) -> Result<Vec<Option<Seed>>> {
-        for request in requests {
-            self.read(request.request, request.tokens);
-        }
-        self.model.extend(backend, requests, hidden)
-    }
-
     fn begin_anew(&mut self) {
-        self.model.begin_anew();
-        Algorithm::<B>::begin_anew(&mut self.ngram);
+        self.ngram.begin_anew();
         self.drafted = Drafted::default();
         self.requests.clear();
     }
 
     fn leave(&mut self, request: u64, tokens: &[u32]) {
-        self.model.leave(request, tokens);
-        Algorithm::<B>::leave(&mut self.ngram, request, tokens);
+        self.ngram.leave(request, tokens);
         if let Some(course) = self.requests.remove(&request) {
             let Drafted { ngram, model } = course.drafted;
             let all = self.drafted;
             tracing::debug!(
-                "request {request} leaves {}: {ngram} trees from n-grams, {model} by the model; \
+                "request {request} leaves: {ngram} trees from n-grams, {model} by the model; \
                  of all requests {} and {}",
-                self.declaration.name,
                 all.ngram,
                 all.model
             );

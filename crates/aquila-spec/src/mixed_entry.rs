@@ -8,7 +8,7 @@ use aquila_model::{Decoder, Needs};
 use crate::ngram::{Ngram, NgramEntry, NgramSources};
 use crate::{
     Algorithm, Allowance, AskedShape, DraftFlag, DraftFor, DraftOption, Entry, Error, LoadOn,
-    Mixed, Opened, Opening, Result, Shape,
+    Opened, Opening, Result, Shape, TrustedNgrams,
 };
 
 /// An algorithm, mixed with n-grams.
@@ -99,11 +99,11 @@ where
         backend: &B,
         target: &Decoder<B>,
         allowance: &Allowance,
-    ) -> Result<Box<dyn Algorithm<B>>> {
+    ) -> Result<Algorithm<B>> {
         let NgramSources { settings, corpora } = &self.ngram;
         let ngram = Ngram::new(settings.clone(), corpora.clone())
             .map_err(|error| Error::Refused(error.to_string()))?;
         let model = LoadOn::<B>::load(&*self.model, backend, target, allowance)?;
-        Ok(Box::new(Mixed::new(self.name, model, ngram)))
+        Ok(model.behind(self.name, TrustedNgrams::new(ngram)))
     }
 }

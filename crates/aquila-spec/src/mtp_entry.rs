@@ -5,7 +5,7 @@ use aquila_model::{Decoder, MtpCheckpoint, Needs};
 
 use crate::eagle::Reading;
 use crate::registry::{Allowance, DraftFlag, DraftFor, Entry, LoadOn, Opened, Opening};
-use crate::{Algorithm, Eagle, Error, Mtp, MtpRoom, Speculator};
+use crate::{Algorithm, Eagle, Error, Mtp, MtpRoom, RecurrentDraft};
 
 /// MTP by name.
 pub(crate) struct MtpEntry;
@@ -91,14 +91,15 @@ impl<B: Backend> LoadOn<B> for OpenedMtp {
         backend: &B,
         target: &Decoder<B>,
         allowance: &Allowance,
-    ) -> crate::Result<Box<dyn Algorithm<B>>> {
+    ) -> crate::Result<Algorithm<B>> {
         let Allowance { format, kv_dtype, slots, bounds, .. } = *allowance;
         let lm_head = self.reading.lm_head(backend, target, format)?;
         let head = self.layers.load(backend, format, target, lm_head, &mut |_| ())?;
         if self.recurs() {
             let drafter = Box::new(Eagle::new(backend, "MTP", head, bounds)?);
-            return Ok(Box::new(Speculator::new(backend, drafter, slots, kv_dtype)?));
+            let draft = RecurrentDraft::new(backend, drafter, slots, kv_dtype)?;
+            return Ok(Algorithm::on_device(draft));
         }
-        Ok(Box::new(Mtp::new(backend, head, self.room(allowance))?))
+        Ok(Algorithm::on_device(Mtp::new(backend, head, self.room(allowance))?))
     }
 }

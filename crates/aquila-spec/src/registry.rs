@@ -269,12 +269,8 @@ pub trait Opened: LoadOn<CpuBackend> + LoadOn<CudaBackend> {
 /// How an algorithm is put on a backend.
 pub trait LoadOn<B: Backend> {
     /// Puts it on the backend.
-    fn load(
-        &self,
-        backend: &B,
-        target: &Decoder<B>,
-        allowance: &Allowance,
-    ) -> Result<Box<dyn Algorithm<B>>>;
+    fn load(&self, backend: &B, target: &Decoder<B>, allowance: &Allowance)
+    -> Result<Algorithm<B>>;
 }
 
 /// The algorithms of a build.

@@ -1,12 +1,13 @@
 //! STANDALONE: an ordinary language model as the draft. It needs no hidden state anywhere, and
 //! sees every token, the first included.
 
-use aquila_compute::{Backend, DraftIds, ForwardPlan, KvDtype, KvShape, PlanBounds};
+use aquila_compute::{Backend, DraftIds, KvDtype, KvShape, PlanBounds};
 use aquila_model::{Checkpoint, Decoder, Needs, Result, Scratch, memory, same_tokens};
 
 use crate::registry::{Allowance, DraftFor, Entry, LoadOn, Opened, Opening};
 use crate::{
-    Algorithm, Declaration, DraftGroup, Drafter, Error, HiddenStates, Speculator, Travels, TreeRows,
+    Algorithm, Declaration, DraftGroup, Drafter, Error, HiddenStates, RecurrentDraft, Travels,
+    TreeRows,
 };
 
 /// A model that drafts.
@@ -28,7 +29,7 @@ impl<B: Backend> Standalone<B> {
         #[cfg(feature = "known-bugs")]
         let declaration = {
             let mut declaration = declaration;
-            crate::known_bugs::spoil_standalone(&mut declaration);
+            crate::known_bugs::spoil_lookahead(&mut declaration.groups[0].lookahead);
             declaration
         };
         let scratch = decoder.scratch(backend, bounds)?;
@@ -49,24 +50,16 @@ impl<B: Backend> Drafter<B> for Standalone<B> {
         None
     }
 
-    fn extend(
-        &mut self,
-        backend: &B,
-        plan: &ForwardPlan,
-        _hidden: Option<&B::Rows>,
-        kv: &mut B::Kv,
-    ) -> Result<()> {
-        self.decoder.forward(backend, plan, kv, &mut self.scratch, None)
+    fn plan_mut(&mut self) -> &mut B::Plan {
+        self.scratch.plan_mut()
     }
 
-    fn expand(
-        &mut self,
-        backend: &B,
-        plan: &ForwardPlan,
-        _first: bool,
-        kv: &mut B::Kv,
-    ) -> Result<()> {
-        self.decoder.forward(backend, plan, kv, &mut self.scratch, None)
+    fn extend(&mut self, backend: &B, _: Option<&B::Rows>, kv: &mut B::Kv) -> Result<()> {
+        self.decoder.forward_placed(backend, kv, &mut self.scratch, None)
+    }
+
+    fn expand(&mut self, backend: &B, _: bool, kv: &mut B::Kv) -> Result<()> {
+        self.decoder.forward_placed(backend, kv, &mut self.scratch, None)
     }
 
     fn logits(&self) -> &B::Rows {
@@ -125,10 +118,10 @@ impl<B: Backend> LoadOn<B> for OpenedStandalone {
         backend: &B,
         _target: &Decoder<B>,
         allowance: &Allowance,
-    ) -> crate::Result<Box<dyn Algorithm<B>>> {
+    ) -> crate::Result<Algorithm<B>> {
         let Allowance { format, kv_dtype, slots, positions, bounds, .. } = *allowance;
         let decoder = Decoder::load(backend, &self.draft, format, positions, &mut |_| ())?;
         let drafter = Box::new(Standalone::new(backend, decoder, bounds)?);
-        Ok(Box::new(Speculator::new(backend, drafter, slots, kv_dtype)?))
+        Ok(Algorithm::on_device(RecurrentDraft::new(backend, drafter, slots, kv_dtype)?))
     }
 }

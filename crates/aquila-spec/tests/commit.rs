@@ -2,33 +2,8 @@
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{Backend, ForwardPlan, HostTensor, PlanBounds, Sight};
-use aquila_model::Result;
-use aquila_spec::{Kept, NodeRows, PassRows, commit};
+use aquila_spec::Kept;
 use proptest::prelude::*;
-
-/// A made-up store with a row for each row of the pass, of which `commit` knows nothing.
-struct Experts(Vec<u32>);
-
-impl<B: Backend> NodeRows<B> for Experts {
-    fn keep(&mut self, _: &B, kept: &Kept) -> Result<()> {
-        for &(from, to) in &kept.rows {
-            self.0[to as usize] = self.0[from as usize];
-        }
-        Ok(())
-    }
-}
-
-/// A made-up store with a row for each slot.
-struct Marks(Vec<u32>);
-
-impl<B: Backend> NodeRows<B> for Marks {
-    fn keep(&mut self, _: &B, kept: &Kept) -> Result<()> {
-        for &(from, to) in &kept.slots {
-            self.0[to as usize] = self.0[from as usize];
-        }
-        Ok(())
-    }
-}
 
 /// Rows of the backend that hold their own number.
 fn numbered(backend: &CpuBackend, rows: usize) -> <CpuBackend as Backend>::Rows {
@@ -76,23 +51,23 @@ proptest! {
             kept.path(path, &slots[first..first + nodes], first);
             first += nodes;
         }
-        let mut experts = Experts((0..total as u32).collect());
-        let mut marks = Marks(vec![u32::MAX; 3 * total + 2]);
+        // A store with a row for each slot, and one with a row for each row of the pass.
+        let mut marks = vec![u32::MAX; 3 * total + 2];
         for (row, &slot) in slots.iter().enumerate() {
-            marks.0[slot as usize] = row as u32;
+            marks[slot as usize] = row as u32;
+        }
+        for &(from, to) in &kept.slots {
+            marks[to as usize] = marks[from as usize];
         }
         let mut hidden = numbered(&backend, total.max(1));
-        let mut rows = PassRows::<CpuBackend>(&mut hidden);
-        let mut stores: [&mut dyn NodeRows<CpuBackend>; 3] = [&mut experts, &mut marks, &mut rows];
-        commit(&backend, &kept, &mut stores).unwrap();
+        backend.move_rows(&mut hidden, &kept.rows).unwrap();
 
         let hidden = backend.read(&hidden, total.max(1)).unwrap();
         let mut first = 0;
         for (nodes, path) in &trees {
             for (place, node) in path.iter().enumerate() {
                 let want = (first + node) as u32;
-                prop_assert_eq!(experts.0[first + place], want);
-                prop_assert_eq!(marks.0[slots[first + place] as usize], want);
+                prop_assert_eq!(marks[slots[first + place] as usize], want);
                 prop_assert_eq!(hidden[first + place], want as f32);
             }
             first += nodes;

@@ -2,7 +2,7 @@
 //! drafts come from another distribution, with filters on both.
 
 use aquila_compute::choose::{Ask, History, Sampling, Weights, weigh};
-use aquila_spec::{Coins, Offer, Proposal, Shape, Tree, Verify};
+use aquila_spec::{Candidates, Coins, Proposal, Shape, Tree, Verify};
 
 const VOCABULARY: usize = 7;
 const RUNS: u64 = 25_000;
@@ -81,19 +81,19 @@ fn tree(shape: Shape, verify: Verify, sampling: &Sampling, seed: u64) -> Tree {
         if verify == Verify::Rejection {
             let drawn = Proposal::draw(from, seed, 0, position, shape.topk());
             let candidates = drawn.tokens.iter().enumerate().map(|(rank, &t)| candidate(rank, t));
-            return Offer { candidates: candidates.collect(), drawn_from: Some(drawn.from) };
+            return Candidates { candidates: candidates.collect(), drawn_from: Some(drawn.from) };
         }
         let mut likely = from.tokens.clone();
         likely.sort_by(|a, b| b.1.total_cmp(&a.1));
         let likely = likely.iter().take(shape.topk()).enumerate();
         let candidates = likely.map(|(rank, &(token, _))| candidate(rank, token)).collect();
-        Offer { candidates, drawn_from: None }
+        Candidates { candidates, drawn_from: None }
     };
     let mut growth = offer(&[]).begin(shape);
     while growth.goes_on() {
         let beam = growth.beam().to_vec();
         let offers = beam.iter().map(|&at| offer(&growth.path_tokens(at))).collect();
-        Offer::grow(&mut growth, offers);
+        Candidates::grow(&mut growth, offers);
     }
     growth.finish(0)
 }

@@ -7,8 +7,8 @@ use aquila::{Algorithms, conformance};
 use aquila_compute::Backend;
 use aquila_model::{Decoder, Needs};
 use aquila_spec::{
-    Algorithm, Allowance, Candidate, Declaration, DraftFor, Drafting, Entry, Extending, Growth,
-    HiddenStates, LoadOn, Opened, Opening, Result, Seed, Travels, Tree,
+    Algorithm, Allowance, Candidate, DraftFor, DraftRequest, Entry, Growth, HostProposer, LoadOn,
+    Opened, Opening, Result, Tree,
 };
 
 fn conforms(name: &str, flags: &[&str]) -> conformance::Report {
@@ -46,8 +46,8 @@ fn n_grams_conform_and_those_of_a_request_are_invariant() {
 }
 
 /// Drafts the number of times that it heard of a request, which no other machine knows.
+#[derive(Default)]
 struct Counting {
-    declaration: Declaration,
     heard: HashMap<u64, u32>,
 }
 
@@ -74,45 +74,23 @@ impl Opened for CountingEntry {
 }
 
 impl<B: Backend> LoadOn<B> for CountingEntry {
-    fn load(&self, _: &B, _: &Decoder<B>, _: &Allowance) -> Result<Box<dyn Algorithm<B>>> {
-        let declaration = Declaration {
-            name: "COUNTING",
-            hidden: HiddenStates::None,
-            groups: Vec::new(),
-            travels: Travels::NOTHING,
-        };
-        Ok(Box::new(Counting { declaration, heard: HashMap::new() }))
+    fn load(&self, _: &B, _: &Decoder<B>, _: &Allowance) -> Result<Algorithm<B>> {
+        Ok(Algorithm::on_host("COUNTING", Counting::default()))
     }
 }
 
-impl<B: Backend> Algorithm<B> for Counting {
-    fn declaration(&self) -> &Declaration {
-        &self.declaration
+impl HostProposer for Counting {
+    fn draft(&mut self, request: &DraftRequest<'_>) -> Option<Tree> {
+        let token = self.heard.get(&request.request).copied().unwrap_or(0);
+        let mut growth = Growth::start(request.shape, &[Candidate { token, probability: 1.0 }]);
+        while growth.goes_on() {
+            growth.grow(&[Vec::new()]);
+        }
+        Some(growth.finish(request.bonus()))
     }
 
-    fn draft(&mut self, _: &B, requests: &[Drafting<'_>]) -> aquila_model::Result<Vec<Tree>> {
-        let tree = |request: &Drafting<'_>| {
-            let token = self.heard.get(&request.request).copied().unwrap_or(0);
-            let mut growth = Growth::start(request.shape, &[Candidate { token, probability: 1.0 }]);
-            while growth.goes_on() {
-                growth.grow(&[Vec::new()]);
-            }
-            growth.finish(request.bonus())
-        };
-        Ok(requests.iter().map(tree).collect())
-    }
-
-    fn extend(
-        &mut self,
-        _: &B,
-        requests: &[Extending<'_>],
-        _: Option<&B::Rows>,
-    ) -> aquila_model::Result<Vec<Option<Seed>>> {
-        let hear = |request: &Extending<'_>| {
-            *self.heard.entry(request.request).or_default() += 1;
-            request.seed.as_ref().map(|_| Seed::default())
-        };
-        Ok(requests.iter().map(hear).collect())
+    fn read(&mut self, request: u64, _: &[u32]) {
+        *self.heard.entry(request).or_default() += 1;
     }
 }
 

@@ -5,10 +5,10 @@
 //! a request's tokens has to reach another machine. `src/main.rs` is Aquila with it.
 
 use aquila_compute::Backend;
-use aquila_model::{Decoder, Needs, Result};
+use aquila_model::{Decoder, Needs};
 use aquila_spec::{
-    Algorithm, Allowance, AskedShape, Declaration, DraftFor, DraftOption, Drafting, Entry,
-    Extending, HiddenStates, LoadOn, Opened, Opening, Seed, Shape, Travels, Tree,
+    Algorithm, Allowance, AskedShape, DraftFor, DraftOption, DraftRequest, Entry, HostProposer,
+    LoadOn, Opened, Opening, Shape, Tree,
 };
 
 /// LOOKUP by name.
@@ -51,37 +51,20 @@ impl<B: Backend> LoadOn<B> for Agree {
         _backend: &B,
         _target: &Decoder<B>,
         _allowance: &Allowance,
-    ) -> aquila_spec::Result<Box<dyn Algorithm<B>>> {
-        let (hidden, groups, travels) = (HiddenStates::None, Vec::new(), Travels::NOTHING);
-        Ok(Box::new(Reader(Declaration { name: "LOOKUP", hidden, groups, travels }, self.0)))
+    ) -> aquila_spec::Result<Algorithm<B>> {
+        Ok(Algorithm::on_host("LOOKUP", Reader(self.0)))
     }
 }
 
 /// Reads texts.
-struct Reader(Declaration, usize);
+struct Reader(usize);
 
-impl<B: Backend> Algorithm<B> for Reader {
-    fn declaration(&self) -> &Declaration {
-        &self.0
-    }
-
-    fn draft(&mut self, _backend: &B, requests: &[Drafting<'_>]) -> Result<Vec<Tree>> {
-        let tree = |request: &Drafting<'_>| {
-            let mut tree = Tree::root(request.bonus());
-            let drafts = continuation(request.tokens, self.1).iter().take(request.shape.steps());
-            drafts.fold(0, |parent, &token| tree.add(parent, token, 1.0));
-            tree
-        };
-        Ok(requests.iter().map(tree).collect())
-    }
-
-    fn extend(
-        &mut self,
-        _backend: &B,
-        requests: &[Extending<'_>],
-        _hidden: Option<&B::Rows>,
-    ) -> Result<Vec<Option<Seed>>> {
-        Ok(requests.iter().map(|r| r.seed.as_ref().map(|_| Seed::default())).collect())
+impl HostProposer for Reader {
+    fn draft(&mut self, request: &DraftRequest<'_>) -> Option<Tree> {
+        let mut tree = Tree::root(request.bonus());
+        let drafts = continuation(request.tokens, self.0).iter().take(request.shape.steps());
+        drafts.fold(0, |parent, &token| tree.add(parent, token, 1.0));
+        Some(tree)
     }
 }
 

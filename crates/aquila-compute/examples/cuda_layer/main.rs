@@ -143,7 +143,7 @@ impl Pair<'_> {
         let first = self.scene.batch(8);
         self.on_cuda.run(self.cuda, &first)?;
         let on_cuda = &mut self.on_cuda;
-        let graph = self.cuda.capture(|b| layer(b, on_cuda, 8))?;
+        let graph = self.cuda.graph_of(|b| layer(b, on_cuda, 8))?;
         let plans = [
             ("tree of 8, context 1000", self.scene.tree(3, 8)),
             ("tree of 5, context 64", self.scene.tree(1, 5)),
@@ -231,9 +231,9 @@ fn refusals(pair: &mut Pair<'_>, findings: &mut Findings) -> Result<()> {
     let plan = pair.scene.batch(4);
     let before = pair.on_cuda.run(pair.cuda, &plan)?;
     let refused = [
-        pair.cuda.capture(|b| b.rows(8, 8).map(drop)).is_err(),
-        pair.cuda.capture(|b| b.read(&pair.on_cuda.rows.hidden, 1).map(drop)).is_err(),
-        pair.cuda.capture(|b| b.place(&plan, &mut pair.on_cuda.plan)).is_err(),
+        pair.cuda.graph_of(|b| b.rows(8, 8).map(drop)).is_err(),
+        pair.cuda.graph_of(|b| b.read(&pair.on_cuda.rows.hidden, 1).map(drop)).is_err(),
+        pair.cuda.graph_of(|b| b.place(&plan, &mut pair.on_cuda.plan)).is_err(),
     ];
     let after = pair.on_cuda.run(pair.cuda, &plan)?;
     let holds = refused == [true; 3] && same_bits(&before, &after);

@@ -117,5 +117,6 @@ pub fn alone(plan: &ForwardPlan, row: usize) -> ForwardPlan {
         tails: plan.tails.clone(),
         outputs: vec![0],
         sources: Vec::new(),
+        destinations: Vec::new(),
     }
 }

@@ -68,7 +68,7 @@ pub fn layers(
         let rows = plan.rows();
         b.place(plan, &mut on.plan)?;
         let eager = time(b, || layer(b, on, rows))?;
-        let graph = b.capture(|b| layer(b, on, rows))?;
+        let graph = b.graph_of(|b| layer(b, on, rows))?;
         let replay = time(b, || graph.replay())?;
         let placed = time(b, || {
             b.place(plan, &mut on.plan)?;
@@ -117,7 +117,7 @@ pub fn projections(b: &CudaBackend, t: &Tensors, row_counts: &[usize]) -> Result
         fill(b, inputs, &mut input)?;
         let mut out = b.rows(8, outputs)?;
         for &rows in row_counts {
-            let graph = b.capture(|b| {
+            let graph = b.graph_of(|b| {
                 copies
                     .iter()
                     .try_for_each(|w| b.project(w, None, &input, rows, Sink::Set, &mut out))

@@ -16,7 +16,11 @@ use super::table::CpuTable;
 use super::watch::{Operation, Watch};
 use super::weight::CpuWeight;
 use super::{Isa, IsaChoice};
-use crate::choose::{self, Ask, Candidate, Choice, Weights};
+use crate::choose;
+use crate::round::{
+    Batch, Candidates, DraftQuery, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput,
+    RoundState, Simulate, StateBounds, Tree, TreeLimits,
+};
 use crate::{
     Backend, DraftIds, Error, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds, Result,
     RopeTable, Sink, WeightFormat,
@@ -46,18 +50,28 @@ impl CpuBackend {
         self.pool.threads()
     }
 
-    /// The answer to every ask, shared out to the threads.
-    fn answer<T: Send + Sync>(
+    /// The answer to every query, shared out to the threads.
+    fn answer<Q: Sync, T: Send + Sync>(
         &self,
-        asks: &[Ask<'_>],
-        answer: impl Fn(&Ask<'_>) -> T + Sync,
+        queries: &[Q],
+        answer: impl Fn(&Q) -> T + Sync,
     ) -> Vec<T> {
-        let answers: Vec<OnceLock<T>> = asks.iter().map(|_| OnceLock::new()).collect();
-        self.pool.run(asks.len(), &|index| {
-            answers[index].get_or_init(|| answer(&asks[index]));
+        let answers: Vec<OnceLock<T>> = queries.iter().map(|_| OnceLock::new()).collect();
+        self.pool.run(queries.len(), &|index| {
+            answers[index].get_or_init(|| answer(&queries[index]));
         });
         let answers = answers.into_iter().map(OnceLock::into_inner);
-        answers.map(|answer| answer.expect("every ask was answered")).collect()
+        answers.map(|answer| answer.expect("every query was answered")).collect()
+    }
+
+    /// What a draft proposes by each query.
+    fn candidates(
+        &self,
+        (queries, count): (Vec<DraftQuery<'_>>, usize),
+        logits: &CpuRows,
+        ids: Option<DraftIds<'_>>,
+    ) -> Vec<Candidates> {
+        self.answer(&queries, |query| query.answer(logits.row(query.ask.row), count, ids))
     }
 
     /// Bytes that a projection takes once packed.
@@ -79,6 +93,8 @@ impl Backend for CpuBackend {
     type Rope = RopeTable;
     type Kv = CpuKv;
     type Plan = CpuPlan;
+    type State = RoundState;
+    type Graph = std::convert::Infallible;
 
     fn describe(&self) -> String {
         format!("cpu, {}, {} threads", self.isa(), self.threads())
@@ -377,41 +393,162 @@ impl Backend for CpuBackend {
     }
 
     fn move_slots(&self, kv: &mut CpuKv, moves: &[(u32, u32)]) -> Result<()> {
-        let _reported = self.report(Operation::MoveSlots);
-        moves.iter().for_each(|&(from, to)| kv.move_slot(from, to));
+        if !moves.is_empty() {
+            let _reported = self.report(Operation::MoveSlots);
+            moves.iter().for_each(|&(from, to)| kv.move_slot(from, to));
+        }
         Ok(())
     }
 
     fn move_rows(&self, rows: &mut CpuRows, moves: &[(u32, u32)]) -> Result<()> {
-        let _reported = self.report(Operation::MoveRows);
-        moves.iter().for_each(|&(from, to)| rows.move_row(from as usize, to as usize));
+        if !moves.is_empty() {
+            let _reported = self.report(Operation::MoveRows);
+            moves.iter().for_each(|&(from, to)| rows.move_row(from as usize, to as usize));
+        }
         Ok(())
     }
 
-    fn choose(&self, logits: &CpuRows, asks: &[Ask<'_>]) -> Result<Vec<Choice>> {
-        let _reported = self.report(Operation::Choose);
-        Ok(self.answer(asks, |ask| choose::choose(logits.row(ask.row), ask)))
+    fn scatter_outputs(&self, input: &CpuRows, plan: &CpuPlan, out: &mut CpuRows) -> Result<()> {
+        let _reported = self.report(Operation::ScatterOutputs);
+        let ForwardPlan { outputs, destinations, .. } = plan.host();
+        check(input.width() == out.width(), || {
+            format!("rows of {} do not fit rows of {}", input.width(), out.width())
+        })?;
+        for i in 0..outputs.len() {
+            let to = destinations.get(i).map_or(i, |&to| to as usize);
+            out.row_mut(to).copy_from_slice(input.row(i));
+        }
+        Ok(())
     }
 
-    fn offer(
-        &self,
-        logits: &CpuRows,
-        asks: &[Ask<'_>],
-        count: usize,
-        ids: Option<DraftIds<'_>>,
-    ) -> Result<Vec<Vec<Candidate>>> {
-        let _reported = self.report(Operation::Offer);
-        Ok(self.answer(asks, |ask| choose::offer(logits.row(ask.row), ask, count, ids)))
+    fn clear_first(&self, plan: &CpuPlan, rows: &mut CpuRows) -> Result<()> {
+        let _reported = self.report(Operation::ClearFirst);
+        let positions = plan.host().positions.iter().enumerate();
+        positions.filter(|(_, at)| **at == 0).for_each(|(row, _)| rows.row_mut(row).fill(0.0));
+        Ok(())
     }
 
-    fn weigh(
+    fn extent(&self, plan: &CpuPlan) -> Extent {
+        Extent { rows: plan.host().rows(), outputs: plan.host().outputs.len() }
+    }
+
+    fn replay(&self, graph: &Self::Graph) -> Result<()> {
+        match *graph {}
+    }
+
+    fn state(&self, bounds: StateBounds) -> Result<RoundState> {
+        Ok(RoundState::new(bounds))
+    }
+
+    fn begin_round(&self, state: &mut RoundState, batch: Batch) -> Result<()> {
+        state.begin(batch);
+        Ok(())
+    }
+
+    fn plan_rows(
         &self,
+        state: &mut RoundState,
+        pass: PassRows,
+        _bound: Extent,
+        plan: &mut CpuPlan,
+    ) -> Result<()> {
+        let _reported = self.report(Operation::Place);
+        plan.place(state.plan_rows(pass))
+    }
+
+    fn start_trees(&self, state: &mut RoundState, given: Vec<(usize, Tree)>) -> Result<()> {
+        state.start_trees(given);
+        Ok(())
+    }
+
+    fn propose(
+        &self,
+        state: &mut RoundState,
         logits: &CpuRows,
-        asks: &[Ask<'_>],
         ids: Option<DraftIds<'_>>,
-    ) -> Result<Vec<Weights>> {
-        let _reported = self.report(Operation::Weigh);
-        Ok(self.answer(asks, |ask| choose::weigh(logits.row(ask.row), ask, ids)))
+    ) -> Result<()> {
+        let _reported = self.report(Operation::Propose);
+        let proposed = self.candidates(state.level_queries(), logits, ids);
+        state.take_level(proposed);
+        Ok(())
+    }
+
+    fn build_trees(&self, state: &mut RoundState, limits: TreeLimits) -> Result<()> {
+        let drafted = state.finish_trees();
+        if let Some(watch) = &self.watch {
+            let trees = drafted.into_iter().filter_map(|row| state.tree(row));
+            trees.for_each(|(request, tree)| watch.tree(request, tree));
+        }
+        state.limit_trees(limits);
+        Ok(())
+    }
+
+    fn sample(&self, state: &mut RoundState, logits: &CpuRows) -> Result<()> {
+        let _reported = self.report(Operation::Sample);
+        let (chosen, weighed) = state.sample_queries();
+        let choices = self.answer(&chosen, |ask| choose::choose(logits.row(ask.row), ask));
+        let weights = self.answer(&weighed, |ask| choose::weigh(logits.row(ask.row), ask, None));
+        state.take_samples(choices, weights);
+        Ok(())
+    }
+
+    fn accept(
+        &self,
+        state: &mut RoundState,
+        logits: &CpuRows,
+        simulate: Option<&Simulate>,
+    ) -> Result<()> {
+        state.accept(simulate, |ask| choose::choose(logits.row(ask.row), ask));
+        Ok(())
+    }
+
+    fn compact_slots(&self, state: &RoundState, kv: &mut CpuKv) -> Result<()> {
+        self.move_slots(kv, &state.kept().slots)
+    }
+
+    fn compact_rows(&self, state: &RoundState, rows: &mut CpuRows) -> Result<()> {
+        self.move_rows(rows, &state.kept().rows)
+    }
+
+    fn publish(&self, state: &mut RoundState) -> Result<()> {
+        state.publish();
+        Ok(())
+    }
+
+    fn park_rows(&self, state: &RoundState, rows: &mut CpuRows) -> Result<()> {
+        self.move_rows(rows, state.parked())
+    }
+
+    fn begin_extend(&self, state: &mut RoundState, rows: ExtendRows) -> Result<()> {
+        state.begin_extend(rows);
+        Ok(())
+    }
+
+    fn seed_trees(
+        &self,
+        state: &mut RoundState,
+        logits: &CpuRows,
+        ids: Option<DraftIds<'_>>,
+    ) -> Result<()> {
+        let _reported = self.report(Operation::Propose);
+        let seeds = self.candidates(state.seed_queries(), logits, ids);
+        state.take_seeds(seeds);
+        Ok(())
+    }
+
+    fn keep_states(
+        &self,
+        state: &RoundState,
+        layer: usize,
+        kept: KeptLayout,
+        rows: &mut CpuRows,
+    ) -> Result<()> {
+        self.move_rows(rows, &state.kept_states(layer, kept))
+    }
+
+    fn outputs(&self, state: &mut RoundState) -> Result<Vec<Option<RequestOutput>>> {
+        let _reported = self.report(Operation::Outputs);
+        Ok(state.take_outputs())
     }
 
     fn read(&self, rows_of: &CpuRows, rows: usize) -> Result<Vec<f32>> {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::{CpuBackend, CpuWeight};
+use crate::round::Tree;
 
 /// An operation of a backend, named as its methods are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,9 +31,11 @@ pub enum Operation {
     GatherOutputs,
     MoveSlots,
     MoveRows,
-    Choose,
-    Offer,
-    Weigh,
+    ScatterOutputs,
+    ClearFirst,
+    Propose,
+    Sample,
+    Outputs,
     Read,
 }
 
@@ -49,6 +52,9 @@ pub trait Watch: Send + Sync + 'static {
 
     /// An operation that began has ended.
     fn end(&self, _operation: Operation) {}
+
+    /// A tree was drafted for the request of this number, and not pruned yet.
+    fn tree(&self, _request: u64, _tree: &Tree) {}
 }
 
 /// An operation under way; its end is reported when this is dropped.

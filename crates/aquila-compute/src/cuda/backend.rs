@@ -1,5 +1,6 @@
 //! The operations, each one launch or a few.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdevice_attribute;
@@ -11,7 +12,10 @@ use super::memory::{
     CudaKv, CudaPlan, CudaRope, CudaRows, CudaTable, CudaVector, CudaWeight, MOVES,
 };
 use super::{Graph, Mark, arguments};
-use crate::choose::{self, Ask, Candidate, Choice};
+use crate::round::{
+    Batch, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, Simulate, StateBounds, Tree,
+    TreeLimits,
+};
 use crate::{
     Backend, DraftIds, Error, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds, Result,
     RopeTable, Sink, WeightFormat,
@@ -19,6 +23,10 @@ use crate::{
 
 /// Threads of a block in kernels that give each element a thread, and in most others.
 const THREADS: usize = 256;
+
+fn no_rounds() -> Error {
+    Error::Unavailable("the steps of a round do not run on CUDA yet".into())
+}
 
 /// One CUDA device, with its kernels.
 pub struct CudaBackend {
@@ -52,12 +60,11 @@ impl CudaBackend {
         })
     }
 
-    /// Captures the operations that `enqueue` calls, without running them, as a graph.
+    /// The graph of the operations that `enqueue` calls, which are not run.
     ///
     /// The row counts of now are the graph's; a plan placed later may have fewer rows and any
-    /// lengths. Nothing inside may make room, place, move slots, read or choose: run the pass once
-    /// before, so that all memory is there.
-    pub fn capture(&self, enqueue: impl FnOnce(&Self) -> Result<()>) -> Result<Graph> {
+    /// lengths. Run the pass once before, so that all memory is there.
+    pub fn graph_of(&self, enqueue: impl FnOnce(&Self) -> Result<()>) -> Result<Graph> {
         Graph::capture(&self.device, || enqueue(self))
     }
 
@@ -76,6 +83,9 @@ impl Backend for CudaBackend {
     type Rope = CudaRope;
     type Kv = CudaKv;
     type Plan = CudaPlan;
+    /// Rounds do not run on CUDA yet, so there is none.
+    type State = Infallible;
+    type Graph = Graph;
 
     fn describe(&self) -> String {
         self.description.clone()
@@ -389,24 +399,105 @@ impl Backend for CudaBackend {
         Ok(())
     }
 
-    fn choose(&self, logits: &CudaRows, asks: &[Ask<'_>]) -> Result<Vec<Choice>> {
-        let rows = asks.iter().map(|ask| ask.row + 1).max().unwrap_or(0);
-        let values = self.read(logits, rows)?;
-        let row = |row: usize| &values[row * logits.width..(row + 1) * logits.width];
-        Ok(asks.iter().map(|ask| choose::choose(row(ask.row), ask)).collect())
+    fn scatter_outputs(&self, _: &CudaRows, _: &CudaPlan, _: &mut CudaRows) -> Result<()> {
+        Err(no_rounds())
     }
 
-    fn offer(
+    fn clear_first(&self, _: &CudaPlan, _: &mut CudaRows) -> Result<()> {
+        Err(no_rounds())
+    }
+
+    fn extent(&self, plan: &CudaPlan) -> Extent {
+        Extent { rows: plan.rows, outputs: plan.outputs }
+    }
+
+    fn capture(&self, enqueue: &mut dyn FnMut() -> Result<()>) -> Result<Option<Graph>> {
+        Ok(Some(self.graph_of(|_| enqueue())?))
+    }
+
+    fn replay(&self, graph: &Graph) -> Result<()> {
+        graph.replay()
+    }
+
+    fn state(&self, _: StateBounds) -> Result<Infallible> {
+        Err(no_rounds())
+    }
+
+    fn begin_round(&self, state: &mut Infallible, _: Batch) -> Result<()> {
+        match *state {}
+    }
+
+    fn plan_rows(
         &self,
-        logits: &CudaRows,
-        asks: &[Ask<'_>],
-        count: usize,
-        ids: Option<DraftIds<'_>>,
-    ) -> Result<Vec<Vec<Candidate>>> {
-        let rows = asks.iter().map(|ask| ask.row + 1).max().unwrap_or(0);
-        let values = self.read(logits, rows)?;
-        let row = |row: usize| &values[row * logits.width..(row + 1) * logits.width];
-        Ok(asks.iter().map(|ask| choose::offer(row(ask.row), ask, count, ids)).collect())
+        state: &mut Infallible,
+        _: PassRows,
+        _: Extent,
+        _: &mut CudaPlan,
+    ) -> Result<()> {
+        match *state {}
+    }
+
+    fn start_trees(&self, state: &mut Infallible, _: Vec<(usize, Tree)>) -> Result<()> {
+        match *state {}
+    }
+
+    fn propose(&self, state: &mut Infallible, _: &CudaRows, _: Option<DraftIds<'_>>) -> Result<()> {
+        match *state {}
+    }
+
+    fn build_trees(&self, state: &mut Infallible, _: TreeLimits) -> Result<()> {
+        match *state {}
+    }
+
+    fn sample(&self, state: &mut Infallible, _: &CudaRows) -> Result<()> {
+        match *state {}
+    }
+
+    fn accept(&self, state: &mut Infallible, _: &CudaRows, _: Option<&Simulate>) -> Result<()> {
+        match *state {}
+    }
+
+    fn compact_slots(&self, state: &Infallible, _: &mut CudaKv) -> Result<()> {
+        match *state {}
+    }
+
+    fn compact_rows(&self, state: &Infallible, _: &mut CudaRows) -> Result<()> {
+        match *state {}
+    }
+
+    fn publish(&self, state: &mut Infallible) -> Result<()> {
+        match *state {}
+    }
+
+    fn park_rows(&self, state: &Infallible, _: &mut CudaRows) -> Result<()> {
+        match *state {}
+    }
+
+    fn begin_extend(&self, state: &mut Infallible, _: ExtendRows) -> Result<()> {
+        match *state {}
+    }
+
+    fn seed_trees(
+        &self,
+        state: &mut Infallible,
+        _: &CudaRows,
+        _: Option<DraftIds<'_>>,
+    ) -> Result<()> {
+        match *state {}
+    }
+
+    fn keep_states(
+        &self,
+        state: &Infallible,
+        _: usize,
+        _: KeptLayout,
+        _: &mut CudaRows,
+    ) -> Result<()> {
+        match *state {}
+    }
+
+    fn outputs(&self, state: &mut Infallible) -> Result<Vec<Option<RequestOutput>>> {
+        match *state {}
     }
 
     fn read(&self, rows_of: &CudaRows, rows: usize) -> Result<Vec<f32>> {

@@ -1,47 +1,47 @@
-//! The compute lane of a model: draft, verify, accept, commit, publish, extend.
+//! The executor of a model: draft, verify, accept, compact, publish, extend.
 //!
-//! Its one invariant: what a request gets in a round depends on its row of the relay, its slots
-//! and the job's part for it, and on nothing that another request does.
+//! It knows of requests what the scheduler told it; what they have chosen is in the backend's
+//! state, and is read once, at the end of a round. So the bounds of passes follow from the batch
+//! alone.
 
 use std::collections::HashMap;
-use std::ops::Range;
+use std::sync::Arc;
 
 use aquila_compute::Backend;
-use aquila_compute::choose::{Ask, Choice, Weights};
-use aquila_spec::{
-    Accepted, Asking, Coins, Kept, Simulate, SimulatedRound, Tree, accept, prune_to_rows,
+use aquila_compute::round::{
+    Admitted, Batch, BatchRow, Ended, ExtendRows, Extent, RequestOutput, RequestParams, RowWork,
+    Shape, TableChange, Tree, TreeLimits,
 };
+use aquila_spec::{DraftBound, DraftRequest};
 
-#[cfg(feature = "known-bugs")]
-use aquila_spec::known_bugs::Bug;
-
-use super::job::{Compute, Done, Job, Lesson, Part, Profile, Yield};
-use super::parking::Parking;
-use super::relay::{Relay, Track};
-use super::round::{PassPlan, Turn, Work};
+use super::job::{Compute, Done, Job, Part, Profile, Yield};
 use super::runner::Runner;
 use crate::config::EngineConfig;
 use crate::error::Result;
-use crate::listener::{FinishReason, Token};
+use crate::listener::{FinishReason, StopCause, Token};
 use crate::request::RequestId;
 use crate::times::{Times, timed};
 
 /// Runs rounds on a model.
 pub struct Lane<B: Backend> {
-    pub(super) runner: Runner<B>,
-    pub(super) config: EngineConfig,
-    /// Places that no request has, and those of the others.
+    runner: Runner<B>,
+    config: EngineConfig,
+    /// Places that no request has.
     places: Vec<usize>,
-    placed: HashMap<RequestId, usize>,
-    pub(super) relay: Relay,
-    pub(super) parking: Parking,
-    plan: PassPlan,
-    /// Of the round that runs, until it publishes them.
-    pub(super) turns: Vec<Turn>,
-    /// The number of the round that runs.
-    round: u64,
+    held: HashMap<RequestId, Held>,
     /// The era of a round that did not come to its end.
     broken: Option<u64>,
+}
+
+/// A request that holds KV.
+struct Held {
+    place: usize,
+    params: Arc<RequestParams>,
+    /// Rounds that its draft has missed since it was paused.
+    missed: usize,
+    /// Its text, for what drafts on the host.
+    text: Option<Vec<u32>>,
+    ended: bool,
 }
 
 impl<B: Backend> Compute for Lane<B> {
@@ -53,273 +53,259 @@ impl<B: Backend> Compute for Lane<B> {
     }
 
     fn begin_anew(&mut self) {
-        self.runner.begin_anew();
+        if let Some(host) = self.runner.host() {
+            host.begin_anew();
+        }
     }
 
     fn run(&mut self, mut job: Job) -> Done {
-        self.follow(&job);
         let number = job.number;
-        self.round = number;
-        for admission in std::mem::take(&mut job.admitted) {
-            let place = self.places.pop().expect("no more requests hold KV than may run");
-            self.placed.insert(admission.order.id, place);
-            self.relay.admit(Track::new(admission, place));
-        }
-        for change in &job.tables {
-            self.relay.change_table(change, &job.slots);
-        }
         let mut times = Times { rounds: 1, ..Times::default() };
-        if self.broken == Some(job.era) {
-            let outcome = Err("a round before it failed".into());
-            return Done { number, outcome, times };
-        }
+        let refused = self.broken == Some(job.era);
+        let batch = self.batch(&mut job, refused);
         self.broken = Some(job.era);
-        let outcome = self.round(&job, &mut times).map_err(|error| error.to_string());
-        if outcome.is_ok() {
+        let outcome = self.runner.begin(batch).and_then(|()| {
+            if refused || job.parts.is_empty() {
+                return Ok(Vec::new());
+            }
+            self.round(&job, &mut times)
+        });
+        if !refused && outcome.is_ok() {
             self.broken = None;
         }
+        let outcome = match refused {
+            true => Err("a round before it failed".into()),
+            false => outcome.map_err(|error| error.to_string()),
+        };
         Done { number, outcome, times }
     }
 }
 
 impl<B: Backend> Lane<B> {
-    /// A lane over `runner`, which was made with the same settings.
+    /// An executor over `runner`, which was made with the same settings.
     pub fn new(runner: Runner<B>, config: EngineConfig) -> Self {
-        let parking =
-            Parking::new(config.max_rows(), config.parked_rows, config.max_running_requests);
         let places = (0..config.max_running_requests).rev().collect();
-        Self {
-            runner,
-            config,
-            places,
-            placed: HashMap::new(),
-            relay: Relay::default(),
-            parking,
-            plan: PassPlan::default(),
-            turns: Vec::new(),
-            round: 0,
-            broken: None,
-        }
+        Self { runner, config, places, held: HashMap::new(), broken: None }
     }
 
-    /// Takes leave of the requests that left.
-    fn follow(&mut self, job: &Job) {
-        // A round that failed may have kept the rows that it took.
-        for turn in self.turns.drain(..) {
-            self.relay.publish(turn.track);
-        }
+    /// What the backend is told: who departed, who was admitted, and what runs unless the round is
+    /// refused.
+    fn batch(&mut self, job: &mut Job, refused: bool) -> Batch {
+        let mut batch =
+            Batch { round: job.number, slots: std::mem::take(&mut job.slots), ..Batch::default() };
         for left in &job.left {
-            // Be its row lost with a round that failed, its place is free again.
-            self.places.extend(self.placed.remove(&left.request));
-            if let Some(track) = self.relay.leave(left.request) {
-                self.parking.leave(track.parked);
-                self.runner.leave(left.request.0, &track.tokens[..left.tokens]);
+            let Some(held) = self.held.remove(&left.request) else { continue };
+            self.places.push(held.place);
+            batch.departed.push(held.place);
+            if let (Some(host), Some(text)) = (self.runner.host(), held.text) {
+                host.leave(left.request.0, &text[..left.tokens.min(text.len())]);
             }
         }
+        let reads = self.runner.host().is_some();
+        for admission in job.admitted.drain(..) {
+            let place = self.places.pop().expect("no more requests hold KV than may run");
+            let held = Held {
+                place,
+                params: admission.params.clone(),
+                missed: 0,
+                text: reads.then(|| admission.tokens.clone()),
+                ended: false,
+            };
+            let before = self.held.insert(RequestId(admission.params.id), held);
+            assert!(before.is_none(), "request {} was admitted twice", admission.params.id);
+            batch.admitted.push(Admitted {
+                place,
+                params: admission.params,
+                tokens: admission.tokens,
+                matched: admission.matched,
+                rounds: admission.rounds,
+            });
+        }
+        let place = |request: RequestId| self.held[&request].place;
+        batch.tables.extend(job.tables.drain(..).map(|change| TableChange {
+            place: place(change.request),
+            group: change.group,
+            from: change.from,
+            slots: change.slots,
+        }));
+        if !refused {
+            let row =
+                |part: &Part| BatchRow { place: place(part.request), work: part.task.clone() };
+            batch.rows.extend(job.parts.iter().map(row));
+        }
+        batch
     }
 
     fn round(&mut self, job: &Job, times: &mut Times) -> Result<Vec<Option<Yield>>> {
-        let mut yields: Vec<Option<Yield>> = job.parts.iter().map(|_| None).collect();
-        self.resolve(&job.parts);
-        if self.turns.is_empty() {
-            return Ok(yields);
-        }
-        timed(&mut times.draft, || self.draft())?;
-        self.bring_back(times)?;
-        if job.fill_trees {
-            self.turns.iter_mut().for_each(Turn::fill_tree);
-        }
-        if let Some(rows) = job.row_budget {
-            let mut trees: Vec<_> = self.turns.iter_mut().filter_map(Turn::weighted).collect();
-            prune_to_rows(&mut trees, rows);
-        }
-        let Self { runner, config, plan, turns, .. } = self;
-        plan.fill(turns, config);
-        let (chosen, weighed) = plan.asks(turns);
-        let captures = runner.captures();
-        let taken_in = |turn: &Turn| {
-            turn.track.order.drafts() && Parking::may_return(turn.track.parked.as_ref(), captures)
-        };
-        let drafts = turns.iter().any(taken_in);
-        let (choices, weights) = timed(&mut times.verify, || -> Result<_> {
-            runner.run(&plan.forward, drafts)?;
-            Ok((runner.choose(&chosen)?, runner.weigh(&weighed)?))
+        let plan = self.plan(job);
+        timed(&mut times.extend, || {
+            let mut passes = plan.catch_up.iter().enumerate();
+            passes.try_for_each(|(at, &bound)| self.runner.extend(ExtendRows::CatchUp(at), bound))
         })?;
-        let mut kept = Kept::default();
-        timed(&mut times.accept, || self.accept(choices, weights, &mut kept, &mut yields))?;
-        timed(&mut times.commit, || self.runner.commit(&kept))?;
-        let next = self.publish(&mut yields)?;
-        timed(&mut times.extend, || self.extend(next, &mut yields))?;
-        Ok(yields)
+        timed(&mut times.draft, || {
+            let given = self.host_trees(&job.parts)?;
+            let limits = TreeLimits { row_budget: job.row_budget, fill: job.fill_trees };
+            self.runner.draft(given, plan.draft, limits)
+        })?;
+        timed(&mut times.verify, || self.runner.verify(plan.target, plan.hidden))?;
+        let simulate = self.config.simulate.as_ref();
+        timed(&mut times.accept, || self.runner.accept(simulate))?;
+        timed(&mut times.commit, || self.runner.compact())?;
+        timed(&mut times.extend, || match plan.extend.requests {
+            0 => Ok(()),
+            _ => self.runner.extend(ExtendRows::Round, plan.extend),
+        })?;
+        let outputs = self.runner.outputs()?;
+        self.read(&job.parts, &outputs);
+        Ok(outputs.into_iter().map(|output| output.map(yield_of)).collect())
     }
 
-    /// Takes the rows of the requests that take part; those that ended are void.
-    fn resolve(&mut self, parts: &[Part]) {
-        for (part, Part { request, task }) in parts.iter().enumerate() {
-            let track = self.relay.take(*request);
-            if track.ended {
-                self.relay.publish(track);
-                continue;
-            }
-            let mut turn = Turn::new(part, track, task);
-            turn.take_seed();
-            self.turns.push(turn);
-        }
-    }
-
-    /// Finds out what each turn yields, and adds it to the request's row.
-    fn accept(
-        &mut self,
-        choices: Vec<Choice>,
-        weights: Vec<Weights>,
-        kept: &mut Kept,
-        yields: &mut [Option<Yield>],
-    ) -> Result<()> {
-        let mut choices = choices.into_iter();
-        let mut weights = weights.into_iter();
-        let mut first_output = 0;
-        for turn in &mut self.turns {
-            let outputs = turn.outputs();
-            #[cfg(feature = "known-bugs")]
-            let outputs = match turn.work {
-                Work::Verify { .. } if Bug::ChoiceStride.alive() => self.config.shape.nodes(),
-                _ => outputs,
-            };
-            let weighed = turn.is_weighed();
-            let track = &mut *turn.track;
-            yields[turn.part] = Some(match &turn.work {
-                Work::Read { rows, outputs, last } => {
-                    let choices = choices.by_ref().take(outputs.len());
-                    read(track, rows, outputs, *last, choices)
-                }
-                Work::Verify { tree } => {
-                    let (accepted, mut tokens) = if weighed {
-                        let weights: Vec<Weights> = weights.by_ref().take(outputs).collect();
-                        accept_weighed(&self.runner, track, tree, &weights, first_output)?
-                    } else {
-                        let choices: Vec<Choice> = choices.by_ref().take(outputs).collect();
-                        accept_chosen(
-                            self.config.simulate.as_ref(),
-                            self.round,
-                            track,
-                            tree,
-                            choices,
-                        )
-                    };
-                    let ended = track.take(&mut tokens);
-                    let nodes = track.rows[0]..track.rows[0] + tree.len();
-                    let slots = &track.tables[0][nodes];
-                    kept.path(&accepted.path[..tokens.len()], slots, turn.first_row);
-                    track.rows[0] += tokens.len();
-                    track.rounds += u64::from(track.order.drafts());
-                    Yield {
-                        proposed: tree.len() - 1,
-                        correct: accepted.correct(),
-                        lesson: lesson(tree, &accepted),
-                        tokens,
-                        ended,
-                        ..Yield::default()
+    /// Bounds on the passes of a round, by what the host knows of it.
+    fn plan(&mut self, job: &Job) -> RoundPlan {
+        let mut plan = RoundPlan::default();
+        let (mut trees, mut roots) = (0, 0);
+        let (drafts, captures) = (self.runner.drafts_on_device(), self.runner.captures());
+        let most_missed = if captures { self.config.parked_rows } else { usize::MAX };
+        let last = self.config.shape.steps() + 1;
+        let mut room = 0;
+        let mut resumed = DraftBound::default();
+        for part in &job.parts {
+            let held = self.held.get_mut(&part.request).expect("it was admitted");
+            let drafts = drafts && held.params.drafts();
+            plan.hidden |= drafts && captures && held.missed <= most_missed;
+            match &part.task {
+                RowWork::Prefill { rows, outputs, .. } => {
+                    plan.target.rows += rows.len();
+                    plan.target.outputs += outputs.len();
+                    if drafts {
+                        plan.extend.rows += rows.len() + 1;
+                        plan.extend.requests += 1;
                     }
                 }
-            });
-            first_output += outputs;
+                RowWork::Decode { shape, pause, .. } => {
+                    let shape = if held.params.drafts() { *shape } else { Shape::PLAIN };
+                    trees += shape.nodes();
+                    roots += 1;
+                    if !drafts {
+                        continue;
+                    }
+                    let steps = shape.steps();
+                    if steps > 0 && held.missed > 0 && held.missed <= most_missed {
+                        let mut before = held.missed.saturating_sub(last);
+                        while before > 0 {
+                            if room == 0 {
+                                plan.catch_up.push(DraftBound::default());
+                                room = self.config.chunked_prefill_size;
+                            }
+                            let rows = room.min(before);
+                            (before, room) = (before - rows, room - rows);
+                            let pass = plan.catch_up.last_mut().expect("one was begun");
+                            pass.rows += rows;
+                            pass.requests += 1;
+                        }
+                        resumed.rows += held.missed.min(last);
+                        resumed.requests += 1;
+                        held.missed = 0;
+                    }
+                    if held.missed > 0 || (steps == 0 && *pause) {
+                        held.missed += 1;
+                    } else {
+                        plan.extend.rows += steps + 1;
+                        plan.extend.requests += 1;
+                    }
+                    if steps > 0 {
+                        plan.draft.steps = plan.draft.steps.max(steps);
+                        plan.draft.beam += shape.topk();
+                        plan.draft.requests += 1;
+                    }
+                }
+            }
         }
-        Ok(())
-    }
-}
-
-/// Commits the rows of a chunk; at the end of a fresh prompt, the first token is chosen.
-fn read(
-    track: &mut Track,
-    rows: &Range<usize>,
-    outputs: &Range<usize>,
-    last: bool,
-    choices: impl Iterator<Item = Choice>,
-) -> Yield {
-    let mut yielded = Yield::default();
-    for (at, choice) in outputs.clone().zip(choices) {
-        let known = at + 1 < track.tokens.len();
-        let tokens = if known { &mut yielded.prompt } else { &mut yielded.tokens };
-        tokens.push(token_of(choice));
-    }
-    track.rows[0] += rows.len();
-    if !yielded.tokens.is_empty() {
-        yielded.ended = track.take(&mut yielded.tokens);
-    } else if last && track.tokens.len() >= track.order.longest {
-        // A resumed request has its bonus; one that wanted no answer is done.
-        track.ended = true;
-        yielded.ended = Some(FinishReason::Length);
-    }
-    yielded
-}
-
-/// What of a tree is the target's own choice.
-fn accept_chosen(
-    simulate: Option<&Simulate>,
-    round: u64,
-    track: &Track,
-    tree: &Tree,
-    choices: Vec<Choice>,
-) -> (Accepted, Vec<Token>) {
-    let chosen: Vec<u32> = choices.iter().map(|choice| choice.token).collect();
-    let accepted = match simulate {
-        Some(simulate) => {
-            let request = track.order.id.0;
-            simulate.accept(
-                tree,
-                &chosen,
-                SimulatedRound { request, verified: track.rounds, round },
-            )
+        if resumed.requests > 0 {
+            plan.catch_up.push(resumed);
         }
-        None => accept(tree, &chosen),
-    };
-    let mut choices: Vec<Option<Choice>> = choices.into_iter().map(Some).collect();
-    let tokens: Vec<Token> = accepted
-        .path
-        .iter()
-        .zip(&accepted.tokens)
-        .filter_map(|(&node, &id)| Some(Token { id, ..token_of(choices[node].take()?) }))
-        .collect();
-    (accepted, tokens)
+        trees = trees.min(job.row_budget.map_or(usize::MAX, |rows| rows.max(roots)));
+        plan.target.rows += trees;
+        plan.target.outputs += trees;
+        plan
+    }
+
+    /// The trees that the host drafts, by place.
+    fn host_trees(&mut self, parts: &[Part]) -> Result<Vec<(usize, Tree)>> {
+        let mut trees = Vec::new();
+        if self.runner.host().is_none() {
+            return Ok(trees);
+        }
+        for part in parts {
+            let RowWork::Decode { shape, .. } = part.task else { continue };
+            let Some(Held { place, params, text: Some(tokens), ended: false, .. }) =
+                self.held.get(&part.request)
+            else {
+                continue;
+            };
+            let shape = params.granted(shape, tokens.len());
+            if shape.steps() == 0 {
+                continue;
+            }
+            let request = DraftRequest { request: part.request.0, tokens, shape };
+            let tree = self.runner.host_tree(&request)?;
+            trees.extend(tree.map(|tree| (*place, tree)));
+        }
+        Ok(trees)
+    }
+
+    /// Lets what drafts on the host read what was accepted.
+    fn read(&mut self, parts: &[Part], outputs: &[Option<RequestOutput>]) {
+        let Some(host) = self.runner.host() else { return };
+        for (part, output) in parts.iter().zip(outputs) {
+            let Some(Held { params, text: Some(text), ended, .. }) =
+                self.held.get_mut(&part.request)
+            else {
+                continue;
+            };
+            let Some(output) = output else { continue };
+            text.extend(output.tokens.iter().map(|choice| choice.token));
+            *ended |= output.ended.is_some();
+            if !*ended && params.drafts() {
+                host.read(part.request.0, text);
+            }
+        }
+    }
 }
 
-/// What of a tree is accepted by the target's distribution at each node.
-fn accept_weighed<B: Backend>(
-    runner: &Runner<B>,
-    track: &Track,
-    tree: &Tree,
-    weights: &[Weights],
-    first_output: usize,
-) -> Result<(Accepted, Vec<Token>)> {
-    let Asking { sampling, choice, tokens, .. } = track.asking();
-    let coins = Coins { seed: sampling.seed, choice, position: tokens as u32 };
-    let accepted = track.order.room.verify.accept(tree, weights, coins);
-    let token = |&id: &u32| Token { id, logprob: None, top: Vec::new() };
-    let mut tokens: Vec<Token> = accepted.tokens.iter().map(token).collect();
-    if let Some(top) = track.order.logprobs {
-        let given = |(&node, &token): (&usize, &u32)| Ask {
-            given: Some(token),
-            top_logprobs: Some(top),
-            ..track.asking().after(&[], first_output + node)
+/// Bounds on the passes of a round.
+#[derive(Debug, Default)]
+struct RoundPlan {
+    /// The passes in which resumed drafts process what they missed.
+    catch_up: Vec<DraftBound>,
+    draft: DraftBound,
+    target: Extent,
+    /// Whether a draft takes hidden rows of the target's pass.
+    hidden: bool,
+    extend: DraftBound,
+}
+
+fn yield_of(output: RequestOutput) -> Yield {
+    let RequestOutput { prompt, tokens, proposed, correct, ended, known, feedback } = output;
+    let tokens_of = |choices: Vec<aquila_compute::choose::Choice>| {
+        let token = |choice: aquila_compute::choose::Choice| Token {
+            id: choice.token,
+            logprob: choice.logprob,
+            top: choice.top,
         };
-        let asks: Vec<Ask<'_>> = accepted.path.iter().zip(&accepted.tokens).map(given).collect();
-        tokens = runner.choose(&asks)?.into_iter().map(token_of).collect();
-    }
-    Ok((accepted, tokens))
-}
-
-/// What there is to learn from the way through a tree.
-fn lesson(tree: &Tree, accepted: &Accepted) -> Lesson {
-    let rank = |step: &[usize]| {
-        tree.children(step[0]).take_while(|&child| child != step[1]).count().min(255) as u8
+        choices.into_iter().map(token).collect()
     };
-    Lesson {
-        depth: tree.nodes().iter().map(|node| node.depth).max().unwrap_or(0),
-        ranks: accepted.path.windows(2).map(rank).collect(),
-        refused: accepted.path.last().map_or(0, |&end| tree.children(end).count()),
+    let ended = ended.map(|ended| match ended {
+        Ended::Token(id) => FinishReason::Stop(StopCause::Token(id)),
+        Ended::Length => FinishReason::Length,
+    });
+    Yield {
+        prompt: tokens_of(prompt),
+        tokens: tokens_of(tokens),
+        proposed,
+        correct,
+        ended,
+        known,
+        lesson: feedback,
     }
-}
-
-fn token_of(choice: Choice) -> Token {
-    Token { id: choice.token, logprob: choice.logprob, top: choice.top }
 }

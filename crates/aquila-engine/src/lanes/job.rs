@@ -6,9 +6,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use aquila_spec::{Declaration, Shape};
+use aquila_compute::round::{DraftFeedback, RequestParams, RowWork};
+use aquila_spec::Declaration;
 
-use super::Order;
 use crate::listener::{FinishReason, Token};
 use crate::request::RequestId;
 use crate::times::Times;
@@ -72,7 +72,7 @@ pub struct Left {
 #[derive(Debug)]
 pub struct Admission {
     /// What it asks.
-    pub order: Arc<Order>,
+    pub params: Arc<RequestParams>,
     /// Prompt and answer so far.
     pub tokens: Vec<u32>,
     /// How many of them have rows already, in each of its groups.
@@ -100,31 +100,7 @@ pub struct Part {
     /// Which.
     pub request: RequestId,
     /// What.
-    pub task: Task,
-}
-
-/// A chunk, or a tree.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Task {
-    /// The rows of tokens `rows`; the logits of those in `outputs`, which end where `rows` end,
-    /// are asked about. `last` says that nothing is left to be read.
-    Read {
-        /// Which rows.
-        rows: Range<usize>,
-        /// Which of them are asked about.
-        outputs: Range<usize>,
-        /// Whether the answer is next.
-        last: bool,
-    },
-    /// A tree below the last token, or that token alone.
-    Decode {
-        /// The largest tree that the round's policy grants it.
-        shape: Shape,
-        /// How likely its drafts are to be right, where the row budget is short.
-        rate: f32,
-        /// Whether its draft is paused where it gets no tree.
-        pause: bool,
-    },
+    pub task: RowWork,
 }
 
 /// What came of a job.
@@ -155,16 +131,5 @@ pub struct Yield {
     /// How many tokens of the text the draft has taken in.
     pub known: usize,
     /// What the round teaches about drafts.
-    pub lesson: Lesson,
-}
-
-/// What a policy learns of a request's part of a round, beside how many drafts were right.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Lesson {
-    /// How deep its tree was.
-    pub depth: usize,
-    /// For each draft that was right, how many siblings came before it.
-    pub ranks: Vec<u8>,
-    /// Drafts at the end of the accepted path, all of them wrong.
-    pub refused: usize,
+    pub lesson: DraftFeedback,
 }

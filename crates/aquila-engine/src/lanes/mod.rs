@@ -6,13 +6,10 @@
 //! last one runs. Joined, the lanes take turns on one thread, with the same jobs.
 
 mod compute;
-mod drafts;
 mod job;
-mod order;
-mod parking;
-mod relay;
-mod round;
+mod params;
 mod runner;
+mod stores;
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,10 +17,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
 
 pub use compute::Lane;
-pub use job::{
-    Admission, Compute, Done, Job, Left, Lesson, Part, Profile, TableChange, Task, Yield,
-};
-pub use order::{DraftRoom, Order};
+pub use job::{Admission, Compute, Done, Job, Left, Part, Profile, TableChange, Yield};
+pub(crate) use params::params_of;
 pub use runner::Runner;
 
 use crate::error::panic_text;

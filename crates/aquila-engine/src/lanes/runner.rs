@@ -1,15 +1,16 @@
-//! The model on its backend, with the KV store, scratch and draft of one engine.
+//! The model on its backend, with the state, stores and draft of one engine: the steps of a round,
+//! enqueued one after the other. Only [`Runner::outputs`] waits.
 
 use std::sync::Arc;
 
-use aquila_compute::choose::{Ask, Choice, Weights};
-use aquila_compute::{Backend, ForwardPlan};
-use aquila_model::{Capture, Decoder, Scratch};
-use aquila_spec::{
-    Algorithm, Declaration, Drafting, Extending, HiddenStates, Kept, KvRows, NodeRows, PassRows,
-    Seed, Tree, commit,
+use aquila_compute::Backend;
+use aquila_compute::round::{
+    Batch, ExtendRows, Extent, PassRows, RequestOutput, Simulate, StateBounds, Tree, TreeLimits,
 };
+use aquila_model::{Decoder, Scratch};
+use aquila_spec::{Algorithm, Declaration, DraftBound, DraftRequest, HostProposer};
 
+use super::stores::Stores;
 use crate::config::EngineConfig;
 use crate::error::{Error, Result};
 
@@ -17,11 +18,10 @@ use crate::error::{Error, Result};
 pub struct Runner<B: Backend> {
     backend: Arc<B>,
     decoder: Decoder<B>,
-    kv: B::Kv,
     scratch: Scratch<B>,
-    /// The target's hidden rows of the last pass, where the draft declares that it takes them.
-    capture: Option<Capture<B>>,
-    algorithm: Option<Box<dyn Algorithm<B>>>,
+    stores: Stores<B>,
+    state: B::State,
+    algorithm: Option<Algorithm<B>>,
 }
 
 impl<B: Backend> Runner<B> {
@@ -29,20 +29,24 @@ impl<B: Backend> Runner<B> {
     pub fn new(
         backend: Arc<B>,
         decoder: Decoder<B>,
-        algorithm: Option<Box<dyn Algorithm<B>>>,
+        algorithm: Option<Algorithm<B>>,
         config: &EngineConfig,
     ) -> Result<Self> {
-        let kv = backend.kv(decoder.kv_shape(config.slots(), config.kv_dtype))?;
+        let declaration = algorithm.as_ref().map(Algorithm::declaration);
+        let stores = Stores::new(&*backend, &decoder, declaration, config)?;
         let scratch = decoder.scratch(&backend, config.bounds())?;
-        let hidden = algorithm.as_ref().map(|a| &a.declaration().hidden);
-        let capture = match hidden.unwrap_or(&HiddenStates::None) {
-            HiddenStates::None => None,
-            HiddenStates::Layers(layers) => {
-                Some(decoder.capture(&backend, layers, config.hidden_rows())?)
-            }
-            HiddenStates::Final => Some(decoder.capture_final(&backend, config.hidden_rows())?),
-        };
-        Ok(Self { backend, decoder, kv, scratch, capture, algorithm })
+        let state = backend.state(StateBounds {
+            places: config.max_running_requests,
+            stride: config.longest_sequence(),
+            drafts: algorithm.as_ref().is_some_and(|algorithm| algorithm.device.is_some()),
+            groups: declaration.map_or_else(Vec::new, |declaration| declaration.groups.clone()),
+            hidden: stores.hidden().is_some(),
+            first_parked: config.max_rows(),
+            parked_rows: config.parked_rows,
+            chunk: config.chunked_prefill_size,
+            steps: config.shape.steps(),
+        })?;
+        Ok(Self { backend, decoder, scratch, stores, state, algorithm })
     }
 
     /// The size of the vocabulary.
@@ -52,93 +56,97 @@ impl<B: Backend> Runner<B> {
 
     /// What the draft needs, if there is one.
     pub fn declaration(&self) -> Option<&Declaration> {
-        self.algorithm.as_ref().map(|algorithm| algorithm.declaration())
+        self.algorithm.as_ref().map(Algorithm::declaration)
     }
 
     /// Whether hidden rows of the target are kept for the draft.
     pub fn captures(&self) -> bool {
-        self.capture.is_some()
+        self.stores.hidden().is_some()
     }
 
-    /// Drafts a tree for each request.
-    pub fn draft(&mut self, requests: &[Drafting<'_>]) -> Result<Vec<Tree>> {
-        let Some(algorithm) = self.algorithm.as_mut().filter(|_| !requests.is_empty()) else {
-            return Ok(Vec::new());
-        };
-        let trees = algorithm.draft(&self.backend, requests)?;
-        let vocabulary = self.decoder.spec().vocab_size;
-        let all = trees.len() == requests.len();
-        if !all || !trees.iter().zip(requests).all(|(tree, r)| r.admits(tree, vocabulary)) {
-            return Err(Error::Draft(algorithm.declaration().name));
-        }
-        Ok(trees)
-    }
-
-    /// One pass of the target; `drafts` says whether it has rows that a draft takes in.
-    pub fn run(&mut self, plan: &ForwardPlan, drafts: bool) -> Result<()> {
-        let capture = self.capture.as_mut().filter(|_| drafts);
-        Ok(self.decoder.forward(&self.backend, plan, &mut self.kv, &mut self.scratch, capture)?)
-    }
-
-    /// A choice for each ask about the last pass.
-    pub fn choose(&self, asks: &[Ask<'_>]) -> Result<Vec<Choice>> {
-        match asks {
-            [] => Ok(Vec::new()),
-            asks => Ok(self.backend.choose(self.scratch.logits(), asks)?),
-        }
-    }
-
-    /// The distribution that each ask about the last pass is answered from.
-    pub fn weigh(&self, asks: &[Ask<'_>]) -> Result<Vec<Weights>> {
-        match asks {
-            [] => Ok(Vec::new()),
-            asks => Ok(self.backend.weigh(self.scratch.logits(), asks, None)?),
-        }
-    }
-
-    /// Moves what a round keeps to where it belongs.
-    pub fn commit(&mut self, kept: &Kept) -> Result<()> {
-        let mut kv = KvRows::<B>(&mut self.kv);
-        let mut hidden = self.capture.as_mut().map(|c| PassRows::<B>(c.rows_mut()));
-        let mut stores: Vec<&mut dyn NodeRows<B>> = vec![&mut kv];
-        stores.extend(hidden.as_mut().map(|rows| rows as &mut dyn NodeRows<B>));
-        #[cfg(feature = "known-bugs")]
-        aquila_spec::known_bugs::spoil_stores(&mut stores);
-        Ok(commit(&*self.backend, kept, &mut stores)?)
-    }
-
-    /// Moves hidden rows of the target to where they wait for a draft.
-    pub fn park(&mut self, moves: &[(u32, u32)]) -> Result<()> {
-        match &mut self.capture {
-            Some(capture) if !moves.is_empty() => {
-                Ok(self.backend.move_rows(capture.rows_mut(), moves)?)
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Lets the draft take in what has become certain.
-    pub fn extend(&mut self, requests: &[Extending<'_>]) -> Result<Vec<Option<Seed>>> {
+    /// What drafts on the host, if something does.
+    pub(super) fn host(&mut self) -> Option<&mut dyn HostProposer> {
         match &mut self.algorithm {
-            Some(algorithm) if !requests.is_empty() => {
-                let hidden = self.capture.as_ref().map(Capture::rows);
-                Ok(algorithm.extend(&self.backend, requests, hidden)?)
+            Some(Algorithm { host: Some(host), .. }) => Some(&mut **host),
+            _ => None,
+        }
+    }
+
+    /// Whether a model drafts.
+    pub(super) fn drafts_on_device(&self) -> bool {
+        self.algorithm.as_ref().is_some_and(|algorithm| algorithm.device.is_some())
+    }
+
+    /// The host's tree for a request, if it drafts one.
+    pub(super) fn host_tree(&mut self, request: &DraftRequest<'_>) -> Result<Option<Tree>> {
+        let vocabulary = self.vocabulary();
+        let tree = self.host().and_then(|host| host.draft(request));
+        match tree {
+            Some(tree) if !request.admits(&tree, vocabulary) => {
+                Err(Error::Draft(self.declaration().map_or("", |declaration| declaration.name)))
             }
-            _ => Ok(requests.iter().map(|_| None).collect()),
+            tree => Ok(tree),
         }
     }
 
-    /// Lets the draft forget what the texts of requests have taught it.
-    pub fn begin_anew(&mut self) {
-        if let Some(algorithm) = &mut self.algorithm {
-            algorithm.begin_anew();
-        }
+    /// Begins a round.
+    pub(super) fn begin(&mut self, batch: Batch) -> Result<()> {
+        Ok(self.backend.begin_round(&mut self.state, batch)?)
     }
 
-    /// Tells the draft that a request holds nothing any more.
-    pub fn leave(&mut self, request: u64, tokens: &[u32]) {
-        if let Some(algorithm) = &mut self.algorithm {
-            algorithm.leave(request, tokens);
+    /// Drafts the trees of all requests that decode, but for those that the host has drafted.
+    pub(super) fn draft(
+        &mut self,
+        given: Vec<(usize, Tree)>,
+        bound: DraftBound,
+        limits: TreeLimits,
+    ) -> Result<()> {
+        let Self { backend, state, algorithm, .. } = self;
+        backend.start_trees(state, given)?;
+        if let Some(Algorithm { device: Some(device), .. }) = algorithm
+            && bound.beam > 0
+        {
+            device.draft(backend, state, bound)?;
         }
+        Ok(backend.build_trees(state, limits)?)
+    }
+
+    /// One pass of the target, and what is sampled at its outputs; `hidden` says whether it has
+    /// rows whose hidden states a draft takes.
+    pub(super) fn verify(&mut self, bound: Extent, hidden: bool) -> Result<()> {
+        let Self { backend, decoder, scratch, stores, state, .. } = self;
+        backend.plan_rows(state, PassRows::Target, bound, scratch.plan_mut())?;
+        let (kv, capture) = stores.of_pass();
+        decoder.forward_placed(backend, kv, scratch, capture.filter(|_| hidden))?;
+        Ok(backend.sample(state, scratch.logits())?)
+    }
+
+    /// Accepts what the target confirms; `simulate` replaces that, if given.
+    pub(super) fn accept(&mut self, simulate: Option<&Simulate>) -> Result<()> {
+        Ok(self.backend.accept(&mut self.state, self.scratch.logits(), simulate)?)
+    }
+
+    /// Moves what a round keeps to where it belongs, and publishes it to the next round.
+    pub(super) fn compact(&mut self) -> Result<()> {
+        let Self { backend, stores, state, .. } = self;
+        stores.compact(backend, state)?;
+        backend.publish(state)?;
+        if let (_, Some(capture)) = stores.of_pass() {
+            backend.park_rows(state, capture.rows_mut())?;
+        }
+        Ok(())
+    }
+
+    /// Lets the draft process tokens that are certain.
+    pub(super) fn extend(&mut self, rows: ExtendRows, bound: DraftBound) -> Result<()> {
+        let Self { backend, stores, state, algorithm, .. } = self;
+        let Some(Algorithm { device: Some(device), .. }) = algorithm else { return Ok(()) };
+        let hidden = stores.hidden().map(|capture| capture.rows());
+        Ok(device.extend(backend, state, rows, bound, hidden)?)
+    }
+
+    /// What came of each row of the batch.
+    pub(super) fn outputs(&mut self) -> Result<Vec<Option<RequestOutput>>> {
+        Ok(self.backend.outputs(&mut self.state)?)
     }
 }

@@ -7,8 +7,8 @@ use aquila_engine::Request;
 use aquila_spec::{Shape, Tree};
 
 use super::answers::{Change, prompts};
-use super::shipped::{Algorithm, config, engine_over};
-use super::watched::{Trees, Watched};
+use super::shipped::{Algorithm, config, engine_watched};
+use super::watched::Trees;
 use super::{Heard, Notes, run};
 
 /// The drafts that each round kept, and those on the longest path of first children in its tree.
@@ -24,10 +24,8 @@ fn first_children(tree: &Tree) -> usize {
 
 /// The rounds of every `step`-th prompt of the acceptance tables.
 pub fn rounds(shape: Shape, step: usize, change: Change) -> Vec<Rounds> {
-    let trees = Trees::default();
-    let watched = trees.clone();
-    let wrap = |drafts| -> super::shipped::Drafts { Box::new(Watched { drafts, trees: watched }) };
-    let mut engine = engine_over(Algorithm::Itself, config(shape), wrap);
+    let trees = Arc::new(Trees::default());
+    let mut engine = engine_watched(Algorithm::Itself, config(shape), trees.clone());
     let submit = |(index, (_, prompt)): (usize, (String, Vec<u32>))| {
         let heard = Arc::new(Mutex::new(Heard::default()));
         let listener = Box::new(Notes { heard: heard.clone(), stop_after: None });
@@ -38,7 +36,7 @@ pub fn rounds(shape: Shape, step: usize, change: Change) -> Vec<Rounds> {
     };
     let all: Vec<_> = prompts().into_iter().step_by(step).enumerate().map(submit).collect();
     run(&mut engine);
-    let trees = trees.lock().unwrap();
+    let trees = trees.0.lock().unwrap();
     let rounds = |(id, heard): &(u64, Arc<Mutex<Heard>>)| {
         // The first run is the token that the prefill chose.
         let runs = &heard.lock().unwrap().runs[1..];

@@ -3,9 +3,10 @@
 use std::sync::{Arc, Mutex};
 
 use aquila_compute::cpu::CpuBackend;
+use aquila_compute::round::{ExtendRows, RoundState, StateBounds};
 use aquila_compute::{Backend, DraftIds, ForwardPlan, KvDtype, KvShape};
 use aquila_model::Result;
-use aquila_spec::{Declaration, Drafter};
+use aquila_spec::{Declaration, DraftBound, Drafter, Proposer, RecurrentDraft};
 
 /// One pass of a draft.
 #[derive(Debug, Clone)]
@@ -26,13 +27,15 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    fn note(&self, certain: bool, plan: &ForwardPlan, hidden: bool) {
-        self.passes.lock().unwrap().push(Pass { certain, plan: plan.clone(), hidden });
+    fn note(&mut self, certain: bool, hidden: bool) {
+        let plan = self.draft.plan_mut().host().clone();
+        self.passes.lock().unwrap().push(Pass { certain, plan, hidden });
     }
 }
 
 type Rows = <CpuBackend as Backend>::Rows;
 type Kv = <CpuBackend as Backend>::Kv;
+type Plan = <CpuBackend as Backend>::Plan;
 
 impl Drafter<CpuBackend> for Recorded {
     fn declaration(&self) -> &Declaration {
@@ -47,29 +50,42 @@ impl Drafter<CpuBackend> for Recorded {
         self.draft.ids()
     }
 
-    fn extend(
-        &mut self,
-        backend: &CpuBackend,
-        plan: &ForwardPlan,
-        hidden: Option<&Rows>,
-        kv: &mut Kv,
-    ) -> Result<()> {
-        self.note(true, plan, hidden.is_some());
-        self.draft.extend(backend, plan, hidden, kv)
+    fn plan_mut(&mut self) -> &mut Plan {
+        self.draft.plan_mut()
     }
 
-    fn expand(
-        &mut self,
-        backend: &CpuBackend,
-        plan: &ForwardPlan,
-        first: bool,
-        kv: &mut Kv,
-    ) -> Result<()> {
-        self.note(false, plan, false);
-        self.draft.expand(backend, plan, first, kv)
+    fn extend(&mut self, backend: &CpuBackend, hidden: Option<&Rows>, kv: &mut Kv) -> Result<()> {
+        self.note(true, hidden.is_some());
+        self.draft.extend(backend, hidden, kv)
+    }
+
+    fn expand(&mut self, backend: &CpuBackend, first: bool, kv: &mut Kv) -> Result<()> {
+        self.note(false, false);
+        self.draft.expand(backend, first, kv)
     }
 
     fn logits(&self) -> &Rows {
         self.draft.logits()
     }
+}
+
+/// Lets a draft draft and extend for a batch of nothing.
+pub fn run_nothing(backend: &CpuBackend, draft: super::shipped::Draft) {
+    let groups = draft.declaration().groups.clone();
+    let mut draft = RecurrentDraft::new(backend, draft, 16, KvDtype::F32).unwrap();
+    let mut state = RoundState::new(StateBounds {
+        places: 2,
+        stride: 8,
+        drafts: true,
+        groups,
+        hidden: false,
+        first_parked: 0,
+        parked_rows: 0,
+        chunk: 8,
+        steps: 3,
+    });
+    let bound = DraftBound { steps: 3, beam: 2, rows: 8, requests: 2 };
+    draft.extend(backend, &mut state, ExtendRows::CatchUp(0), bound, None).unwrap();
+    draft.draft(backend, &mut state, bound).unwrap();
+    draft.extend(backend, &mut state, ExtendRows::Round, bound, None).unwrap();
 }

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use aquila_compute::cpu::{CpuBackend, IsaChoice};
+use aquila_compute::cpu::{CpuBackend, IsaChoice, Watch};
 use aquila_compute::{KvDtype, WeightFormat};
 use aquila_engine::{EngineConfig, Runner, Scheduler};
 use aquila_model::{Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, LoadFormat, resolve};
 use aquila_spec::ngram::{Corpora, NgramScope, NgramSettings, NgramSources};
-use aquila_spec::{DraftFor, Drafter, Eagle3, Opening, Registry, Shape, Speculator, Standalone};
+use aquila_spec::{
+    DraftFor, Drafter, Eagle3, Opening, RecurrentDraft, Registry, Shape, Standalone,
+};
 
 /// Which draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -59,49 +61,40 @@ pub fn standalone(backend: &CpuBackend, config: &EngineConfig) -> Draft {
     standalone_of(backend, "draft", config)
 }
 
-/// A way to draft on the CPU backend.
-pub type Drafts = Box<dyn aquila_spec::Algorithm<CpuBackend>>;
-
 /// An engine whose draft model is what `wrap` makes of it.
 pub fn engine_with(
     algorithm: Algorithm,
     config: EngineConfig,
     wrap: impl FnOnce(Draft) -> Draft,
 ) -> Scheduler {
-    engine_of(algorithm, config, wrap, |drafts| drafts)
+    let backend = CpuBackend::new(IsaChoice::Auto, 0).unwrap();
+    let runner = runner_of(backend, algorithm, &config, wrap);
+    super::in_lanes(Scheduler::new(runner, config).unwrap())
 }
 
-/// An engine whose way to draft is what `wrap` makes of it.
-pub fn engine_over(
+/// An engine on a backend that is watched.
+pub fn engine_watched(
     algorithm: Algorithm,
     config: EngineConfig,
-    wrap: impl FnOnce(Drafts) -> Drafts,
+    watch: Arc<dyn Watch>,
 ) -> Scheduler {
-    engine_of(algorithm, config, |draft| draft, wrap)
-}
-
-fn engine_of(
-    algorithm: Algorithm,
-    config: EngineConfig,
-    wrap_model: impl FnOnce(Draft) -> Draft,
-    wrap: impl FnOnce(Drafts) -> Drafts,
-) -> Scheduler {
-    let runner = runner_of(algorithm, &config, wrap_model, wrap);
+    let backend = CpuBackend::new(IsaChoice::Auto, 0).unwrap().watched(watch);
+    let runner = runner_of(backend, algorithm, &config, |draft| draft);
     super::in_lanes(Scheduler::new(runner, config).unwrap())
 }
 
 /// What runs the rounds of such an engine.
 pub fn runner(algorithm: Algorithm, config: &EngineConfig) -> Runner<CpuBackend> {
-    runner_of(algorithm, config, |draft| draft, |drafts| drafts)
+    runner_of(CpuBackend::new(IsaChoice::Auto, 0).unwrap(), algorithm, config, |draft| draft)
 }
 
 fn runner_of(
+    backend: CpuBackend,
     algorithm: Algorithm,
     config: &EngineConfig,
-    wrap_model: impl FnOnce(Draft) -> Draft,
-    wrap: impl FnOnce(Drafts) -> Drafts,
+    wrap: impl FnOnce(Draft) -> Draft,
 ) -> Runner<CpuBackend> {
-    let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
+    let backend = Arc::new(backend);
     let positions = config.context_length;
     let target = decoder(&backend, "tiny", positions);
     let bounds = config.draft_bounds();
@@ -126,7 +119,8 @@ fn runner_of(
     };
     let speculator = drafter.map(|drafter| {
         let (slots, dtype) = (config.slots(), config.kv_dtype);
-        wrap(Box::new(Speculator::new(&*backend, wrap_model(drafter), slots, dtype).unwrap()))
+        let draft = RecurrentDraft::new(&*backend, wrap(drafter), slots, dtype).unwrap();
+        aquila_spec::Algorithm::on_device(draft)
     });
     Runner::new(backend, target, speculator, config).unwrap()
 }

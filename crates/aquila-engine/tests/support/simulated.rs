@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use aquila_engine::lanes::{Compute, Done, Job, Order, Part, Profile, Task, Yield};
+use aquila_compute::round::{RequestParams, RowWork};
+use aquila_engine::lanes::{Compute, Done, Job, Part, Profile, Yield};
 use aquila_engine::{EngineConfig, FinishReason, RequestId, StopCause, Times, Token};
 use aquila_spec::{Declaration, HiddenStates, Travels};
 
@@ -25,7 +26,7 @@ pub struct Simulated {
 }
 
 struct Row {
-    order: Arc<Order>,
+    params: Arc<RequestParams>,
     /// What each token's row holds: all that it has seen.
     seen: Vec<u64>,
     table: Vec<u32>,
@@ -70,7 +71,7 @@ impl Simulated {
         let mut yielded = Yield::default();
         let known = row.seen.len();
         let wanted = match &part.task {
-            Task::Read { rows, outputs, .. } => {
+            RowWork::Prefill { rows, outputs, .. } => {
                 assert_eq!(rows.start, row.committed, "chunks follow each other");
                 if self.remembers {
                     write(&row.table, rows.clone(), &row.seen[rows.clone()]);
@@ -78,9 +79,9 @@ impl Simulated {
                 row.committed = rows.end;
                 usize::from(!outputs.is_empty() && outputs.end == known)
             }
-            Task::Decode { shape, .. } => {
+            RowWork::Decode { shape, .. } => {
                 assert_eq!(row.committed + 1, known, "the bonus alone has no row");
-                let shape = row.order.granted(*shape, known);
+                let shape = row.params.granted(*shape, known);
                 let most = row.seen[known - 1] >> 40;
                 yielded.proposed = shape.nodes() - 1;
                 yielded.lesson.depth = shape.steps();
@@ -97,22 +98,22 @@ impl Simulated {
             let id = next_token(seen);
             row.seen.push(look(seen, id));
             yielded.tokens.push(Token { id, logprob: None, top: Vec::new() });
-            if row.order.limits.stop_ids.contains(&id) {
+            if row.params.stop_ids.contains(&id) {
                 yielded.ended = Some(FinishReason::Stop(StopCause::Token(id)));
-            } else if row.seen.len() >= row.order.longest {
+            } else if row.seen.len() >= row.params.longest {
                 yielded.ended = Some(FinishReason::Length);
             }
             if yielded.ended.is_some() {
                 break;
             }
         }
-        if matches!(part.task, Task::Decode { .. }) {
+        if matches!(part.task, RowWork::Decode { .. }) {
             let end = row.committed + yielded.tokens.len();
             if self.remembers {
                 write(&row.table, row.committed..end, &row.seen[row.committed..end]);
             }
             row.committed = end;
-        } else if row.committed == known && wanted == 0 && known >= row.order.longest {
+        } else if row.committed == known && wanted == 0 && known >= row.params.longest {
             yielded.ended = Some(FinishReason::Length);
         }
         yielded.known = row.seen.len();
@@ -152,13 +153,13 @@ impl Compute for Simulated {
             };
             let seen = admission.tokens.iter().map(see).collect();
             let row = Row {
-                order: admission.order.clone(),
+                params: admission.params.clone(),
                 seen,
                 table: Vec::new(),
                 committed: admission.matched,
                 ended: false,
             };
-            let before = self.rows.insert(admission.order.id, row);
+            let before = self.rows.insert(RequestId(admission.params.id), row);
             assert!(before.is_none(), "nobody is admitted twice");
         }
         for change in &job.tables {

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use aquila_compute::round::Extent;
 use aquila_compute::{
     Backend, DraftIds, ForwardPlan, HostTensor, KvDtype, KvShape, PlanBounds, WeightFormat,
 };
@@ -73,6 +74,11 @@ impl<B: Backend> HeadScratch<B> {
     /// The hidden states of all rows of the last expand, as expanding goes on from them.
     pub fn last(&self) -> &B::Rows {
         &self.last
+    }
+
+    /// Where the plan of the next pass is placed.
+    pub fn plan_mut(&mut self) -> &mut B::Plan {
+        &mut self.work.plan
     }
 
     /// The largest plan that fits.
@@ -216,7 +222,8 @@ impl<B: Backend> Eagle3Head<B> {
     }
 
     /// Runs rows that take the target's hidden states: row r reads `captured[sources[r]]`. Leaves
-    /// the logits of the plan's outputs, and their hidden states as seeds for expanding.
+    /// the logits of the plan's outputs, and their hidden states as seeds for expanding, at the
+    /// plan's destinations.
     pub fn extend(
         &self,
         backend: &B,
@@ -225,14 +232,27 @@ impl<B: Backend> Eagle3Head<B> {
         kv: &mut B::Kv,
         scratch: &mut HeadScratch<B>,
     ) -> Result<()> {
+        self.check(plan, scratch.bounds)?;
+        scratch.seed_rows = 0;
+        backend.place(plan, &mut scratch.work.plan)?;
+        self.extend_placed(backend, captured, kv, scratch)?;
+        scratch.seed_rows = plan.outputs.len();
+        Ok(())
+    }
+
+    /// The same for the plan that stands in `scratch`.
+    pub fn extend_placed(
+        &self,
+        backend: &B,
+        captured: &B::Rows,
+        kv: &mut B::Kv,
+        scratch: &mut HeadScratch<B>,
+    ) -> Result<()> {
         let s = scratch;
-        self.check(plan, s.bounds)?;
-        s.seed_rows = 0;
-        let rows = plan.rows();
+        let Extent { rows, .. } = backend.extent(&s.work.plan);
         if rows == 0 {
             return Ok(());
         }
-        backend.place(plan, &mut s.work.plan)?;
         match (&self.features, &mut s.features) {
             (Some(features), Some(given)) => {
                 backend.gather_sources(captured, &s.work.plan, &mut given.given)?;
@@ -241,13 +261,10 @@ impl<B: Backend> Eagle3Head<B> {
             _ => backend.gather_sources(captured, &s.work.plan, &mut s.work.residual)?,
         }
         self.layer(backend, rows, kv, s)?;
-        let seeds = backend.gather_outputs(&s.work.residual, &s.work.plan, &mut s.seeds)?;
-        self.read_out(backend, &s.seeds, seeds, &mut s.hidden, &mut s.logits)?;
-        if self.spec.norm_output {
-            backend.copy_columns(&s.hidden, seeds, 0, &mut s.seeds)?;
-        }
-        s.seed_rows = seeds;
-        Ok(())
+        let seeds = backend.gather_outputs(&s.work.residual, &s.work.plan, &mut s.gathered)?;
+        self.read_out(backend, &s.gathered, seeds, &mut s.hidden, &mut s.logits)?;
+        let left = if self.spec.norm_output { &s.hidden } else { &s.gathered };
+        Ok(backend.scatter_outputs(left, &s.work.plan, &mut s.seeds)?)
     }
 
     /// Runs rows that take the head's own hidden states: row r reads row `sources[r]` of `from`.
@@ -261,23 +278,36 @@ impl<B: Backend> Eagle3Head<B> {
         kv: &mut B::Kv,
         scratch: &mut HeadScratch<B>,
     ) -> Result<()> {
-        let s = scratch;
-        self.check(plan, s.bounds)?;
-        let (hidden, there) = match from {
-            Hidden::Seeds => (&s.seeds, s.seed_rows),
-            Hidden::Last => (&s.last, s.last_rows),
+        self.check(plan, scratch.bounds)?;
+        let there = match from {
+            Hidden::Seeds => scratch.seed_rows,
+            Hidden::Last => scratch.last_rows,
         };
         if let Some(source) = plan.sources.iter().find(|&&source| source as usize >= there) {
             return Err(Error::Plan(format!("source {source} of {there} rows of {from:?}")));
         }
-        let rows = plan.rows();
+        scratch.last_rows = 0;
+        backend.place(plan, &mut scratch.work.plan)?;
+        self.expand_placed(backend, from, kv, scratch)?;
+        scratch.last_rows = plan.rows();
+        Ok(())
+    }
+
+    /// The same for the plan that stands in `scratch`.
+    pub fn expand_placed(
+        &self,
+        backend: &B,
+        from: Hidden,
+        kv: &mut B::Kv,
+        scratch: &mut HeadScratch<B>,
+    ) -> Result<()> {
+        let s = scratch;
+        let Extent { rows, .. } = backend.extent(&s.work.plan);
         if rows == 0 {
-            s.last_rows = 0;
             return Ok(());
         }
-        backend.place(plan, &mut s.work.plan)?;
+        let hidden = if from == Hidden::Seeds { &s.seeds } else { &s.last };
         backend.gather_sources(hidden, &s.work.plan, &mut s.work.residual)?;
-        s.last_rows = 0;
         self.layer(backend, rows, kv, s)?;
         if self.spec.norm_output {
             let epsilon = self.spec.layer.norm_epsilon;
@@ -285,7 +315,6 @@ impl<B: Backend> Eagle3Head<B> {
         } else {
             backend.copy_columns(&s.work.residual, rows, 0, &mut s.last)?;
         }
-        s.last_rows = rows;
         let outputs = backend.gather_outputs(&s.work.residual, &s.work.plan, &mut s.gathered)?;
         self.read_out(backend, &s.gathered, outputs, &mut s.hidden, &mut s.logits)
     }

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use aquila_compute::round::Extent;
 use aquila_compute::{
     Backend, DraftIds, ForwardPlan, KvDtype, KvShape, PlanBounds, Sink, WeightFormat,
 };
@@ -68,8 +69,6 @@ pub struct LayerScratch<B: Backend> {
     bounds: PlanBounds,
     work: Work<B>,
     embedded: B::Rows,
-    /// Rows whose embeddings are zeros, as moves from the row that is.
-    zeroed: Vec<(u32, u32)>,
     hidden: B::Rows,
     normed: B::Rows,
     joined: B::Rows,
@@ -81,6 +80,16 @@ impl<B: Backend> LayerScratch<B> {
     /// The logits of the last pass that had outputs, one row per output of its plan.
     pub fn logits(&self) -> &B::Rows {
         &self.logits
+    }
+
+    /// Where the plan of the next pass is placed.
+    pub fn plan_mut(&mut self) -> &mut B::Plan {
+        &mut self.work.plan
+    }
+
+    /// The plan of the last pass.
+    pub fn plan(&self) -> &B::Plan {
+        &self.work.plan
     }
 
     /// The hidden states that the rows of the last pass took.
@@ -109,6 +118,11 @@ impl<B: Backend> FusedScratch<B> {
         &self.layer.logits
     }
 
+    /// Where the plan of the next pass is placed.
+    pub fn plan_mut(&mut self) -> &mut B::Plan {
+        &mut self.layer.work.plan
+    }
+
     /// The hidden states of the last extend's outputs.
     pub fn seeds(&self) -> &B::Rows {
         &self.seeds
@@ -118,15 +132,6 @@ impl<B: Backend> FusedScratch<B> {
     pub fn last(&self) -> &B::Rows {
         &self.last
     }
-}
-
-/// Hidden states that rows of a pass may take.
-#[derive(Clone, Copy)]
-pub struct Sources<'a, B: Backend> {
-    /// Where they are.
-    pub rows: &'a B::Rows,
-    /// How many there are.
-    pub count: usize,
 }
 
 impl<B: Backend> FusedHead<B> {
@@ -191,9 +196,7 @@ impl<B: Backend> FusedHead<B> {
         Ok(LayerScratch {
             bounds,
             work: Work::new(backend, &self.spec, bounds)?,
-            // A row of zeros behind those of a pass.
-            embedded: backend.rows(rows + 1, hidden)?,
-            zeroed: Vec::new(),
+            embedded: backend.rows(rows, hidden)?,
             hidden: backend.rows(rows, hidden)?,
             normed: backend.rows(rows, hidden)?,
             joined: backend.rows(rows, 2 * hidden)?,
@@ -216,7 +219,7 @@ impl<B: Backend> FusedHead<B> {
 
     /// Runs rows that take the target's hidden states, after its final norm: row r reads
     /// `captured[sources[r]]`. Leaves the logits of the plan's outputs, and their hidden states as
-    /// seeds for expanding.
+    /// seeds for expanding, at the plan's destinations.
     pub fn extend(
         &self,
         backend: &B,
@@ -225,15 +228,25 @@ impl<B: Backend> FusedHead<B> {
         kv: &mut B::Kv,
         scratch: &mut FusedScratch<B>,
     ) -> Result<()> {
-        let s = scratch;
-        (s.seed_rows, s.last_rows) = (0, 0);
+        (scratch.seed_rows, scratch.last_rows) = (0, 0);
         // The target's pass had as many rows as the engine made room for, which it knows.
-        let from = Sources { rows: captured, count: usize::MAX };
-        if self.states(backend, 0, plan, from, kv, &mut s.layer, &mut s.last)? == 0 {
-            return Ok(());
-        }
-        s.seed_rows = backend.gather_outputs(&s.last, &s.layer.work.plan, &mut s.seeds)?;
-        self.lm_head.read_out(backend, &s.seeds, s.seed_rows, &mut s.layer.logits)
+        self.place(backend, plan, usize::MAX, &mut scratch.layer)?;
+        self.extend_placed(backend, captured, kv, scratch)?;
+        scratch.seed_rows = plan.outputs.len();
+        Ok(())
+    }
+
+    /// The same for the plan that stands in `scratch`.
+    pub fn extend_placed(
+        &self,
+        backend: &B,
+        captured: &B::Rows,
+        kv: &mut B::Kv,
+        scratch: &mut FusedScratch<B>,
+    ) -> Result<()> {
+        let FusedScratch { layer, seeds, last, .. } = scratch;
+        self.run_placed(backend, 0, captured, kv, layer, last)?;
+        Ok(backend.scatter_outputs(&layer.gathered, &layer.work.plan, seeds)?)
     }
 
     /// Runs rows that take the head's own hidden states: row r reads row `sources[r]` of `from`.
@@ -247,25 +260,35 @@ impl<B: Backend> FusedHead<B> {
         kv: &mut B::Kv,
         scratch: &mut FusedScratch<B>,
     ) -> Result<()> {
-        let s = scratch;
-        // `last` is read in full before any of it is written, but the borrow cannot know that.
-        let rows = match from {
-            Hidden::Seeds => {
-                let from = Sources { rows: &s.seeds, count: s.seed_rows };
-                self.gather(backend, plan, from, &mut s.layer)?
-            }
-            Hidden::Last => {
-                let from = Sources { rows: &s.last, count: s.last_rows };
-                self.gather(backend, plan, from, &mut s.layer)?
-            }
+        let there = match from {
+            Hidden::Seeds => scratch.seed_rows,
+            Hidden::Last => scratch.last_rows,
         };
-        s.last_rows = 0;
+        scratch.last_rows = 0;
+        self.place(backend, plan, there, &mut scratch.layer)?;
+        self.expand_placed(backend, from, kv, scratch)?;
+        scratch.last_rows = plan.rows();
+        Ok(())
+    }
+
+    /// The same for the plan that stands in `scratch`.
+    pub fn expand_placed(
+        &self,
+        backend: &B,
+        from: Hidden,
+        kv: &mut B::Kv,
+        scratch: &mut FusedScratch<B>,
+    ) -> Result<()> {
+        let FusedScratch { layer, seeds, last, .. } = scratch;
+        let Extent { rows, .. } = backend.extent(&layer.work.plan);
         if rows == 0 {
             return Ok(());
         }
-        self.pass(backend, 0, rows, kv, &mut s.layer, &mut s.last)?;
-        s.last_rows = rows;
-        self.outputs(backend, &mut s.layer, &s.last)
+        // `last` is read in full before any of it is written.
+        let hidden = if from == Hidden::Seeds { &*seeds } else { &*last };
+        backend.gather_sources(hidden, &layer.work.plan, &mut layer.hidden)?;
+        self.pass(backend, 0, rows, kv, layer, last)?;
+        self.outputs(backend, layer, last)
     }
 
     /// Runs rows of one layer: row r reads the hidden state `from[sources[r]]`. Leaves the hidden
@@ -276,65 +299,51 @@ impl<B: Backend> FusedHead<B> {
         backend: &B,
         layer: usize,
         plan: &ForwardPlan,
-        from: Sources<'_, B>,
+        from: &B::Rows,
         kv: &mut B::Kv,
         scratch: &mut LayerScratch<B>,
         states: &mut B::Rows,
     ) -> Result<()> {
-        match self.states(backend, layer, plan, from, kv, scratch, states)? {
-            0 => Ok(()),
-            _ => self.outputs(backend, scratch, states),
-        }
+        self.place(backend, plan, usize::MAX, scratch)?;
+        self.run_placed(backend, layer, from, kv, scratch, states)
     }
 
-    /// The hidden states that a layer makes of a plan's rows; answers how many.
-    #[allow(clippy::too_many_arguments)]
-    fn states(
+    /// The same for the plan that stands in `scratch`.
+    pub fn run_placed(
         &self,
         backend: &B,
         layer: usize,
-        plan: &ForwardPlan,
-        from: Sources<'_, B>,
+        from: &B::Rows,
         kv: &mut B::Kv,
-        s: &mut LayerScratch<B>,
+        scratch: &mut LayerScratch<B>,
         states: &mut B::Rows,
-    ) -> Result<usize> {
-        let rows = self.gather(backend, plan, from, s)?;
-        if rows > 0 {
-            self.pass(backend, layer, rows, kv, s, states)?;
+    ) -> Result<()> {
+        let Extent { rows, .. } = backend.extent(&scratch.work.plan);
+        if rows == 0 {
+            return Ok(());
         }
-        Ok(rows)
+        backend.gather_sources(from, &scratch.work.plan, &mut scratch.hidden)?;
+        self.pass(backend, layer, rows, kv, scratch, states)?;
+        self.outputs(backend, scratch, states)
     }
 
-    /// Places a plan, with the hidden states that its rows take; answers how many.
-    fn gather(
+    /// Places a plan whose rows take hidden states of which there are `count`.
+    fn place(
         &self,
         backend: &B,
         plan: &ForwardPlan,
-        from: Sources<'_, B>,
+        count: usize,
         s: &mut LayerScratch<B>,
-    ) -> Result<usize> {
+    ) -> Result<()> {
         check_plan(plan, s.bounds, self.spec.vocab_size, self.positions)?;
-        let rows = plan.rows();
-        if plan.sources.len() != rows {
-            let sources = plan.sources.len();
+        let (rows, sources) = (plan.rows(), plan.sources.len());
+        if sources != rows {
             return Err(Error::Plan(format!("{sources} sources for {rows} rows of a head")));
         }
-        if let Some(source) = plan.sources.iter().find(|&&s| s as usize >= from.count) {
-            let there = from.count;
-            return Err(Error::Plan(format!("source {source} of {there} hidden states")));
+        if let Some(source) = plan.sources.iter().find(|&&s| s as usize >= count) {
+            return Err(Error::Plan(format!("source {source} of {count} hidden states")));
         }
-        if rows > 0 {
-            backend.place(plan, &mut s.work.plan)?;
-            backend.gather_sources(from.rows, &s.work.plan, &mut s.hidden)?;
-        }
-        let first = |(row, &position): (usize, &u32)| (position == 0).then_some(row as u32);
-        s.zeroed.clear();
-        if self.zeroes_first {
-            let first = plan.positions.iter().enumerate().filter_map(first);
-            s.zeroed.extend(first.map(|row| (s.bounds.rows as u32, row)));
-        }
-        Ok(rows)
+        Ok(backend.place(plan, &mut s.work.plan)?)
     }
 
     /// A layer over the rows that were placed.
@@ -352,8 +361,8 @@ impl<B: Backend> FusedHead<B> {
             (self.spec.heads, self.spec.norm_epsilon, self.spec.hidden_size);
         let pass = Pass { backend, rope: &self.rope, heads, epsilon, rows };
         backend.embed(&self.embedding, &s.work.plan, &mut s.embedded)?;
-        if !s.zeroed.is_empty() {
-            backend.move_rows(&mut s.embedded, &s.zeroed)?;
+        if self.zeroes_first {
+            backend.clear_first(&s.work.plan, &mut s.embedded)?;
         }
         let (first, second) = if layer.hidden_first { (width, 0) } else { (0, width) };
         for (input, norm, column) in

@@ -30,7 +30,7 @@ pub use eagle::{EagleCheckpoint, EagleSpec};
 pub use eagle3::{Eagle3Head, HeadScratch, Hidden};
 pub use first_embedding::FirstEmbedding;
 pub use fused_checkpoint::FusedCheckpoint;
-pub use fusion::{FusedHead, FusedScratch, LayerScratch, Sources};
+pub use fusion::{FusedHead, FusedScratch, LayerScratch};
 pub use kind::holds_mtp_layers;
 pub use lm_head::{DraftTokens, LmHead};
 pub use mtp::{MtpCheckpoint, MtpNaming, MtpSpec};

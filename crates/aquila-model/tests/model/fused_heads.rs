@@ -5,7 +5,7 @@ use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{Backend, ForwardPlan, KvDtype, Sight, WeightFormat};
 use aquila_model::{
     Capture, Checkpoint, Decoder, EagleCheckpoint, FusedHead, Hidden, LmHead, LoadFormat,
-    MtpCheckpoint, Sources,
+    MtpCheckpoint,
 };
 
 use crate::head::{POSITIONS, node};
@@ -135,8 +135,7 @@ fn mtp_chains(target: &Target, head: &FusedHead<CpuBackend>, text: &Text) -> Vec
             }
         }
         let mut made = backend.rows(rows, head.spec().hidden_size).unwrap();
-        let from = Sources { rows: &states, count: rows };
-        head.run(backend, layer, &plan, from, &mut kv, &mut scratch, &mut made).unwrap();
+        head.run(backend, layer, &plan, &states, &mut kv, &mut scratch, &mut made).unwrap();
         let logits = backend.read(scratch.logits(), answers).unwrap();
         let next = best(&logits, vocabulary);
         chains.iter_mut().zip(next).for_each(|(chain, token)| chain.push(token));

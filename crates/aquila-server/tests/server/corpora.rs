@@ -31,7 +31,8 @@ pub fn drafting_from(tokens: usize, folder: Option<&Path>) -> Running {
     let (format, positions) = (WeightFormat::Bf16, config.context_length);
     let decoder = Decoder::load(&*backend, &checkpoint, format, positions, &mut |_| ()).unwrap();
     let corpora = Corpora::new(tokens, decoder.spec().vocab_size);
-    let algorithm = Box::new(Ngram::new(ngram, corpora.clone()).unwrap());
+    let ngram = Ngram::new(ngram, corpora.clone()).unwrap();
+    let algorithm = aquila_spec::Algorithm::on_host("NGRAM", ngram);
     let runner = Runner::new(backend, decoder, Some(algorithm), &config).unwrap();
     let engine = EngineHandle::start(Scheduler::new(runner, config).unwrap()).unwrap();
     let tokenizer = Tokenizer::load(checkpoint.folder().unwrap()).unwrap();

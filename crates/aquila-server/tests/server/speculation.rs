@@ -7,7 +7,7 @@ use aquila_compute::WeightFormat;
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_engine::{EngineConfig, EngineHandle, Runner, Scheduler};
 use aquila_model::{Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, LoadFormat, resolve};
-use aquila_spec::{Eagle3, Shape, Speculator};
+use aquila_spec::{Algorithm, Eagle3, RecurrentDraft, Shape};
 use aquila_text::{Generator, SamplingParams, Tokenizer};
 use serde_json::{Value, json};
 
@@ -28,8 +28,8 @@ fn server(shape: Shape) -> Running {
     let head = Eagle3Head::load(&*backend, &head, format, positions, embedding, &mut |_| ());
     let eagle3 = Eagle3::new(&*backend, head.unwrap(), config.draft_bounds()).unwrap();
     let (slots, dtype) = (config.slots(), config.kv_dtype);
-    let speculator = Speculator::new(&*backend, Box::new(eagle3), slots, dtype).unwrap();
-    let runner = Runner::new(backend, target, Some(Box::new(speculator)), &config).unwrap();
+    let draft = RecurrentDraft::new(&*backend, Box::new(eagle3), slots, dtype).unwrap();
+    let runner = Runner::new(backend, target, Some(Algorithm::on_device(draft)), &config).unwrap();
     let handle = EngineHandle::start(Scheduler::new(runner, config).unwrap()).unwrap();
     let tokenizer = Tokenizer::load(checkpoint.folder().unwrap()).unwrap();
     let eos = checkpoint.eos_token_ids().to_vec();

@@ -86,8 +86,8 @@ impl Opened for NgramSources {
 }
 
 impl<B: Backend> LoadOn<B> for NgramSources {
-    fn load(&self, _: &B, _: &Decoder<B>, _: &Allowance) -> Result<Box<dyn Algorithm<B>>> {
+    fn load(&self, _: &B, _: &Decoder<B>, _: &Allowance) -> Result<Algorithm<B>> {
         let ngram = Ngram::new(self.settings.clone(), self.corpora.clone());
-        Ok(Box::new(ngram.map_err(refused)?))
+        Ok(Algorithm::on_host("NGRAM", ngram.map_err(refused)?))
     }
 }

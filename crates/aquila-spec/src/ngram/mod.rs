@@ -23,8 +23,6 @@ mod trie;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use aquila_compute::Backend;
-use aquila_model::Result;
 pub use corpora::{Corpora, Corpus, CorpusError, Load};
 pub(crate) use entry::NgramEntry;
 pub use entry::NgramSources;
@@ -33,14 +31,11 @@ use grow::{Anchor, first_guess, grow};
 pub use settings::{MOST_TRIE_DEPTH, MatchType, NgramError, NgramScope, NgramSettings};
 use trie::{NGRAM_BYTES, Reading, Trie};
 
-use crate::{
-    Algorithm, Declaration, Drafting, Extending, HiddenStates, Seed, Shape, Travels, Tree,
-};
+use crate::{DraftRequest, HostProposer, Shape, Tree};
 
 /// The drafts of all requests, without any model.
 #[derive(Debug)]
 pub struct Ngram {
-    declaration: Declaration,
     settings: NgramSettings,
     corpora: Arc<Corpora>,
     /// The text of all, in the scope of the server.
@@ -65,13 +60,7 @@ impl Ngram {
         settings.check()?;
         let trie = |room| Trie::new(settings.max_trie_depth, settings.capacity, room);
         let shared = (settings.scope == NgramScope::Server).then(|| trie(settings.capacity));
-        let declaration = Declaration {
-            name: "NGRAM",
-            hidden: HiddenStates::None,
-            groups: Vec::new(),
-            travels: Travels::NOTHING,
-        };
-        Ok(Self { declaration, settings, corpora, shared, requests: HashMap::new() })
+        Ok(Self { settings, corpora, shared, requests: HashMap::new() })
     }
 
     /// What it was told.
@@ -177,33 +166,19 @@ impl Ngram {
     }
 }
 
-impl<B: Backend> Algorithm<B> for Ngram {
-    fn declaration(&self) -> &Declaration {
-        &self.declaration
+impl HostProposer for Ngram {
+    fn draft(&mut self, request: &DraftRequest<'_>) -> Option<Tree> {
+        Some(self.tree(request.request, request.tokens, request.shape))
     }
 
-    fn draft(&mut self, _: &B, requests: &[Drafting<'_>]) -> Result<Vec<Tree>> {
-        Ok(requests.iter().map(|r| self.tree(r.request, r.tokens, r.shape)).collect())
-    }
-
-    /// Reads what is new. A tree begins wherever one is asked for: its seed says nothing.
-    fn extend(
-        &mut self,
-        _: &B,
-        requests: &[Extending<'_>],
-        _: Option<&B::Rows>,
-    ) -> Result<Vec<Option<Seed>>> {
-        let read = |request: &Extending<'_>| {
-            self.read(request.request, request.tokens);
-            request.seed.as_ref().map(|_| Seed::default())
-        };
-        Ok(requests.iter().map(read).collect())
+    fn read(&mut self, request: u64, tokens: &[u32]) {
+        Ngram::read(self, request, tokens);
     }
 
     fn leave(&mut self, request: u64, tokens: &[u32]) {
         // The end of an answer is drafted from as its beginning is, by whoever comes after.
         if self.shared.is_some() {
-            self.read(request, tokens);
+            Ngram::read(self, request, tokens);
         }
         self.forget(request);
     }

@@ -6,13 +6,19 @@
 //! would elsewhere or after a retraction. Their trees must be equal: whatever else the first has
 //! kept, it would have had to declare.
 
-use aquila_compute::choose::{History, Sampling};
+use std::sync::Arc;
+
+use aquila_compute::choose::Sampling;
 use aquila_compute::cpu::CpuBackend;
+use aquila_compute::round::{
+    Admitted, Batch, BatchRow, DraftLimits, ExtendRows, RequestParams, RoundState, RowWork,
+    StateBounds, TableChange,
+};
 use aquila_compute::{KvDtype, PlanBounds, WeightFormat};
 use aquila_model::{Checkpoint, Decoder};
 use aquila_spec::{
-    Algorithm, Allowance, Asking, BlockTable, DraftGroup, Drafting, Extending, GroupRows,
-    HiddenStates, MOST_DRAFT_GROUPS, Opened, Shape, TargetRows, Tree,
+    Algorithm, Allowance, DraftBound, DraftRequest, HiddenStates, MOST_DRAFT_GROUPS, Opened, Shape,
+    Tree, Verify,
 };
 
 use super::parse;
@@ -92,7 +98,7 @@ impl Place {
     }
 
     /// The algorithm, as if on a machine of its own.
-    fn machine(&self) -> Result<Box<dyn Algorithm<CpuBackend>>> {
+    fn machine(&self) -> Result<Algorithm<CpuBackend>> {
         let (level, slots) = (self.level(), self.slots());
         let rows = self.longest + level;
         let allowance = Allowance {
@@ -111,59 +117,105 @@ impl Place {
 
 /// A request on one machine.
 struct Life {
-    machine: Box<dyn Algorithm<CpuBackend>>,
-    heard: usize,
+    machine: Algorithm<CpuBackend>,
+    /// How many tokens it had heard of each time.
+    heard: Vec<usize>,
 }
 
 impl Life {
-    fn new(machine: Box<dyn Algorithm<CpuBackend>>) -> Self {
-        Self { machine, heard: 0 }
+    fn new(machine: Algorithm<CpuBackend>) -> Self {
+        Self { machine, heard: Vec::new() }
     }
 
-    /// Lets the machine hear of `tokens`; what it drafts after them, if it leaves a seed.
+    /// Lets the machine hear of `tokens`; what it drafts after them.
     fn tree(&mut self, place: &Place, tokens: &[u32]) -> Result<Option<Tree>> {
+        let (request, shape) = (0, place.shape);
+        self.heard.push(tokens.len());
+        if let Some(host) = &mut self.machine.host {
+            host.read(request, tokens);
+            if let Some(tree) = host.draft(&DraftRequest { request, tokens, shape }) {
+                return Ok(Some(tree));
+            }
+        }
+        self.tree_of_model(place, tokens)
+    }
+
+    /// What its model drafts, when it hears of a text in as many pieces as the machine has.
+    fn tree_of_model(&mut self, place: &Place, tokens: &[u32]) -> Result<Option<Tree>> {
+        let Algorithm { device: Some(device), .. } = &mut self.machine else { return Ok(None) };
         let (backend, shape) = (&place.backend, place.shape);
-        let sampling = Sampling { temperature: 0.7, seed: 5, ..Sampling::default() };
-        let history = History::of_prompt(tokens);
-        let asking = Asking {
-            sampling: &sampling,
-            history: &history,
+        let groups = device.declaration().groups.clone();
+        let bound = DraftBound {
+            steps: shape.steps(),
+            beam: shape.topk(),
+            rows: tokens.len() + 1,
+            requests: 1,
+        };
+        let mut state = RoundState::new(StateBounds {
+            places: 1,
+            stride: place.slots(),
+            drafts: true,
+            groups: groups.clone(),
+            hidden: false,
+            first_parked: 0,
+            parked_rows: 0,
+            chunk: tokens.len(),
+            steps: shape.steps(),
+        });
+        let limits = DraftLimits {
+            shape,
+            groups: groups.len(),
+            lookahead: 0,
+            candidates: shape.topk(),
+            verify: Verify::Match,
+        };
+        let params = RequestParams {
+            id: 0,
+            sampling: Sampling { temperature: 0.7, seed: 5, ..Sampling::default() },
+            draft_sampling: None,
             choice: 0,
-            tokens: tokens.len(),
-            banned: &[],
-            banned_depths: 0,
-            drawn: false,
+            stop_ids: Vec::new(),
+            min_tokens: 0,
+            prompt: tokens.len(),
+            longest: usize::MAX,
+            logprobs: None,
+            prompt_logprobs: None,
+            limits,
         };
-        let groups = self.machine.declaration().groups.clone();
         let slots: Vec<u32> = (0..place.slots() as u32).collect();
-        let rows = |(at, group): (usize, &DraftGroup)| {
-            let end = tokens.len().saturating_sub(group.lookahead);
-            let table = BlockTable { start: at * place.slots(), placed: 0 };
-            GroupRows { rows: 0..end, slots: &slots[..end + group.tree.of(shape)], table }
+        let table = |group| TableChange { place: 0, group, from: 0, slots: 0..slots.len() };
+        let mut batch = Batch {
+            admitted: vec![Admitted {
+                place: 0,
+                params: Arc::new(params),
+                tokens: tokens.to_vec(),
+                matched: 0,
+                rounds: 0,
+            }],
+            tables: (0..=groups.len()).map(table).collect(),
+            slots,
+            ..Batch::default()
         };
-        let certain: Vec<GroupRows<'_>> = groups.iter().enumerate().map(rows).collect();
-        let new: Vec<GroupRows<'_>> = groups
-            .iter()
-            .zip(&certain)
-            .map(|(group, certain)| {
-                let start = self.heard.saturating_sub(group.lookahead);
-                GroupRows { rows: start..certain.rows.end, ..certain.clone() }
-            })
-            .collect();
-        let extending = Extending {
-            request: 0,
-            tokens,
-            since: self.heard,
-            groups: &new,
-            target: TargetRows::default(),
-            previous: None,
-            seed: Some((asking, shape.topk())),
-        };
-        self.heard = tokens.len();
-        let seed = self.machine.extend(backend, &[extending], None)?.into_iter().next().flatten();
-        let Some(seed) = seed else { return Ok(None) };
-        let drafting =
-            Drafting { request: 0, tokens, shape, seed: &seed, groups: &certain, asking };
-        Ok(self.machine.draft(backend, &[drafting])?.into_iter().next())
+        // All but the bonus has rows.
+        let (goal, mut read) = (tokens.len() - 1, 0);
+        for &heard in &self.heard {
+            let end = heard.min(goal);
+            let work = RowWork::Prefill { rows: read..end, outputs: end..end, last: end == goal };
+            batch.rows = vec![BatchRow { place: 0, work }];
+            state.begin(std::mem::take(&mut batch));
+            state.accept(None, |_| unreachable!("nothing is sampled"));
+            state.publish();
+            device.extend(backend, &mut state, ExtendRows::Round, bound, None)?;
+            read = end;
+            if end == goal {
+                break;
+            }
+        }
+        let work = RowWork::Decode { shape, rate: 1.0, pause: false };
+        state.begin(Batch { rows: vec![BatchRow { place: 0, work }], ..Batch::default() });
+        state.start_trees(Vec::new());
+        device.draft(backend, &mut state, bound)?;
+        state.finish_trees();
+        Ok(state.tree(0).map(|(_, tree)| tree.clone()))
     }
 }

@@ -6,9 +6,7 @@
 
 use std::cell::Cell;
 
-use aquila_compute::{Backend, ForwardPlan};
-
-use crate::{Declaration, Drafting, Extending, NodeRows, Shape};
+use crate::round::Shape;
 
 /// A bug to put back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -79,68 +77,9 @@ impl Drop for Alive {
     }
 }
 
-/// Spoils a level of trees; `paths` has the request of each row, and its path.
-pub(crate) fn spoil_level(
-    plan: &mut ForwardPlan,
-    requests: &[Drafting<'_>],
-    paths: &[(usize, Vec<u32>)],
-) {
-    if Bug::DraftPosition.alive() {
-        plan.positions.iter_mut().for_each(|position| *position += 1);
-    }
-    if Bug::BranchSlots.alive() {
-        for (row, &(owner, _)) in paths.iter().enumerate() {
-            let rank = paths[..row].iter().filter(|path| path.0 == owner).count();
-            let (group, topk) = (&requests[owner].groups[0], requests[owner].shape.topk());
-            let levels = &group.slots[group.rows.end..];
-            let sight = plan.sights[row];
-            let tail = &mut plan.tails[sight.tail_start as usize..][..sight.tail as usize];
-            for (level, seen) in tail.iter_mut().enumerate() {
-                *seen = levels[level * topk + rank];
-            }
-        }
-    }
-}
-
-/// Spoils a pass over what has become certain.
-pub(crate) fn spoil_extend(plan: &mut ForwardPlan, requests: &[Extending<'_>]) {
-    let mut end = 0;
-    for request in requests {
-        let first = end;
-        let rows = request.groups[0].rows.len();
-        end += rows;
-        if Bug::ChunkTail.alive() && request.seed.is_none() && rows > 0 {
-            plan.tokens[end - 1] = request.tokens[0];
-        }
-        if Bug::ExtendWidth.alive() && rows > 1 {
-            plan.tokens.remove(first);
-            plan.positions.remove(first);
-            plan.writes.remove(first);
-            plan.sights.remove(first);
-            if !plan.sources.is_empty() {
-                plan.sources.remove(first);
-            }
-            for output in plan.outputs.iter_mut().filter(|output| **output > first as u32) {
-                *output -= 1;
-            }
-            end -= 1;
-        }
-    }
-}
-
-/// Spoils what a standalone draft declares.
-pub(crate) fn spoil_standalone(declaration: &mut Declaration) {
-    declaration.groups[0].lookahead = usize::from(Bug::ShiftedText.alive());
-}
-
-/// Spoils which stores are compacted: the keys and values first, then hidden rows.
-pub fn spoil_stores<B: Backend>(stores: &mut Vec<&mut dyn NodeRows<B>>) {
-    if Bug::HiddenNotMoved.alive() {
-        stores.truncate(1);
-    }
-    if Bug::KvNotMoved.alive() {
-        stores.remove(0);
-    }
+/// Spoils the lookahead of a standalone draft.
+pub fn spoil_lookahead(lookahead: &mut usize) {
+    *lookahead = usize::from(Bug::ShiftedText.alive());
 }
 
 /// Spoils how many slots a draft reserves for a tree.

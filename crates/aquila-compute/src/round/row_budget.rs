@@ -3,7 +3,7 @@
 //! The one invariant: a node is kept only with its parent, because a child is never worth more
 //! than its parent and, where both are worth the same, parents come first.
 
-use crate::Tree;
+use super::Tree;
 
 /// How much a later sibling is worth against the one before it, where its score must not count.
 const NEXT_RANK: f32 = 0.5;

@@ -1,8 +1,8 @@
 //! Acceptance that is simulated, to measure what a round costs with weights that mean nothing.
 
-use aquila_compute::choose::noise;
+use crate::choose::noise;
 
-use crate::{Accepted, Tree};
+use super::{Accepted, Tree};
 
 /// How a simulated length follows from the length asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -7,9 +7,9 @@
 
 use std::sync::Arc;
 
-use aquila_compute::choose::{Weights, noise};
+use crate::choose::{Weights, noise};
 
-use crate::{Accepted, Tree};
+use super::{Accepted, Tree};
 
 /// How drafts are verified.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

@@ -8,9 +8,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use aquila_compute::choose::{Candidate, Weights};
+use crate::choose::{Candidate, Weights};
 
-use crate::Shape;
+use super::Shape;
 
 /// A node of a tree.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,6 +1,6 @@
 //! Which drafts the target confirms.
 
-use crate::Tree;
+use super::Tree;
 
 /// The path that the target's own choices take through a tree.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,0 +1,124 @@
+//! A request's row of the round that runs.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use super::sequence::SequenceState;
+use super::{Candidates, Growth, RequestOutput, RowWork, Shape, Tree, Verify, Weighted};
+use crate::choose::{Choice, Weights};
+
+/// What one request does in the round that runs.
+pub(super) struct RoundRow {
+    /// Which row of the batch.
+    pub index: usize,
+    pub place: usize,
+    /// The tree that it may get; plain for a chunk.
+    pub shape: Shape,
+    /// How likely its drafts are to be right.
+    pub rate: f32,
+    /// Whether its draft is paused where it gets no tree.
+    pub pause: bool,
+    /// What its tree begins with, until the tree is started.
+    pub seed: Option<Candidates>,
+    /// Its tree, while it is drafted.
+    pub draft: Option<DraftTree>,
+    /// Its first row in the target's pass.
+    pub first_row: usize,
+    /// The token of that row: how many rows were committed before.
+    pub first_token: usize,
+    pub work: Work,
+    /// What was sampled at its outputs, or the distributions there.
+    pub choices: Vec<Choice>,
+    pub weights: Vec<Weights>,
+    pub output: RequestOutput,
+}
+
+/// A chunk, or a tree.
+pub(super) enum Work {
+    /// As [`RowWork::Prefill`] says.
+    Prefill { rows: Range<usize>, outputs: Range<usize>, last: bool },
+    /// The nodes of a tree, all of them sampled.
+    Verify { tree: Tree },
+}
+
+/// A tree that is being drafted, with where the rows of its nodes are.
+pub(super) struct DraftTree {
+    pub growth: Growth,
+    /// The first row of each node of the level before, in the pass of that level.
+    pub rows: HashMap<usize, u32>,
+    /// The slot of every node that was run.
+    pub slots: HashMap<usize, u32>,
+}
+
+impl DraftTree {
+    pub fn start(seed: &Candidates, shape: Shape) -> Self {
+        Self { growth: seed.begin(shape), rows: HashMap::new(), slots: HashMap::new() }
+    }
+}
+
+impl RoundRow {
+    pub fn new(index: usize, place: usize, sequence: &SequenceState, work: &RowWork) -> Self {
+        let (shape, rate, pause, work) = match work.clone() {
+            RowWork::Prefill { rows, outputs, last } => {
+                (Shape::PLAIN, 0.0, false, Work::Prefill { rows, outputs, last })
+            }
+            RowWork::Decode { shape, rate, pause } => {
+                let shape = sequence.params.granted(shape, sequence.tokens.len());
+                let tree = Tree::root(sequence.tokens[sequence.rows[0]]);
+                (shape, rate, pause, Work::Verify { tree })
+            }
+        };
+        Self {
+            index,
+            place,
+            shape,
+            rate,
+            pause,
+            seed: None,
+            draft: None,
+            first_row: 0,
+            first_token: 0,
+            work,
+            choices: Vec::new(),
+            weights: Vec::new(),
+            output: RequestOutput::default(),
+        }
+    }
+
+    /// Whether it decodes.
+    pub fn decodes(&self) -> bool {
+        matches!(self.work, Work::Verify { .. })
+    }
+
+    /// Adds nodes to its tree until it has as many as its shape.
+    pub fn fill_tree(&mut self) {
+        if let Work::Verify { tree } = &mut self.work {
+            while tree.len() < self.shape.nodes() {
+                let deepest =
+                    (0..tree.len()).rev().find(|&at| tree.nodes()[at].depth < self.shape.steps());
+                tree.add(deepest.unwrap_or(0), tree.nodes()[0].token, 0.0);
+            }
+        }
+    }
+
+    /// Its tree, where a row budget may prune it; `drawn` says whether its drafts were drawn.
+    pub fn weighted(&mut self, drawn: bool) -> Option<Weighted<'_>> {
+        match &mut self.work {
+            Work::Verify { tree } => Some(Weighted { tree, rate: self.rate, drawn }),
+            Work::Prefill { .. } => None,
+        }
+    }
+
+    /// Whether distributions are asked for rather than choices.
+    pub fn is_weighed(&self, verify: Verify) -> bool {
+        self.decodes() && verify != Verify::Match
+    }
+
+    /// How many of the target's outputs are its own.
+    pub fn outputs(&self) -> usize {
+        match &self.work {
+            Work::Prefill { outputs, .. } => outputs.len(),
+            Work::Verify { tree } => tree.len(),
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! A request as far as the backend knows it: its row of the state.
+//!
+//! Tokens and lengths are as far as they are chosen, which may be a round further than the host
+//! has read. The seed of the next tree is written by the draft and taken once.
+
+use std::sync::Arc;
+
+use super::paused::Paused;
+use super::{Admitted, Candidates, DraftGroup, Ended, RequestParams, SamplingContext, Verify};
+use crate::ForwardPlan;
+use crate::choose::{Choice, History};
+
+/// A request's row of the state.
+#[derive(Debug)]
+pub(super) struct SequenceState {
+    pub params: Arc<RequestParams>,
+    /// Prompt and answer; while it decodes, the last one is the bonus.
+    pub tokens: Vec<u32>,
+    /// What penalties count; kept only if there are any.
+    pub history: History,
+    /// The slots of its rows in each group, committed ones first, then room.
+    pub tables: Vec<Vec<u32>>,
+    /// How many slots of each group's table the plans of that group have.
+    placed: Vec<usize>,
+    /// How many rows it has committed in each group.
+    pub rows: Vec<usize>,
+    /// How many of its trees were verified.
+    pub rounds: u64,
+    /// How many tokens the draft knew when it last processed some.
+    pub extended: usize,
+    /// Whether its draft is paused, and since when.
+    pub paused: Option<Paused>,
+    /// Whether its own rules ended it: in later rounds it is void.
+    pub ended: bool,
+    pub seed: TakeOnce<Option<Candidates>>,
+}
+
+impl SequenceState {
+    pub fn new(admitted: Admitted) -> Self {
+        let Admitted { params, tokens, matched, rounds, .. } = admitted;
+        let mut history = History::default();
+        if params.sampling.has_penalties() {
+            history = History::of_prompt(&tokens[..params.prompt]);
+            tokens[params.prompt..].iter().for_each(|&token| history.push(token));
+        }
+        let groups = params.groups();
+        Self {
+            params,
+            tokens,
+            history,
+            tables: vec![Vec::new(); groups],
+            placed: vec![0; groups],
+            rows: vec![matched; groups],
+            rounds,
+            extended: 0,
+            paused: None,
+            ended: false,
+            seed: TakeOnce::Empty,
+        }
+    }
+
+    /// What is asked of the tokens after those that are there.
+    pub fn context(&self) -> SamplingContext<'_> {
+        let params = &*self.params;
+        let answered = self.tokens.len() - params.prompt;
+        SamplingContext {
+            sampling: &params.sampling,
+            history: &self.history,
+            choice: params.choice,
+            tokens: self.tokens.len(),
+            banned: &params.stop_ids,
+            banned_depths: params.min_tokens.saturating_sub(answered),
+            drawn: false,
+        }
+    }
+
+    /// What is asked of a draft: what the target would choose, what it would most likely choose,
+    /// or a draw, as the verification needs.
+    pub fn draft_context(&self) -> SamplingContext<'_> {
+        let params = &*self.params;
+        SamplingContext {
+            sampling: params.draft_sampling.as_ref().unwrap_or(&params.sampling),
+            drawn: params.limits.verify == Verify::Rejection,
+            ..self.context()
+        }
+    }
+
+    /// Takes tokens of the answer until its own rules end it; the others are dropped.
+    pub fn take(&mut self, tokens: &mut Vec<Choice>) -> Option<Ended> {
+        let mut ended = None;
+        let mut taken = 0;
+        for &Choice { token, .. } in tokens.iter() {
+            self.tokens.push(token);
+            if self.params.sampling.has_penalties() {
+                self.history.push(token);
+            }
+            taken += 1;
+            if self.params.stop_ids.contains(&token) {
+                ended = Some(Ended::Token(token));
+            } else if self.tokens.len() >= self.params.longest {
+                ended = Some(Ended::Length);
+            }
+            if ended.is_some() {
+                break;
+            }
+        }
+        tokens.truncate(taken);
+        self.ended = ended.is_some();
+        ended
+    }
+
+    /// Changes the slots of a group from the row `from` on.
+    pub fn change_table(&mut self, group: usize, from: usize, slots: &[u32]) {
+        self.placed[group] = self.placed[group].min(from);
+        let table = &mut self.tables[group];
+        let known = table.len();
+        assert!(from <= known, "slots from {from} were told, {known} are known");
+        let replaced = slots.len().min(known - from);
+        table[from..from + replaced].copy_from_slice(&slots[..replaced]);
+        table.extend_from_slice(&slots[replaced..]);
+    }
+
+    /// Adds to a plan what its block tables lack of the first `rows` rows of a group, whose table
+    /// begins at `start`.
+    pub fn place_table(&mut self, plan: &mut ForwardPlan, group: usize, start: u32, rows: usize) {
+        let placed = self.placed[group];
+        if placed < rows {
+            plan.change_table(start as usize + placed, &self.tables[group][placed..rows]);
+            self.placed[group] = rows;
+        }
+    }
+
+    /// The rows of each of the draft's groups that it lacks to know `tokens` of the text; `whole`
+    /// says whether the target has read all of them.
+    pub fn missing_rows(
+        &self,
+        groups: &[DraftGroup],
+        tokens: usize,
+        whole: bool,
+    ) -> Vec<std::ops::Range<usize>> {
+        let rows = |(at, group): (usize, &DraftGroup)| {
+            self.rows[at + 1]..group.certain_rows(tokens, self.rows[0], whole)
+        };
+        groups.iter().enumerate().map(rows).collect()
+    }
+}
+
+/// A value that is written before it is taken, and taken once.
+#[derive(Debug)]
+pub(super) enum TakeOnce<T> {
+    Empty,
+    Full(T),
+}
+
+impl<T> TakeOnce<T> {
+    /// Takes what was written.
+    ///
+    /// # Panics
+    /// If nothing was written since it was last taken.
+    pub fn take(&mut self, what: &str) -> T {
+        match std::mem::replace(self, TakeOnce::Empty) {
+            TakeOnce::Full(value) => value,
+            TakeOnce::Empty => panic!("{what} was read before it was written, or twice"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    #[test]
+    fn a_seed_is_taken_once_after_it_was_written() {
+        let mut seed = TakeOnce::Empty;
+        let taken = |seed: &mut TakeOnce<u32>| {
+            catch_unwind(AssertUnwindSafe(|| seed.take("the seed"))).ok()
+        };
+        assert_eq!(taken(&mut seed), None, "it was not written");
+        seed = TakeOnce::Full(7);
+        assert_eq!(taken(&mut seed), Some(7));
+        assert_eq!(taken(&mut seed), None, "it was taken");
+        seed = TakeOnce::Full(8);
+        seed = TakeOnce::Full(9);
+        assert_eq!(taken(&mut seed), Some(9), "what was not used is replaced");
+    }
+}

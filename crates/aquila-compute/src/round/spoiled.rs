@@ -1,0 +1,55 @@
+//! Known bugs, put back into the passes of a draft.
+
+use super::state::RoundState;
+use crate::known_bugs::Bug;
+
+impl RoundState {
+    /// Spoils a pass over what has become certain.
+    pub(super) fn spoil_extend(&mut self) {
+        let Self { plan, extending, sequences, .. } = self;
+        let mut end = 0;
+        for extending in extending {
+            let first = end;
+            let rows = extending.groups[0].len();
+            end += rows;
+            if Bug::ChunkTail.alive() && !extending.seed && rows > 0 {
+                let sequence = sequences[extending.place].as_ref().expect("it runs");
+                plan.tokens[end - 1] = sequence.tokens[0];
+            }
+            if Bug::ExtendWidth.alive() && rows > 1 {
+                plan.tokens.remove(first);
+                plan.positions.remove(first);
+                plan.writes.remove(first);
+                plan.sights.remove(first);
+                if !plan.sources.is_empty() {
+                    plan.sources.remove(first);
+                }
+                for output in plan.outputs.iter_mut().filter(|output| **output > first as u32) {
+                    *output -= 1;
+                }
+                end -= 1;
+            }
+        }
+    }
+
+    /// Spoils a level of trees.
+    pub(super) fn spoil_level(&mut self) {
+        let Self { plan, level, rows, sequences, .. } = self;
+        if Bug::DraftPosition.alive() {
+            plan.positions.iter_mut().for_each(|position| *position += 1);
+        }
+        if Bug::BranchSlots.alive() {
+            for (row, &(owner, _)) in level.iter().enumerate() {
+                let rank = level[..row].iter().filter(|path| path.0 == owner).count();
+                let sequence = sequences[rows[owner].place].as_ref().expect("it runs");
+                let topk = rows[owner].shape.topk();
+                let levels = &sequence.tables[1][sequence.rows[1]..];
+                let sight = plan.sights[row];
+                let tail = &mut plan.tails[sight.tail_start as usize..][..sight.tail as usize];
+                for (level, seen) in tail.iter_mut().enumerate() {
+                    *seen = levels[level * topk + rank];
+                }
+            }
+        }
+    }
+}

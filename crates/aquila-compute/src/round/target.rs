@@ -1,0 +1,257 @@
+//! The target's pass: its rows, what is sampled at its outputs, and what of it is accepted.
+
+use std::ops::Range;
+
+use super::row::{RoundRow, Work};
+use super::sequence::SequenceState;
+use super::state::RoundState;
+use super::{
+    Accepted, Coins, DraftFeedback, Ended, RequestOutput, SamplingContext, Simulate,
+    SimulatedRound, Tree, accept,
+};
+use crate::Sight;
+use crate::choose::{Ask, Choice, Weights};
+
+#[cfg(feature = "known-bugs")]
+use crate::known_bugs::Bug;
+
+impl RoundState {
+    /// The rows of chunks, and a row for every node of every tree.
+    pub(super) fn plan_target(&mut self) {
+        self.paths.clear();
+        for at in 0..self.rows.len() {
+            let start = self.table_start(0, self.rows[at].place);
+            let Self { rows, sequences, plan, paths, .. } = self;
+            let RoundRow { place, first_row, first_token, work, .. } = &mut rows[at];
+            let sequence = sequences[*place].as_mut().expect("it runs");
+            let committed = sequence.rows[0];
+            *first_row = plan.rows();
+            *first_token = committed;
+            match work {
+                Work::Prefill { rows, outputs, .. } => {
+                    sequence.place_table(plan, 0, start, rows.end);
+                    for token in rows.clone() {
+                        if outputs.contains(&token) {
+                            plan.outputs.push(plan.rows() as u32);
+                            paths.push(Vec::new());
+                        }
+                        plan.tokens.push(sequence.tokens[token]);
+                        plan.positions.push(token as u32);
+                        plan.writes.push(sequence.tables[0][token]);
+                        let prefix = token as u32 + 1;
+                        plan.sights.push(Sight { start, prefix, ..Sight::default() });
+                    }
+                }
+                Work::Verify { tree } => {
+                    sequence.place_table(plan, 0, start, committed);
+                    let slots = &sequence.tables[0];
+                    for (at, node) in tree.nodes().iter().enumerate() {
+                        let path = tree.path(at);
+                        let tail_start = plan.tails.len() as u32;
+                        plan.tails.extend(path.iter().map(|&node| slots[committed + node]));
+                        plan.outputs.push(plan.rows() as u32);
+                        plan.tokens.push(node.token);
+                        plan.positions.push((committed + node.depth) as u32);
+                        plan.writes.push(slots[committed + at]);
+                        plan.sights.push(Sight {
+                            start,
+                            prefix: committed as u32,
+                            tail_start,
+                            tail: path.len() as u32,
+                        });
+                        let tokens = path[1..].iter().map(|&node| tree.nodes()[node].token);
+                        paths.push(tokens.collect());
+                    }
+                }
+            }
+        }
+    }
+
+    /// What is asked about the target's logits, in the order of its outputs: the rows for which a
+    /// token is chosen, then those for which distributions are wanted.
+    pub fn sample_queries(&self) -> (Vec<Ask<'_>>, Vec<Ask<'_>>) {
+        let (mut chosen, mut weighed) = (Vec::new(), Vec::new());
+        let mut output = 0;
+        for row in &self.rows {
+            let sequence = self.sequences[row.place].as_ref().expect("it runs");
+            let context = sequence.context();
+            let is_weighed = row.is_weighed(sequence.params.limits.verify);
+            let asks = if is_weighed { &mut weighed } else { &mut chosen };
+            match &row.work {
+                Work::Prefill { outputs, .. } => {
+                    for token in outputs.clone() {
+                        let given = sequence.tokens.get(token + 1).copied();
+                        asks.push(Ask {
+                            top_logprobs: match given {
+                                Some(_) => sequence.params.prompt_logprobs,
+                                None => sequence.params.logprobs,
+                            },
+                            given,
+                            ..context.after(&[], output)
+                        });
+                        output += 1;
+                    }
+                }
+                Work::Verify { tree } => {
+                    for _ in 0..tree.len() {
+                        asks.push(Ask {
+                            top_logprobs: sequence.params.logprobs,
+                            ..context.after(&self.paths[output], output)
+                        });
+                        output += 1;
+                    }
+                }
+            }
+        }
+        (chosen, weighed)
+    }
+
+    /// Hands in the answers.
+    pub fn take_samples(&mut self, choices: Vec<Choice>, weights: Vec<Weights>) {
+        let mut choices = choices.into_iter();
+        let mut weights = weights.into_iter();
+        #[cfg(feature = "known-bugs")]
+        let largest = self.sequences.iter().flatten().map(|s| s.params.limits.shape.nodes()).max();
+        for row in &mut self.rows {
+            let outputs = row.outputs();
+            #[cfg(feature = "known-bugs")]
+            let outputs = match row.work {
+                Work::Verify { .. } if Bug::ChoiceStride.alive() => largest.unwrap_or(outputs),
+                _ => outputs,
+            };
+            let sequence = self.sequences[row.place].as_ref().expect("it runs");
+            if row.is_weighed(sequence.params.limits.verify) {
+                row.weights = weights.by_ref().take(outputs).collect();
+            } else {
+                row.choices = choices.by_ref().take(outputs).collect();
+            }
+        }
+    }
+
+    /// Finds out what each row yields and adds it to the request's text. `choose` answers what is
+    /// asked about single outputs of the target.
+    pub fn accept(&mut self, simulate: Option<&Simulate>, choose: impl Fn(&Ask<'_>) -> Choice) {
+        let mut first_output = 0;
+        let Self { rows, sequences, kept, round, .. } = self;
+        for row in rows {
+            let sequence = &mut **sequences[row.place].as_mut().expect("it runs");
+            let outputs = row.outputs();
+            let is_weighed = row.is_weighed(sequence.params.limits.verify);
+            let choices = std::mem::take(&mut row.choices);
+            row.output = match &row.work {
+                Work::Prefill { rows, outputs, last } => {
+                    read(sequence, rows, outputs, *last, choices)
+                }
+                Work::Verify { tree } => {
+                    let (accepted, mut tokens) = if is_weighed {
+                        accept_weighed(sequence, tree, &row.weights, first_output, &choose)
+                    } else {
+                        accept_chosen(simulate, *round, sequence, tree, choices)
+                    };
+                    let ended = sequence.take(&mut tokens);
+                    let nodes = sequence.rows[0]..sequence.rows[0] + tree.len();
+                    let slots = &sequence.tables[0][nodes];
+                    kept.path(&accepted.path[..tokens.len()], slots, row.first_row);
+                    sequence.rows[0] += tokens.len();
+                    sequence.rounds += u64::from(sequence.params.drafts());
+                    RequestOutput {
+                        proposed: tree.len() - 1,
+                        correct: accepted.correct(),
+                        feedback: feedback(tree, &accepted),
+                        tokens,
+                        ended,
+                        ..RequestOutput::default()
+                    }
+                }
+            };
+            row.weights.clear();
+            first_output += outputs;
+        }
+    }
+}
+
+/// Commits the rows of a chunk; at the end of a fresh prompt, the first token is chosen.
+fn read(
+    sequence: &mut SequenceState,
+    rows: &Range<usize>,
+    outputs: &Range<usize>,
+    last: bool,
+    choices: Vec<Choice>,
+) -> RequestOutput {
+    let mut output = RequestOutput::default();
+    for (at, choice) in outputs.clone().zip(choices) {
+        let known = at + 1 < sequence.tokens.len();
+        let tokens = if known { &mut output.prompt } else { &mut output.tokens };
+        tokens.push(choice);
+    }
+    sequence.rows[0] += rows.len();
+    if !output.tokens.is_empty() {
+        output.ended = sequence.take(&mut output.tokens);
+    } else if last && sequence.tokens.len() >= sequence.params.longest {
+        // A resumed request has its bonus; one that wanted no answer is done.
+        sequence.ended = true;
+        output.ended = Some(Ended::Length);
+    }
+    output
+}
+
+/// What of a tree is the target's own choice.
+fn accept_chosen(
+    simulate: Option<&Simulate>,
+    round: u64,
+    sequence: &SequenceState,
+    tree: &Tree,
+    choices: Vec<Choice>,
+) -> (Accepted, Vec<Choice>) {
+    let chosen: Vec<u32> = choices.iter().map(|choice| choice.token).collect();
+    let accepted = match simulate {
+        Some(simulate) => {
+            let (request, verified) = (sequence.params.id, sequence.rounds);
+            simulate.accept(tree, &chosen, SimulatedRound { request, verified, round })
+        }
+        None => accept(tree, &chosen),
+    };
+    let mut choices: Vec<Option<Choice>> = choices.into_iter().map(Some).collect();
+    let tokens = accepted
+        .path
+        .iter()
+        .zip(&accepted.tokens)
+        .filter_map(|(&node, &token)| Some(Choice { token, ..choices[node].take()? }))
+        .collect();
+    (accepted, tokens)
+}
+
+/// What of a tree is accepted by the target's distribution at each node.
+fn accept_weighed(
+    sequence: &SequenceState,
+    tree: &Tree,
+    weights: &[Weights],
+    first_output: usize,
+    choose: impl Fn(&Ask<'_>) -> Choice,
+) -> (Accepted, Vec<Choice>) {
+    let SamplingContext { sampling, choice, tokens, .. } = sequence.context();
+    let coins = Coins { seed: sampling.seed, choice, position: tokens as u32 };
+    let accepted = sequence.params.limits.verify.accept(tree, weights, coins);
+    let token = |(&node, &token): (&usize, &u32)| match sequence.params.logprobs {
+        None => Choice { token, logprob: None, top: Vec::new() },
+        top_logprobs => choose(&Ask {
+            given: Some(token),
+            top_logprobs,
+            ..sequence.context().after(&[], first_output + node)
+        }),
+    };
+    let tokens = accepted.path.iter().zip(&accepted.tokens).map(token).collect();
+    (accepted, tokens)
+}
+
+/// What there is to learn from the path through a tree.
+fn feedback(tree: &Tree, accepted: &Accepted) -> DraftFeedback {
+    let rank = |step: &[usize]| {
+        tree.children(step[0]).take_while(|&child| child != step[1]).count().min(255) as u8
+    };
+    DraftFeedback {
+        depth: tree.nodes().iter().map(|node| node.depth).max().unwrap_or(0),
+        ranks: accepted.path.windows(2).map(rank).collect(),
+        refused: accepted.path.last().map_or(0, |&end| tree.children(end).count()),
+    }
+}

@@ -1,0 +1,100 @@
+//! The proposer of every draft that is one recurrent model: all requests at once, level by level.
+//! Which rows its passes have is in `aquila_compute::round`.
+
+use aquila_compute::round::{ExtendRows, Extent, PassRows};
+use aquila_compute::{Backend, DraftIds, KvDtype, KvShape};
+use aquila_model::Result;
+
+use crate::algorithm::{Declaration, DraftBound, Proposer};
+
+/// A model that drafts recurrently, with keys and values of its own in one group.
+///
+/// Rows whose tokens are certain are run by `extend`; rows of the tree being drafted by `expand`,
+/// whose keys and values nobody sees after the round.
+pub trait Drafter<B: Backend>: Send {
+    /// What it needs: one group.
+    fn declaration(&self) -> &Declaration;
+
+    /// The store of its keys and values for `slots` rows.
+    fn kv_shape(&self, slots: usize, dtype: KvDtype) -> KvShape;
+
+    /// Which tokens it knows, if not all of the target's.
+    fn ids(&self) -> Option<DraftIds<'_>>;
+
+    /// Where the plan of the next pass is placed.
+    fn plan_mut(&mut self) -> &mut B::Plan;
+
+    /// Runs certain rows. `hidden` has the target's rows, where declared; the plan's sources say
+    /// which each row takes. Logits are left for the plan's outputs, whose rows are the seeds of
+    /// the next trees and go to the plan's destinations.
+    fn extend(&mut self, backend: &B, hidden: Option<&B::Rows>, kv: &mut B::Kv) -> Result<()>;
+
+    /// Runs one level of trees. The plan's sources say which seed each row goes on from (`first`),
+    /// or which row of the level before.
+    fn expand(&mut self, backend: &B, first: bool, kv: &mut B::Kv) -> Result<()>;
+
+    /// The logits of the last pass.
+    fn logits(&self) -> &B::Rows;
+}
+
+/// A drafter with its keys and values.
+pub struct RecurrentDraft<B: Backend> {
+    drafter: Box<dyn Drafter<B>>,
+    kv: B::Kv,
+}
+
+impl<B: Backend> RecurrentDraft<B> {
+    /// Over `drafter`, with room for the keys and values of `slots` rows.
+    pub fn new(
+        backend: &B,
+        drafter: Box<dyn Drafter<B>>,
+        slots: usize,
+        dtype: KvDtype,
+    ) -> Result<Self> {
+        let kv = backend.kv(drafter.kv_shape(slots, dtype))?;
+        Ok(Self { drafter, kv })
+    }
+}
+
+impl<B: Backend> Proposer<B> for RecurrentDraft<B> {
+    fn declaration(&self) -> &Declaration {
+        self.drafter.declaration()
+    }
+
+    fn draft(&mut self, backend: &B, state: &mut B::State, bound: DraftBound) -> Result<()> {
+        let extent = Extent { rows: bound.beam, outputs: bound.beam };
+        for step in 1..bound.steps {
+            let first = step == 1;
+            let pass = PassRows::RecurrentLevel { first };
+            backend.plan_rows(state, pass, extent, self.drafter.plan_mut())?;
+            if backend.extent(self.drafter.plan_mut()).rows == 0 {
+                break;
+            }
+            self.drafter.expand(backend, first, &mut self.kv)?;
+            backend.propose(state, self.drafter.logits(), self.drafter.ids())?;
+        }
+        Ok(())
+    }
+
+    fn extend(
+        &mut self,
+        backend: &B,
+        state: &mut B::State,
+        rows: ExtendRows,
+        bound: DraftBound,
+        hidden: Option<&B::Rows>,
+    ) -> Result<()> {
+        backend.begin_extend(state, rows)?;
+        let extent = Extent { rows: bound.rows, outputs: bound.requests };
+        let pass = PassRows::RecurrentExtend { hidden: hidden.is_some() };
+        backend.plan_rows(state, pass, extent, self.drafter.plan_mut())?;
+        let idle = backend.extent(self.drafter.plan_mut()).rows == 0;
+        #[cfg(feature = "known-bugs")]
+        let idle = idle && !crate::known_bugs::Bug::IdlePass.alive();
+        if idle {
+            return Ok(());
+        }
+        self.drafter.extend(backend, hidden, &mut self.kv)?;
+        Ok(backend.seed_trees(state, self.drafter.logits(), self.drafter.ids())?)
+    }
+}

@@ -3,6 +3,7 @@
 
 pub mod answers;
 pub mod counting;
+pub mod deferring;
 pub mod delayed;
 pub mod logged;
 pub mod oracle;

@@ -1,0 +1,396 @@
+//! A backend whose operations return nothing, are queued, and run only at a read: a value that the
+//! host looked at early, or a bound that is too small, changes the answer.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use aquila_compute::cpu::{CpuBackend, IsaChoice};
+use aquila_compute::round::{
+    Batch, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, Simulate, StateBounds, Tree,
+    TreeLimits,
+};
+use aquila_compute::{
+    Backend, DraftIds, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds, Result, RopeTable,
+    Sink, WeightFormat,
+};
+
+type Cpu<T> = Arc<Mutex<T>>;
+type Operation = Box<dyn FnOnce(&CpuBackend) -> Result<()> + Send>;
+
+pub struct Deferring {
+    cpu: CpuBackend,
+    queue: Mutex<VecDeque<Operation>>,
+    reads: AtomicU64,
+}
+
+/// A plan, and what the host knows of its size.
+pub struct Plan {
+    placed: Cpu<<CpuBackend as Backend>::Plan>,
+    bound: Extent,
+}
+
+fn shared<T>(value: T) -> Cpu<T> {
+    Arc::new(Mutex::new(value))
+}
+
+fn lock<T>(value: &Cpu<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap()
+}
+
+/// A draft's vocabulary, until it is needed.
+struct Ids(Option<(Vec<u32>, usize)>);
+
+impl Ids {
+    fn of(ids: Option<DraftIds<'_>>) -> Self {
+        Self(ids.map(|ids| (ids.ids.to_vec(), ids.vocabulary)))
+    }
+
+    fn get(&self) -> Option<DraftIds<'_>> {
+        self.0.as_ref().map(|(ids, vocabulary)| DraftIds { ids, vocabulary: *vocabulary })
+    }
+}
+
+/// Queues an operation over clones of handles.
+macro_rules! defer {
+    ($self:ident, [$($handle:ident),*], |$cpu:ident| $run:expr) => {{
+        $(let $handle = $handle.clone();)*
+        $self.queue.lock().unwrap().push_back(Box::new(move |$cpu: &CpuBackend| $run));
+        Ok(())
+    }};
+}
+
+impl Deferring {
+    pub fn new() -> Self {
+        let cpu = CpuBackend::new(IsaChoice::Auto, 0).unwrap();
+        Self { cpu, queue: Mutex::default(), reads: AtomicU64::new(0) }
+    }
+
+    /// How often something was read.
+    pub fn reads(&self) -> u64 {
+        self.reads.load(Relaxed)
+    }
+
+    /// Runs what is queued.
+    fn catch_up(&self) -> Result<()> {
+        self.reads.fetch_add(1, Relaxed);
+        loop {
+            let next = self.queue.lock().unwrap().pop_front();
+            let Some(operation) = next else { return Ok(()) };
+            operation(&self.cpu)?;
+        }
+    }
+}
+
+impl Backend for Deferring {
+    type Rows = Cpu<<CpuBackend as Backend>::Rows>;
+    type Weight = Arc<<CpuBackend as Backend>::Weight>;
+    type Vector = Arc<<CpuBackend as Backend>::Vector>;
+    type Table = Arc<<CpuBackend as Backend>::Table>;
+    type Rope = Arc<<CpuBackend as Backend>::Rope>;
+    type Kv = Cpu<<CpuBackend as Backend>::Kv>;
+    type Plan = Plan;
+    type State = Cpu<<CpuBackend as Backend>::State>;
+    type Graph = ();
+
+    fn describe(&self) -> String {
+        "deferring".into()
+    }
+
+    fn pack(&self, parts: &[HostTensor], format: WeightFormat) -> Result<Self::Weight> {
+        self.cpu.pack(parts, format).map(Arc::new)
+    }
+
+    fn vector(&self, parts: &[HostTensor]) -> Result<Self::Vector> {
+        self.cpu.vector(parts).map(Arc::new)
+    }
+
+    fn table(&self, tensor: &HostTensor) -> Result<Self::Table> {
+        self.cpu.table(tensor).map(Arc::new)
+    }
+
+    fn rope(&self, table: &RopeTable) -> Result<Self::Rope> {
+        self.cpu.rope(table).map(Arc::new)
+    }
+
+    fn kv(&self, shape: KvShape) -> Result<Self::Kv> {
+        self.cpu.kv(shape).map(shared)
+    }
+
+    fn rows(&self, capacity: usize, width: usize) -> Result<Self::Rows> {
+        self.cpu.rows(capacity, width).map(shared)
+    }
+
+    fn plan(&self, bounds: PlanBounds) -> Result<Plan> {
+        Ok(Plan { placed: shared(self.cpu.plan(bounds)?), bound: Extent::default() })
+    }
+
+    fn place(&self, host: &ForwardPlan, plan: &mut Plan) -> Result<()> {
+        plan.bound = Extent { rows: host.rows(), outputs: host.outputs.len() };
+        let placed = &plan.placed;
+        defer!(self, [host, placed], |cpu| cpu.place(&host, &mut lock(&placed)))
+    }
+
+    fn embed(&self, table: &Self::Table, plan: &Plan, out: &mut Self::Rows) -> Result<()> {
+        let plan = &plan.placed;
+        defer!(self, [table, plan, out], |cpu| cpu.embed(&table, &lock(&plan), &mut lock(&out)))
+    }
+
+    fn rms_norm(
+        &self,
+        input: &Self::Rows,
+        weight: &Self::Vector,
+        epsilon: f32,
+        rows: usize,
+        out: &mut Self::Rows,
+    ) -> Result<()> {
+        defer!(self, [input, weight, out], |cpu| {
+            cpu.rms_norm(&lock(&input), &weight, epsilon, rows, &mut lock(&out))
+        })
+    }
+
+    fn project(
+        &self,
+        weight: &Self::Weight,
+        bias: Option<&Self::Vector>,
+        input: &Self::Rows,
+        rows: usize,
+        sink: Sink,
+        out: &mut Self::Rows,
+    ) -> Result<()> {
+        let bias = bias.cloned();
+        defer!(self, [weight, input, out], |cpu| {
+            cpu.project(&weight, bias.as_deref(), &lock(&input), rows, sink, &mut lock(&out))
+        })
+    }
+
+    fn write_kv(
+        &self,
+        qkv: &mut Self::Rows,
+        heads: HeadShape,
+        norms: Option<(&Self::Vector, &Self::Vector, f32)>,
+        rope: &Self::Rope,
+        plan: &Plan,
+        kv: &mut Self::Kv,
+        layer: usize,
+    ) -> Result<()> {
+        let norms = norms.map(|(q, k, epsilon)| (q.clone(), k.clone(), epsilon));
+        let plan = &plan.placed;
+        defer!(self, [qkv, rope, plan, kv], |cpu| {
+            let norms = norms.as_ref().map(|(q, k, epsilon)| (&**q, &**k, *epsilon));
+            let (qkv, kv) = (&mut *lock(&qkv), &mut *lock(&kv));
+            cpu.write_kv(qkv, heads, norms, &rope, &lock(&plan), kv, layer)
+        })
+    }
+
+    fn attend(
+        &self,
+        qkv: &Self::Rows,
+        heads: HeadShape,
+        scale: f32,
+        plan: &Plan,
+        kv: &Self::Kv,
+        layer: usize,
+        out: &mut Self::Rows,
+    ) -> Result<()> {
+        let plan = &plan.placed;
+        defer!(self, [qkv, plan, kv, out], |cpu| {
+            let (plan, kv) = (&*lock(&plan), &*lock(&kv));
+            cpu.attend(&lock(&qkv), heads, scale, plan, kv, layer, &mut lock(&out))
+        })
+    }
+
+    fn swiglu(&self, gate_up: &Self::Rows, rows: usize, out: &mut Self::Rows) -> Result<()> {
+        defer!(self, [gate_up, out], |cpu| cpu.swiglu(&lock(&gate_up), rows, &mut lock(&out)))
+    }
+
+    fn copy_columns(
+        &self,
+        input: &Self::Rows,
+        rows: usize,
+        column: usize,
+        out: &mut Self::Rows,
+    ) -> Result<()> {
+        defer!(self, [input, out], |cpu| {
+            cpu.copy_columns(&lock(&input), rows, column, &mut lock(&out))
+        })
+    }
+
+    fn take_columns(
+        &self,
+        input: &Self::Rows,
+        rows: usize,
+        column: usize,
+        out: &mut Self::Rows,
+    ) -> Result<()> {
+        defer!(self, [input, out], |cpu| {
+            cpu.take_columns(&lock(&input), rows, column, &mut lock(&out))
+        })
+    }
+
+    fn gather_sources(&self, input: &Self::Rows, plan: &Plan, out: &mut Self::Rows) -> Result<()> {
+        let plan = &plan.placed;
+        defer!(self, [input, plan, out], |cpu| {
+            cpu.gather_sources(&lock(&input), &lock(&plan), &mut lock(&out))
+        })
+    }
+
+    fn gather_outputs(
+        &self,
+        input: &Self::Rows,
+        plan: &Plan,
+        out: &mut Self::Rows,
+    ) -> Result<usize> {
+        let (bound, plan) = (plan.bound.outputs, &plan.placed);
+        let queued: Result<()> = defer!(self, [input, plan, out], |cpu| {
+            cpu.gather_outputs(&lock(&input), &lock(&plan), &mut lock(&out)).map(drop)
+        });
+        queued.map(|()| bound)
+    }
+
+    fn move_slots(&self, kv: &mut Self::Kv, moves: &[(u32, u32)]) -> Result<()> {
+        let moves = moves.to_vec();
+        defer!(self, [kv], |cpu| cpu.move_slots(&mut lock(&kv), &moves))
+    }
+
+    fn move_rows(&self, rows: &mut Self::Rows, moves: &[(u32, u32)]) -> Result<()> {
+        let moves = moves.to_vec();
+        defer!(self, [rows], |cpu| cpu.move_rows(&mut lock(&rows), &moves))
+    }
+
+    fn scatter_outputs(&self, input: &Self::Rows, plan: &Plan, out: &mut Self::Rows) -> Result<()> {
+        let plan = &plan.placed;
+        defer!(self, [input, plan, out], |cpu| {
+            cpu.scatter_outputs(&lock(&input), &lock(&plan), &mut lock(&out))
+        })
+    }
+
+    fn clear_first(&self, plan: &Plan, rows: &mut Self::Rows) -> Result<()> {
+        let plan = &plan.placed;
+        defer!(self, [plan, rows], |cpu| cpu.clear_first(&lock(&plan), &mut lock(&rows)))
+    }
+
+    fn extent(&self, plan: &Plan) -> Extent {
+        plan.bound
+    }
+
+    fn replay(&self, (): &()) -> Result<()> {
+        Ok(())
+    }
+
+    fn state(&self, bounds: StateBounds) -> Result<Self::State> {
+        self.cpu.state(bounds).map(shared)
+    }
+
+    fn begin_round(&self, state: &mut Self::State, batch: Batch) -> Result<()> {
+        defer!(self, [state], |cpu| cpu.begin_round(&mut lock(&state), batch))
+    }
+
+    fn plan_rows(
+        &self,
+        state: &mut Self::State,
+        pass: PassRows,
+        bound: Extent,
+        plan: &mut Plan,
+    ) -> Result<()> {
+        plan.bound = bound;
+        let plan = &plan.placed;
+        defer!(self, [state, plan], |cpu| {
+            let plan = &mut *lock(&plan);
+            cpu.plan_rows(&mut lock(&state), pass, bound, plan)?;
+            let Extent { rows, outputs } = cpu.extent(plan);
+            assert!(rows <= bound.rows && outputs <= bound.outputs, "{pass:?} within {bound:?}");
+            Ok(())
+        })
+    }
+
+    fn start_trees(&self, state: &mut Self::State, given: Vec<(usize, Tree)>) -> Result<()> {
+        defer!(self, [state], |cpu| cpu.start_trees(&mut lock(&state), given))
+    }
+
+    fn propose(
+        &self,
+        state: &mut Self::State,
+        logits: &Self::Rows,
+        ids: Option<DraftIds<'_>>,
+    ) -> Result<()> {
+        let ids = Ids::of(ids);
+        defer!(self, [state, logits], |cpu| {
+            cpu.propose(&mut lock(&state), &lock(&logits), ids.get())
+        })
+    }
+
+    fn build_trees(&self, state: &mut Self::State, limits: TreeLimits) -> Result<()> {
+        defer!(self, [state], |cpu| cpu.build_trees(&mut lock(&state), limits))
+    }
+
+    fn sample(&self, state: &mut Self::State, logits: &Self::Rows) -> Result<()> {
+        defer!(self, [state, logits], |cpu| cpu.sample(&mut lock(&state), &lock(&logits)))
+    }
+
+    fn accept(
+        &self,
+        state: &mut Self::State,
+        logits: &Self::Rows,
+        simulate: Option<&Simulate>,
+    ) -> Result<()> {
+        let simulate = simulate.cloned();
+        defer!(self, [state, logits], |cpu| {
+            cpu.accept(&mut lock(&state), &lock(&logits), simulate.as_ref())
+        })
+    }
+
+    fn compact_slots(&self, state: &Self::State, kv: &mut Self::Kv) -> Result<()> {
+        defer!(self, [state, kv], |cpu| cpu.compact_slots(&lock(&state), &mut lock(&kv)))
+    }
+
+    fn compact_rows(&self, state: &Self::State, rows: &mut Self::Rows) -> Result<()> {
+        defer!(self, [state, rows], |cpu| cpu.compact_rows(&lock(&state), &mut lock(&rows)))
+    }
+
+    fn publish(&self, state: &mut Self::State) -> Result<()> {
+        defer!(self, [state], |cpu| cpu.publish(&mut lock(&state)))
+    }
+
+    fn park_rows(&self, state: &Self::State, rows: &mut Self::Rows) -> Result<()> {
+        defer!(self, [state, rows], |cpu| cpu.park_rows(&lock(&state), &mut lock(&rows)))
+    }
+
+    fn begin_extend(&self, state: &mut Self::State, rows: ExtendRows) -> Result<()> {
+        defer!(self, [state], |cpu| cpu.begin_extend(&mut lock(&state), rows))
+    }
+
+    fn seed_trees(
+        &self,
+        state: &mut Self::State,
+        logits: &Self::Rows,
+        ids: Option<DraftIds<'_>>,
+    ) -> Result<()> {
+        let ids = Ids::of(ids);
+        defer!(self, [state, logits], |cpu| {
+            cpu.seed_trees(&mut lock(&state), &lock(&logits), ids.get())
+        })
+    }
+
+    fn keep_states(
+        &self,
+        state: &Self::State,
+        layer: usize,
+        kept: KeptLayout,
+        rows: &mut Self::Rows,
+    ) -> Result<()> {
+        defer!(self, [state, rows], |cpu| {
+            cpu.keep_states(&lock(&state), layer, kept, &mut lock(&rows))
+        })
+    }
+
+    fn outputs(&self, state: &mut Self::State) -> Result<Vec<Option<RequestOutput>>> {
+        self.catch_up()?;
+        self.cpu.outputs(&mut lock(state))
+    }
+
+    fn read(&self, rows_of: &Self::Rows, rows: usize) -> Result<Vec<f32>> {
+        self.catch_up()?;
+        self.cpu.read(&lock(rows_of), rows)
+    }
+}

@@ -5,7 +5,6 @@
 //! is planned is in `plan.rs`, what is settled in `settle.rs`.
 
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -23,7 +22,9 @@ use crate::config::EngineConfig;
 use crate::error::{Error, Result, SubmitError};
 use crate::lanes::{Compute, Lane, Lanes, Left, Profile, Runner};
 use crate::life::{Running, Seat, TARGET, Waiting};
-use crate::listener::{FinishReason, Outcome};
+use crate::listener::{FinishReason, Outcome, Token};
+use crate::output_processor::{Last, OutputProcessor};
+use crate::plan::Planning;
 use crate::priority::Priorities;
 use crate::queue::{AdmissionOrder, Queue};
 use crate::report::{REPORT_EVERY, Report};
@@ -37,6 +38,7 @@ pub struct Scheduler {
     pub(crate) config: EngineConfig,
     pub(crate) profile: Profile,
     pub(crate) lanes: Lanes,
+    pub(crate) outputs: OutputProcessor,
     pub(crate) cache: KvCache,
     pub(crate) waiting: Queue,
     pub(crate) admission_order: AdmissionOrder,
@@ -99,6 +101,7 @@ impl Scheduler {
             config,
             profile,
             lanes: Lanes::joined(Box::new(compute)),
+            outputs: OutputProcessor::inline(stats.clone()),
             cache,
             waiting: Queue::default(),
             admission_order: AdmissionOrder::default(),
@@ -126,6 +129,25 @@ impl Scheduler {
     pub fn apart(mut self) -> std::io::Result<Self> {
         self.lanes = self.lanes.apart()?;
         Ok(self)
+    }
+
+    /// Puts the listeners of all requests on one thread of their own: a round is then planned and
+    /// run while they hear the tokens of the one before it. Nothing else changes, but for a round
+    /// of a request that runs after its listener has ended it, which is void.
+    ///
+    /// # Errors
+    /// If the thread cannot be started.
+    pub fn listen_apart(mut self) -> std::io::Result<Self> {
+        self.outputs = self.outputs.on_a_thread()?;
+        Ok(self)
+    }
+
+    /// Waits until listeners have heard all that was handed to them.
+    pub fn wait_for_listeners(&mut self) {
+        let mut replies = self.outputs.replies();
+        replies.extend(self.outputs.round_ends());
+        replies.extend(self.outputs.replies());
+        self.follow_listeners(replies);
     }
 
     /// Whether the lanes are apart.
@@ -172,7 +194,9 @@ impl Scheduler {
         }
         let rank = self.priorities.rank(request.priority);
         let longest = self.config.longest_sequence();
-        let mut seat = Box::new(Seat::new(id, request, rank, longest, self.draft_limits()));
+        let (seat, listener) = Seat::new(id, request, rank, longest, self.draft_limits());
+        self.outputs.open(id, listener);
+        let mut seat = Box::new(seat);
         if seat.speculates && !self.draft_reads_prompt(&seat) {
             seat.decode_plainly();
         }
@@ -321,8 +345,9 @@ impl Scheduler {
             self.report.begin(began, &self.stats.snapshot());
         }
         self.give_up_expired(began);
-        self.make_room();
-        self.admit();
+        while self.plan() == Planning::NeedsResult {
+            self.settle_oldest();
+        }
         let sent = self.send_round(began);
         let due = self.flights.len() > if sent { self.lanes.ahead() } else { 0 };
         let mut ran = sent;
@@ -364,17 +389,23 @@ impl Scheduler {
         }
     }
 
+    /// The same, with the last tokens of the answer, which its listener has not heard.
+    pub(crate) fn end_with(&mut self, request: Running, reason: FinishReason, tokens: Vec<Token>) {
+        if tokens.is_empty() {
+            return self.end(request, reason);
+        }
+        self.leave(&request);
+        let seat = request.release(&mut self.cache);
+        self.drafting.leave(seat.id().0);
+        let (id, drafts) = (seat.id(), seat.last_round.drafts);
+        self.outputs.last(id, Last { tokens, reason, usage: seat.usage, drafts });
+    }
+
     /// Tells a listener that its request has ended.
     pub(crate) fn finish(&mut self, seat: Box<Seat>, reason: FinishReason) {
-        self.stats.finished.fetch_add(1, Relaxed);
         let id = seat.id();
-        let Seat { usage, listener, .. } = *seat;
-        self.stats.add_speculation(&usage.spec);
         self.drafting.leave(id.0);
-        let outcome = Outcome { reason, usage };
-        if catch_unwind(AssertUnwindSafe(|| listener.finished(outcome))).is_err() {
-            tracing::error!(%id, "a listener panicked at the end of its request");
-        }
+        self.outputs.end(id, Outcome { reason, usage: seat.usage });
     }
 
     pub(crate) fn count(&self) {

@@ -19,6 +19,7 @@ mod handle;
 pub mod lanes;
 mod life;
 mod listener;
+mod output_processor;
 mod plan;
 mod priority;
 mod queue;

@@ -33,14 +33,15 @@ const GROUPS: [Group; 1 + MOST_DRAFT_GROUPS] = {
 /// What stays with a request wherever it is.
 pub(crate) struct Seat {
     pub params: Arc<RequestParams>,
-    pub listener: Box<dyn Listener>,
     pub namespace: Namespace,
     pub family: Option<u64>,
     pub deadline: Option<Instant>,
-    /// Prompt and answer, as far as the listener knows it.
+    /// Prompt and answer, as far as rounds were settled.
     pub tokens: Vec<u32>,
     /// The prompt's tokens with log-probabilities, as they come.
     pub prompt_tokens: Vec<Token>,
+    /// What the last settled round brought, until its listener was heard.
+    pub last_round: LastRound,
     pub usage: Usage,
     /// Whether it was admitted before.
     pub seen: bool,
@@ -53,29 +54,31 @@ pub(crate) struct Seat {
 }
 
 impl Seat {
+    /// The seat of a request that comes, and who hears it.
     pub fn new(
         id: RequestId,
         request: Request,
         rank: i64,
         longest: usize,
         limits: DraftLimits,
-    ) -> Self {
+    ) -> (Self, Box<dyn Listener>) {
         let params = Arc::new(params_of(id, &request, longest, limits));
         let usage = Usage { prompt_tokens: request.prompt.len(), ..Usage::default() };
-        Self {
+        let seat = Self {
             speculates: params.drafts(),
             params,
-            listener: request.listener,
             namespace: request.namespace,
             family: request.family,
             deadline: request.deadline,
             tokens: request.prompt,
             prompt_tokens: Vec::new(),
+            last_round: LastRound::default(),
             usage,
             seen: false,
             rank,
             overtaken: 0,
-        }
+        };
+        (seat, request.listener)
     }
 
     /// Nothing is drafted for it after all.
@@ -128,6 +131,14 @@ impl Seat {
     pub fn is_expired(&self, now: Instant) -> bool {
         self.deadline.is_some_and(|deadline| deadline <= now)
     }
+}
+
+/// What a round brought a request.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct LastRound {
+    pub tokens: usize,
+    /// Drafts that were verified and that were counted as right, if there was a tree.
+    pub drafts: Option<(usize, usize)>,
 }
 
 /// A request without KV.

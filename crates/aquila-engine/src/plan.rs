@@ -20,11 +20,21 @@ use crate::lanes::{Admission, Job, Part, TableChange};
 use crate::life::{Coming, Running, TARGET, Waiting};
 use crate::listener::FinishReason;
 use crate::queue::{AdmissionOrder, COMPARED};
+use crate::retract::Way;
 use crate::settle::{Flight, Planned};
 
 /// Slots kept back for each request that decodes before another one is admitted, so that a
 /// newcomer is not retracted at once.
 const HEADROOM: usize = 16;
+
+/// Whether a round can be planned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Planning {
+    /// It can.
+    Ready,
+    /// Not before the oldest round on its way is settled.
+    NeedsResult,
+}
 
 /// What may still be put into a round.
 struct Room {
@@ -33,9 +43,17 @@ struct Room {
 }
 
 impl Scheduler {
+    /// Makes room for the next round, as far as that goes without a result of the one on its way.
+    pub(crate) fn plan(&mut self) -> Planning {
+        match self.make_room() {
+            Planning::Ready => self.admit(),
+            planning => planning,
+        }
+    }
+
     /// Reserves the slots of the next round of every request that it decodes; where they do not
-    /// suffice, somebody loses its own.
-    pub(crate) fn make_room(&mut self) {
+    /// suffice and nothing is on its way, somebody loses its own.
+    fn make_room(&mut self) -> Planning {
         let mut index = 0;
         while index < self.running.len() {
             if self.reserve_next_round(index) {
@@ -44,10 +62,10 @@ impl Scheduler {
                 self.retract_first_loser();
                 index = 0;
             } else {
-                self.settle_oldest();
-                index = 0;
+                return Planning::NeedsResult;
             }
         }
+        Planning::Ready
     }
 
     fn reserve_next_round(&mut self, index: usize) -> bool {
@@ -72,7 +90,7 @@ impl Scheduler {
 
     /// Admits waiting requests, in their order, while rows and memory last; running ones of lower
     /// priority may have to make way.
-    pub(crate) fn admit(&mut self) {
+    fn admit(&mut self) -> Planning {
         let mut index = 0;
         while self.running.iter().map(Running::unread).sum::<usize>()
             < self.config.chunked_prefill_size
@@ -83,10 +101,11 @@ impl Scheduler {
             }
             let Some(at) = self.next_to_admit(index) else { break };
             if is_full {
-                if !self.make_way(at) {
-                    break;
+                match self.make_way(at) {
+                    Way::Made => continue,
+                    Way::None => break,
+                    Way::NeedsResult => return Planning::NeedsResult,
                 }
-                continue;
             }
             let kept_back = self.running.iter().map(headroom).sum();
             match self.waiting.take(at).admit(&mut self.cache, kept_back) {
@@ -103,12 +122,15 @@ impl Scheduler {
                 }
                 Err(waiting) => {
                     self.waiting.put(waiting);
-                    if !self.make_way(at) {
-                        break;
+                    match self.make_way(at) {
+                        Way::Made => {}
+                        Way::None => break,
+                        Way::NeedsResult => return Planning::NeedsResult,
                     }
                 }
             }
         }
+        Planning::Ready
     }
 
     /// Who is admitted next; nobody before `index` may go where first come is first.

@@ -15,6 +15,17 @@ use crate::life::Seat;
 use crate::listener::FinishReason;
 use crate::plan::headroom;
 
+/// Whether a waiting request got a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// There may be one now.
+    Made,
+    /// There is none.
+    None,
+    /// Not before the oldest round on its way is settled.
+    NeedsResult,
+}
+
 /// The slots of one group, while it is counted whose going would free how many.
 struct Slots {
     group: Group,
@@ -63,23 +74,22 @@ impl Scheduler {
     }
 
     /// Retracts requests that the waiting one at `at` may displace, if that gives it a place: no
-    /// more of them than it takes, and none if all would not do. A round on its way is settled
-    /// first, which may do as well. False if nothing was done.
-    pub(crate) fn make_way(&mut self, at: usize) -> bool {
+    /// more of them than it takes, and none if all would not do. A round on its way must be
+    /// settled first, which may do as well.
+    pub(crate) fn make_way(&mut self, at: usize) -> Way {
         let rank = self.waiting.get(at).seat.rank;
         let mut losers = self.losing_order(|seat| {
             !seat.is_overdue() && self.priorities.may_displace(rank, seat.rank)
         });
-        let Some(count) = self.fewest_losers(at, &losers) else { return false };
+        let Some(count) = self.fewest_losers(at, &losers) else { return Way::None };
         if !self.flights.is_empty() {
-            self.settle_oldest();
-            return true;
+            return Way::NeedsResult;
         }
         losers.truncate(count);
         // From the end, so that the others stay where they are.
         losers.sort_unstable();
         losers.into_iter().rev().for_each(|loser| self.retract(loser));
-        true
+        Way::Made
     }
 
     /// Whether somebody who waits outranks somebody who runs by enough to take its place.

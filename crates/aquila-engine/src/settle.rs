@@ -3,7 +3,6 @@
 //! A round may come back after a request of it has ended or was given up; its part is then void
 //! and nothing of it leaves the engine.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
@@ -11,10 +10,11 @@ use aquila_compute::round::RowWork;
 use aquila_spec::policy::{RequestOutcome, RoundOutcome, Setting};
 
 use crate::engine::Scheduler;
-use crate::error::{Failure, panic_text};
+use crate::error::Failure;
 use crate::lanes::Yield;
-use crate::life::{Coming, Running, Seat, TARGET};
-use crate::listener::{FinishReason, StopCause, Token, Verdict};
+use crate::life::{Coming, LastRound, Running, Seat, TARGET};
+use crate::listener::{FinishReason, Token};
+use crate::output_processor::{OutputProcessor, Reply, kept, reason_of, take_back};
 use crate::request::RequestId;
 use crate::times::Times;
 
@@ -49,6 +49,8 @@ impl Scheduler {
     pub(crate) fn settle_oldest(&mut self) -> bool {
         let Some(flight) = self.flights.pop_front() else { return false };
         let done = self.lanes.receive(flight.number);
+        let replies = self.outputs.replies();
+        self.follow_listeners(replies);
         match done.outcome {
             Ok(yields) => {
                 self.learn(&flight, &yields, &done.times);
@@ -153,21 +155,48 @@ impl Scheduler {
             request.coming.least -= part.coming.least;
             request.coming.most -= part.coming.most;
             let known = yielded.known;
-            let reason = match &part.task {
+            let ending = match &part.task {
                 RowWork::Prefill { rows, last, .. } => {
                     self.settle_chunk(index, rows.len(), *last, yielded)
                 }
                 RowWork::Decode { .. } => self.settle_tree(index, yielded),
             };
-            match reason {
-                Some(reason) => {
+            match ending {
+                Some(Ending { reason, tokens }) => {
                     let request = self.running.remove(index);
-                    self.end(request, reason);
+                    self.end_with(request, reason, tokens);
                 }
                 None => {
                     self.keep_draft_rows(index, &part.task, known);
                     index += 1;
                 }
+            }
+        }
+        let replies = self.outputs.round_ends();
+        self.follow_listeners(replies);
+    }
+
+    /// Ends the requests whose listeners said so. What the last settled round brought beyond that
+    /// is taken back; what rounds behind it bring is void.
+    pub(crate) fn follow_listeners(&mut self, replies: Vec<Reply>) {
+        for Reply { request: id, verdict } in replies {
+            let shorten = |seat: &mut Seat| {
+                let LastRound { tokens, drafts } = seat.last_round;
+                let dropped = tokens - kept(&verdict, tokens);
+                seat.tokens.truncate(seat.tokens.len() - dropped);
+                take_back(&mut seat.usage, dropped, tokens, drafts);
+            };
+            let at = self.running.iter().position(|request| request.seat.id() == id);
+            if let Some(at) = at {
+                let mut request = self.running.remove(at);
+                shorten(&mut request.seat);
+                let reason = reason_of(verdict).expect("a reply ends its request");
+                self.end(request, reason);
+            } else if let Some(mut waiting) = self.waiting.take_by_id(id) {
+                // It was preempted meanwhile.
+                shorten(&mut waiting.seat);
+                let reason = reason_of(verdict).expect("a reply ends its request");
+                self.finish(waiting.seat, reason);
             }
         }
     }
@@ -179,7 +208,7 @@ impl Scheduler {
         rows: usize,
         last: bool,
         yielded: Yield,
-    ) -> Option<FinishReason> {
+    ) -> Option<Ending> {
         let Running { seat, sequence, .. } = &mut self.running[index];
         self.cache.commit(sequence, TARGET, rows);
         self.stats.prompt_tokens.fetch_add(rows as u64, Relaxed);
@@ -191,31 +220,28 @@ impl Scheduler {
             let first = Token { id: seat.tokens[0], logprob: None, top: Vec::new() };
             let mut tokens = std::mem::take(&mut seat.prompt_tokens);
             tokens.insert(0, first);
-            let listener = &mut seat.listener;
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| listener.prompt(tokens))) {
-                return Some(FinishReason::Abort(panic_text(&panic)));
-            }
+            self.outputs.prompt(seat.id(), tokens);
         }
+        seat.last_round = LastRound::default();
         if yielded.tokens.is_empty() {
-            return yielded.ended;
+            return yielded.ended.map(|reason| Ending { reason, tokens: Vec::new() });
         }
-        let (kept, reason) = hand_out(seat, &yielded.tokens, yielded.ended);
-        self.stats.completion_tokens.fetch_add(kept as u64, Relaxed);
-        reason
+        hand_out(&mut self.outputs, seat, yielded.tokens, yielded.ended)
     }
 
-    /// Hands out what is accepted of a tree and commits the rows of what is kept.
-    fn settle_tree(&mut self, index: usize, yielded: Yield) -> Option<FinishReason> {
+    /// Hands out what is accepted of a tree and commits its rows.
+    fn settle_tree(&mut self, index: usize, yielded: Yield) -> Option<Ending> {
         let Running { seat, sequence, .. } = &mut self.running[index];
-        let (kept, reason) = hand_out(seat, &yielded.tokens, yielded.ended);
+        let tokens = yielded.tokens.len();
+        seat.last_round = LastRound::default();
         if seat.speculates {
-            let correct = kept.min(yielded.correct);
+            let correct = tokens.min(yielded.correct);
             seat.usage.spec.round(yielded.proposed, correct);
             self.report.drafted.round(yielded.proposed, correct);
+            seat.last_round.drafts = Some((yielded.proposed, correct));
         }
-        self.stats.completion_tokens.fetch_add(kept as u64, Relaxed);
-        self.cache.commit(sequence, TARGET, kept);
-        reason
+        self.cache.commit(sequence, TARGET, tokens);
+        hand_out(&mut self.outputs, seat, yielded.tokens, yielded.ended)
     }
 
     /// Commits the rows that the draft of a request has made; offers a prompt that is read to the
@@ -238,24 +264,27 @@ impl Scheduler {
     }
 }
 
-/// Gives tokens to a listener: how many of them it took, and what ended the text.
+/// How a request ends by its own rules, with the tokens that its listener has not heard.
+struct Ending {
+    reason: FinishReason,
+    tokens: Vec<Token>,
+}
+
+/// Adds tokens to a text and gives them to its listener, unless they are its last.
 fn hand_out(
+    outputs: &mut OutputProcessor,
     seat: &mut Seat,
-    tokens: &[Token],
+    tokens: Vec<Token>,
     ended: Option<FinishReason>,
-) -> (usize, Option<FinishReason>) {
+) -> Option<Ending> {
     seat.tokens.extend(tokens.iter().map(|token| token.id));
     seat.usage.completion_tokens += tokens.len();
-    let listener = &mut seat.listener;
-    match catch_unwind(AssertUnwindSafe(|| listener.tokens(tokens))) {
-        Ok(Verdict::Continue) => (tokens.len(), ended),
-        Ok(Verdict::Stop { kept }) => {
-            let kept = kept.min(tokens.len());
-            seat.tokens.truncate(seat.tokens.len() - (tokens.len() - kept));
-            seat.usage.completion_tokens -= tokens.len() - kept;
-            (kept, Some(FinishReason::Stop(StopCause::Listener)))
+    seat.last_round.tokens = tokens.len();
+    match ended {
+        Some(reason) => Some(Ending { reason, tokens }),
+        None => {
+            outputs.tokens(seat.id(), tokens);
+            None
         }
-        Ok(Verdict::Abort(why)) => (tokens.len(), Some(FinishReason::Abort(why))),
-        Err(panic) => (tokens.len(), Some(FinishReason::Abort(panic_text(&panic)))),
     }
 }

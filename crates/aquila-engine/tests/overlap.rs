@@ -29,7 +29,7 @@ fn compare(cases: &[Case], got: &[Came], wanted: &[Came], drafts: bool, what: &s
     }
 }
 
-/// Runs a workload with the lanes joined and, under two schedules, apart: texts are those of plain
+/// Runs a workload with the lanes joined and, under three schedules, apart: texts are those of plain
 /// decoding alone, and drafts are the same everywhere, though trees may switch from round to round.
 /// Somebody is retracted `retractions` times or more.
 fn same_in_both_lanes(
@@ -56,8 +56,14 @@ fn same_in_both_lanes(
         assert!(found >= retractions, "{what}: {found} retractions, not {retractions}");
     };
     too_small(joined.stats().snapshot());
-    for schedule in 0..2 {
-        let mut apart = delayed(algorithm, &config, schedule);
+    for schedule in 0..3 {
+        // Compute apart, listeners apart, and both.
+        let apart = match schedule {
+            0 => delayed(algorithm, &config, schedule),
+            1 => Scheduler::new(runner(algorithm, &config), config.clone()).unwrap(),
+            _ => delayed(algorithm, &config, schedule),
+        };
+        let mut apart = if schedule > 0 { apart.listen_apart().unwrap() } else { apart };
         if switches {
             switch(&mut apart);
         }

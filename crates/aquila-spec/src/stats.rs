@@ -25,6 +25,17 @@ impl SpecStats {
         self.histogram[correct] += 1;
     }
 
+    /// Takes such a round back, which was counted.
+    pub fn take_back(&mut self, proposed: usize, correct: usize) {
+        self.verify_ct -= 1;
+        self.proposed_drafts -= proposed as u64;
+        self.correct_drafts -= correct as u64;
+        self.histogram[correct] -= 1;
+        while self.histogram.last() == Some(&0) {
+            self.histogram.pop();
+        }
+    }
+
     /// Adds the counts of another.
     pub fn add(&mut self, other: &SpecStats) {
         self.verify_ct += other.verify_ct;

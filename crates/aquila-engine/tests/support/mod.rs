@@ -154,6 +154,7 @@ pub fn run(engine: &mut Scheduler) {
         engine.step();
         engine.check().unwrap();
     }
+    engine.wait_for_listeners();
 }
 
 /// A stream of numbers for test cases.

@@ -216,6 +216,7 @@ pub fn together(engine: &mut Scheduler, cases: &[Case], schedule: &mut Numbers) 
         }
         step += 1;
     }
+    engine.wait_for_listeners();
     engine.flush_cache();
     engine.check().unwrap();
     assert_eq!(engine.stats().snapshot().used_slots, 0, "no slot is lost");

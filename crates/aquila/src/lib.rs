@@ -9,6 +9,7 @@ mod chat;
 pub mod conformance;
 mod costs;
 mod error;
+mod find;
 mod flags;
 mod generate;
 mod inspect;

@@ -5,6 +5,9 @@ mod checkpoints;
 mod flags;
 mod golden;
 mod heads;
+mod hub;
+#[path = "../../../aquila-model/tests/model/hub_server.rs"]
+mod hub_server;
 mod launch_lines;
 mod lines;
 mod output;

@@ -119,8 +119,7 @@ impl Places {
             return Ok(name.to_owned());
         };
         hub.file(id, file, on_event).map_err(|reasons| {
-            let tried = [vec!["there is no such file".to_owned()], reasons].concat();
-            Error::NotFound { name: name.display().to_string(), tried }
+            Error::file(name, format!("there is no such file; {}", reasons.join("; ")))
         })
     }
 }

@@ -173,6 +173,10 @@ impl<'a> Client<'a> {
                 ureq::Error::Http(e) => {
                     Failure::Refused(format!("{url}: {e}: is HF_TOKEN a token?"))
                 }
+                e if e.to_string().contains("certificate") => Failure::Refused(format!(
+                    "{}: {e}; SSL_CERT_FILE may name the certificates to trust",
+                    origin(&url)
+                )),
                 e => Failure::Lost(format!("{}: {e}", origin(&url))),
             })?;
             let status = response.status();

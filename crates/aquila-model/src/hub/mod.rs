@@ -9,6 +9,7 @@ mod client;
 mod download;
 
 use std::env;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -23,7 +24,7 @@ pub(crate) const MAIN: &str = "main";
 const LIST_BYTES: u64 = 32 << 20;
 
 /// Where models of the hub come from and are kept.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct Hub {
     /// The cache, in the layout that the hub's tools share.
     pub cache: PathBuf,
@@ -35,6 +36,16 @@ pub struct Hub {
     pub offline: bool,
     /// A PEM file with the certificates to trust in place of Mozilla's.
     pub certificates: Option<PathBuf>,
+}
+
+impl fmt::Debug for Hub {
+    // Without the token, which is nobody's to read.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { cache, endpoint, offline, certificates, token: _ } = self;
+        let mut shown = f.debug_struct("Hub");
+        shown.field("cache", cache).field("endpoint", endpoint).field("offline", offline);
+        shown.field("certificates", certificates).finish_non_exhaustive()
+    }
 }
 
 impl Hub {

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use aquila_model::{Hub, HubEvent, Location, Places};
 
-use crate::hub_server::{COMMIT, HubServer, NEXT_COMMIT, Repository, Seen};
+use crate::hub_server::{COMMIT, HubServer, Repository, Seen};
 
 const ID: &str = "some-org/Some.Model";
+const NEXT_COMMIT: &str = "89abcdef0123456789abcdef0123456789abcdef";
 const WEIGHTS: &str = "model.safetensors";
 
 /// Bytes that differ from place to place, more than one buffer of them.

@@ -10,7 +10,6 @@ use std::time::Duration;
 const HANG: Duration = Duration::from_secs(600);
 
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
-pub const NEXT_COMMIT: &str = "89abcdef0123456789abcdef0123456789abcdef";
 
 /// A repository: its id, its commit and its files.
 pub struct Repository {

@@ -19,5 +19,6 @@ mod sampling;
 mod seeds;
 mod server;
 mod serving;
+mod shell;
 mod speculation;
 mod streams;

@@ -11,7 +11,9 @@ use crate::error::Result;
 use crate::notice::notice;
 use crate::start::progress_bar;
 
-const TEMPLATE: &str = "{msg} [{bar:32}] {decimal_bytes} of {decimal_total_bytes}, {decimal_bytes_per_sec} (eta {eta})";
+/// No wider than a terminal of 80 columns.
+const TEMPLATE: &str = "{msg:24!} [{bar:14}] {decimal_bytes} of {decimal_total_bytes}, \
+                        {decimal_bytes_per_sec}, {eta} left";
 
 /// What was found, by name and revision.
 type Found = HashMap<(String, Option<String>), Location>;

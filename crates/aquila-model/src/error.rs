@@ -13,6 +13,16 @@ pub enum Error {
         /// Every place that was looked at, and what was wrong with it.
         tried: Vec<String>,
     },
+    /// A revision of something that has none.
+    #[error("revision {revision}: {name} is {what}, and only models of the hub have revisions")]
+    Revision {
+        /// The name as given.
+        name: String,
+        /// The revision as given.
+        revision: String,
+        /// What the name means.
+        what: &'static str,
+    },
     /// A file that cannot be read, written or understood.
     #[error("{}: {problem}", path.display())]
     File {

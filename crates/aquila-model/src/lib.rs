@@ -54,10 +54,11 @@ pub use head::{
     HeadOptions, HeadScratch, Hidden, LayerScratch, LmHead, MtpCheckpoint, MtpNaming, MtpSpec,
     TokenMap, holds_mtp_layers,
 };
+pub use hub::{Hub, HubEvent};
 pub use inspect::{DraftHead, FileSize, Inspection, MemoryEstimate};
 pub use layout::{Expected, TensorNames};
 pub use loading::Progress;
-pub use location::{Download, Location, Places, resolve, resolve_with_progress};
+pub use location::{Location, Places, resolve};
 pub use memory::Needs;
 pub use pairing::same_tokens;
 pub use preset::presets;

@@ -3,7 +3,10 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-use crate::{Error, Result, hub, preset, shipped};
+use crate::hub::{self, Hub, HubEvent};
+use crate::{Error, Result, preset, shipped};
+
+const NO_CACHE: &str = "no hub cache: neither HF_HOME nor HOME is set";
 
 /// Where a model is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,27 +17,10 @@ pub enum Location {
     Folder(PathBuf),
 }
 
-/// How far the download of one file has come.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Download {
-    /// The file.
-    pub file: String,
-    /// Bytes that have arrived.
-    pub done_bytes: u64,
-    /// All of them.
-    pub total_bytes: u64,
-}
-
 /// Finds the model that `name` means, in the places of this machine: a preset (`preset:NAME`), a
-/// folder, a shipped model, a hub id in the local cache or, where the feature `hub` is on, on the
-/// hub. Refused with all that was tried.
+/// folder, a shipped model, or a model of the hub. Refused with all that was tried.
 pub fn resolve(name: &str) -> Result<Location> {
-    resolve_with_progress(name, &mut |_| {})
-}
-
-/// [`resolve`], told how a download comes along.
-pub fn resolve_with_progress(name: &str, progress: &mut dyn FnMut(Download)) -> Result<Location> {
-    Places::of_this_machine().resolve(name, progress)
+    Places::of_this_machine().resolve(name, None, &mut |_| {})
 }
 
 /// The folders in which models are looked for.
@@ -44,8 +30,8 @@ pub struct Places {
     pub shipped: Vec<PathBuf>,
     /// The folder that archives are unpacked into.
     pub unpacked: Option<PathBuf>,
-    /// The cache of the Hugging Face hub.
-    pub hub: Option<PathBuf>,
+    /// The Hugging Face hub and its cache.
+    pub hub: Option<Hub>,
 }
 
 impl Places {
@@ -66,24 +52,35 @@ impl Places {
         shipped.extend(data.map(|d| d.join("aquila/models")));
         shipped.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models"));
 
-        let hub = folder("HF_HUB_CACHE")
-            .or_else(|| folder("HF_HOME").map(|h| h.join("hub")))
-            .or_else(|| cache.as_ref().map(|c| c.join("huggingface/hub")));
+        let hub = Hub::of_environment(cache.as_ref().map(|c| c.join("huggingface")));
         Self { shipped, unpacked: cache.map(|c| c.join("aquila/models")), hub }
     }
 
-    /// Finds the model that `name` means in these places.
-    pub fn resolve(&self, name: &str, progress: &mut dyn FnMut(Download)) -> Result<Location> {
+    /// Finds the model that `name` means in these places, at a revision where it is one of the hub.
+    pub fn resolve(
+        &self,
+        name: &str,
+        revision: Option<&str>,
+        on_event: &mut dyn FnMut(HubEvent<'_>),
+    ) -> Result<Location> {
+        // A launch line may say main of any model.
+        let revision = revision.filter(|revision| *revision != hub::MAIN);
+        let without = |location: Location, what: &'static str| match revision {
+            None => Ok(location),
+            Some(revision) => {
+                Err(Error::Revision { name: name.into(), revision: revision.into(), what })
+            }
+        };
         if let Some(preset) = name.strip_prefix(preset::PREFIX) {
             return match preset::config(preset) {
-                Some(_) => Ok(Location::Preset(preset.to_owned())),
+                Some(_) => without(Location::Preset(preset.to_owned()), "a preset"),
                 None => Err(preset::unknown(preset)),
             };
         }
         let mut tried = Vec::new();
         let path = Path::new(name);
         if path.is_dir() {
-            return Ok(Location::Folder(path.to_owned()));
+            return without(Location::Folder(path.to_owned()), "a folder");
         }
         tried.push(if path.exists() {
             "it is a file, and a model is a folder".to_owned()
@@ -92,29 +89,37 @@ impl Places {
         });
         if shipped::is_shipped(name) {
             match shipped::find(self, name)? {
-                Ok(folder) => return Ok(Location::Folder(folder)),
+                Ok(folder) => return without(Location::Folder(folder), "a shipped model"),
                 Err(reasons) => tried.extend(reasons),
             }
         } else {
             let names = shipped::shipped_models().collect::<Vec<_>>().join(", ");
             tried.push(format!("shipped models are {names}"));
         }
-        match hub::HubId::parse(name) {
-            None => tried.push("it is no hub id of the form org/name".into()),
-            Some(id) => {
-                match &self.hub {
-                    None => tried.push("no hub cache: neither HF_HOME nor HOME is set".into()),
-                    Some(cache) => match id.find(cache) {
-                        Ok(folder) => return Ok(Location::Folder(folder)),
-                        Err(reason) => tried.push(reason),
-                    },
-                }
-                match id.download(self.hub.as_deref(), progress) {
-                    Ok(folder) => return Ok(Location::Folder(folder)),
-                    Err(reason) => tried.push(reason),
-                }
-            }
+        match (hub::HubId::parse(name), &self.hub) {
+            (None, _) => tried.push("it is no hub id of the form org/name".into()),
+            (Some(_), None) => tried.push(NO_CACHE.into()),
+            (Some(id), Some(hub)) => match hub.model(id, revision.unwrap_or(hub::MAIN), on_event) {
+                Ok(folder) => return Ok(Location::Folder(folder)),
+                Err(reasons) => tried.extend(reasons),
+            },
         }
         Err(Error::NotFound { name: name.into(), tried })
+    }
+
+    /// Finds the file that `name` means: a path, or `org/name/file` of the hub.
+    pub fn resolve_file(
+        &self,
+        name: &Path,
+        on_event: &mut dyn FnMut(HubEvent<'_>),
+    ) -> Result<PathBuf> {
+        let of_hub = name.to_str().filter(|_| !name.exists()).and_then(hub::HubId::parse_file);
+        let (Some((id, file)), Some(hub)) = (of_hub, &self.hub) else {
+            // Whoever opens it says what is wrong with it.
+            return Ok(name.to_owned());
+        };
+        hub.file(id, file, on_event).map_err(|reasons| {
+            Error::file(name, format!("there is no such file; {}", reasons.join("; ")))
+        })
     }
 }

@@ -22,7 +22,7 @@ static TINY: LazyLock<Generator> = LazyLock::new(|| {
         unpacked: Some(env!("CARGO_TARGET_TMPDIR").into()),
         hub: None,
     };
-    let location = places.resolve("tiny", &mut |_| {}).unwrap();
+    let location = places.resolve("tiny", None, &mut |_| {}).unwrap();
     let checkpoint = Checkpoint::open(&location, LoadFormat::Auto).unwrap();
     let config = EngineConfig {
         page_size: 1,

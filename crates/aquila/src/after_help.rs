@@ -6,8 +6,12 @@ Environment:
   AQUILA_LOG             how much is logged, as a tracing filter: debug, aquila_engine=info
   AQUILA_MODELS          a folder with archives of shipped models, looked into first
   HF_HOME, HF_HUB_CACHE  where models of the hub are: $HF_HOME/hub, or $HF_HUB_CACHE itself
-  HF_ENDPOINT            the hub to download from, in builds with the feature hub
+  HF_ENDPOINT            the hub to download from [https://huggingface.co]
+  HF_HUB_OFFLINE         1: nothing is downloaded, and the hub is not asked
+  HF_TOKEN               the token for gated and private models [the content of $HF_HOME/token]
+  HTTPS_PROXY, NO_PROXY  the proxy to download through, and the hosts that need none
   SGLANG_ENABLE_SPEC_V2  0 means --disable-overlap-schedule, 1 means --enable-overlap-schedule
+  SSL_CERT_FILE          certificates to trust, as PEM, in place of Mozilla's, which are built in
   XDG_CACHE_HOME         where shipped models are unpacked and costs of rounds are kept [~/.cache]
   XDG_DATA_HOME          where shipped models may be installed [~/.local/share]
   XDG_STATE_HOME         where the history of aquila chat is kept [~/.local/state]

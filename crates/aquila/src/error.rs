@@ -72,6 +72,7 @@ impl Error {
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Error::Usage(_) | Error::Engine(aquila_engine::Error::Config(_)) => WRONG_FLAGS,
+            Error::Model(aquila_model::Error::Revision { .. }) => WRONG_FLAGS,
             Error::Spec(error) if error.is_usage() => WRONG_FLAGS,
             Error::Generate(_) => SOME_FAILED,
             Error::Listed(_) => 0,

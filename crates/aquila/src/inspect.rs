@@ -12,7 +12,7 @@ use crate::Algorithms;
 use crate::after_help::AFTER_HELP;
 use crate::error::{Error, Result};
 use crate::flags::{EngineFlags, ModelFlags};
-use crate::start::{build, find};
+use crate::start::build;
 
 /// Say what a checkpoint is, and whether Aquila can serve it or draft with it.
 #[derive(Args)]
@@ -40,7 +40,7 @@ impl Inspect {
         if self.costs {
             return self.print_costs(algorithms);
         }
-        let inspection = Inspection::of(&find(self.model.name(), false)?)?;
+        let inspection = Inspection::of(&self.model.find(false)?)?;
         let text = if self.json {
             serde_json::to_string_pretty(&inspection).map_err(|e| Error::Other(e.to_string()))?
         } else {

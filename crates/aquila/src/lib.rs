@@ -6,9 +6,11 @@
 mod after_help;
 mod bench;
 mod chat;
+mod completions;
 pub mod conformance;
 mod costs;
 mod error;
+mod find;
 mod flags;
 mod generate;
 mod inspect;
@@ -27,7 +29,7 @@ use crate::notice::notice;
 
 /// An LLM server whose heart is speculative decoding.
 #[derive(Parser)]
-#[command(name = "aquila", version, propagate_version = true, after_help = AFTER_HELP)]
+#[command(name = "aquila", version = env!("AQUILA_VERSION"), propagate_version = true, after_help = AFTER_HELP)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -45,6 +47,8 @@ enum Command {
     Serve(Box<serve::Serve>),
     /// Say what a checkpoint is, and whether Aquila can serve it or draft with it.
     Inspect(Box<inspect::Inspect>),
+    /// Print a script that completes commands and flags in a shell.
+    Completions(completions::Completions),
 }
 
 /// The algorithms of this build.
@@ -88,6 +92,7 @@ fn run_command(command: Command, algorithms: &Algorithms) -> error::Result<ExitC
         Command::Chat(command) => command.run(algorithms),
         Command::Serve(command) => command.run(algorithms),
         Command::Inspect(command) => command.run(algorithms),
+        Command::Completions(command) => command.run(Cli::command()),
     }
 }
 

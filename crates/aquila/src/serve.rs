@@ -20,7 +20,7 @@ use crate::after_help::AFTER_HELP;
 use crate::error::{Error, Result};
 use crate::flags::{EngineFlags, LogLevel, ModelFlags, SamplingFlags, whole};
 use crate::notice::notice;
-use crate::start::{find, start_with_corpora};
+use crate::start::start_with_corpora;
 
 /// Serve a model over HTTP: OpenAI's API and SGLang's.
 #[derive(Args)]
@@ -168,6 +168,8 @@ impl Serve {
             return Err(Error::Usage("--served-model-name must not be empty".into()));
         }
         let mut defaults = self.sampling.params()?;
+        // First of all that takes time: whoever finds the port taken need not wait for a model.
+        let address = Address::take(&self.server.host, self.server.port).map_err(failed)?;
         let mut settings = Settings {
             api_key: self.server.api_key.clone(),
             model: self.card()?,
@@ -177,8 +179,6 @@ impl Serve {
             corpora: None,
             corpus_folder: self.server.corpus_folder()?,
         };
-        // First of all that takes time: whoever finds the port taken need not wait for a model.
-        let address = Address::take(&self.server.host, self.server.port).map_err(failed)?;
         let name = settings.model.served_name.clone();
         let key = settings.api_key.is_some();
         let (generator, corpora) =
@@ -197,7 +197,7 @@ impl Serve {
 
     fn card(&self) -> Result<ModelCard> {
         let name = self.model.name().to_owned();
-        let location = find(&name, false)?;
+        let location = self.model.find(false)?;
         let checkpoint = Checkpoint::open(&location, self.model.load_format())?;
         let config = checkpoint.config();
         let text = |value: &Value| value.as_str().map(str::to_owned);

@@ -9,7 +9,7 @@ use aquila_engine::{
     AdmissionOrder, Budget, EngineConfig, EngineHandle, Priorities, Runner, Scheduler,
     available_memory,
 };
-use aquila_model::{Checkpoint, Decoder, Location, Needs, TokenMap, memory, resolve_with_progress};
+use aquila_model::{Checkpoint, Decoder, Needs, TokenMap, memory};
 use aquila_spec::ngram::{Corpora, NgramSources};
 use aquila_spec::policy::{Adaptive, Auto, PolicyError};
 use aquila_spec::{Opened, Opening, Shape, Verify};
@@ -19,6 +19,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::Algorithms;
 use crate::costs::{self, Costs};
 use crate::error::{Error, Result};
+use crate::find::{find, find_file};
 use crate::flags::{EngineFlags, ModelFlags, PolicyPlan, SchedulePolicy, Speculative};
 use crate::notice::notice;
 
@@ -74,7 +75,7 @@ pub fn build(
     model.check()?;
     let fraction = flags.fraction()?;
     let format = model.weight_format()?;
-    let checkpoint = Checkpoint::open(&find(model.name(), quiet)?, model.load_format())?;
+    let checkpoint = Checkpoint::open(&model.find(quiet)?, model.load_format())?;
     let spec = checkpoint.spec().clone();
     let context = model.context_length.unwrap_or(spec.max_positions);
     if context > spec.max_positions {
@@ -83,7 +84,7 @@ pub fn build(
             spec.max_positions
         )));
     }
-    let mut speculative = flags.speculative.resolve(model.name(), algorithms)?;
+    let mut speculative = flags.speculative.resolve(model.name(), model.revision(), algorithms)?;
     let ngram = match &speculative {
         Some(speculative) if speculative.entry.drafts_from_ngrams() => {
             let (sources, warning) = flags.speculative.ngram.sources(&checkpoint)?;
@@ -259,9 +260,10 @@ pub fn open_draft(
     quiet: bool,
 ) -> Result<Box<dyn Opened>> {
     let draft = &speculative.draft;
-    let location = draft.as_ref().map(|name| find(name, quiet)).transpose()?;
-    let map = speculative.token_map.as_deref();
-    let map = map.map(|path| TokenMap::open(path, target.spec().vocab_size)).transpose()?;
+    let revision = speculative.draft_revision.as_deref();
+    let location = draft.as_ref().map(|name| find(name, revision, quiet)).transpose()?;
+    let map = speculative.token_map.as_deref().map(|file| find_file(file, quiet)).transpose()?;
+    let map = map.map(|path| TokenMap::open(&path, target.spec().vocab_size)).transpose()?;
     Ok(speculative.entry.open(&Opening {
         target,
         draft: draft.as_deref().zip(location.as_ref()),
@@ -271,18 +273,6 @@ pub fn open_draft(
         ngram,
         options: speculative.options.clone(),
     })?)
-}
-
-/// The model of this name; a download is shown as it goes.
-pub fn find(name: &str, quiet: bool) -> Result<Location> {
-    let bar = progress_bar(quiet, "fetching");
-    let found = resolve_with_progress(name, &mut |download| {
-        bar.set_message(download.file);
-        bar.set_length(download.total_bytes);
-        bar.set_position(download.done_bytes);
-    });
-    bar.finish_and_clear();
-    Ok(found?)
 }
 
 /// What the model's `generation_config.json` says about sampling.

@@ -12,6 +12,8 @@ mod head_files;
 mod head_layouts;
 mod head_refusals;
 mod head_variants;
+mod hub;
+mod hub_server;
 mod inspection;
 mod places;
 mod random_weights;

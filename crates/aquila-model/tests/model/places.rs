@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use aquila_model::{Error, Location, Places, shipped_models};
+use aquila_model::{Error, Hub, Location, Places, shipped_models};
 
 use crate::sequence::fixture;
 
@@ -12,7 +12,7 @@ fn archives() -> PathBuf {
 }
 
 fn find(places: &Places, name: &str) -> Result<Location, Error> {
-    places.resolve(name, &mut |_| {})
+    places.resolve(name, None, &mut |_| {})
 }
 
 fn folder(location: Location) -> PathBuf {
@@ -20,6 +20,10 @@ fn folder(location: Location) -> PathBuf {
         Location::Folder(folder) => folder,
         other => panic!("{other:?}"),
     }
+}
+
+fn offline(cache: &Path) -> Hub {
+    Hub { offline: true, ..Hub::at(cache) }
 }
 
 fn list(folder: &Path) -> Vec<String> {
@@ -120,7 +124,7 @@ fn an_unpacked_model_beside_the_binary_is_used_as_it_is() {
 #[test]
 fn a_hub_id_is_found_in_the_local_cache() {
     let hub = tempfile::tempdir().unwrap();
-    let places = Places { hub: Some(hub.path().into()), ..Places::default() };
+    let places = Places { hub: Some(offline(hub.path())), ..Places::default() };
     let repository = hub.path().join("models--some-org--Some.Model");
     let snapshot = repository.join("snapshots/0123abcd");
     fs::create_dir_all(repository.join("refs")).unwrap();
@@ -131,12 +135,11 @@ fn a_hub_id_is_found_in_the_local_cache() {
     assert_eq!(find(&places, "some-org/Some.Model").unwrap(), Location::Folder(snapshot.clone()));
 }
 
-#[cfg(not(feature = "hub"))]
 #[test]
 fn a_model_that_is_nowhere_is_refused_with_all_that_was_tried() {
     let hub = tempfile::tempdir().unwrap();
     let places =
-        Places { shipped: vec!["/nowhere".into()], unpacked: None, hub: Some(hub.path().into()) };
+        Places { shipped: vec!["/nowhere".into()], unpacked: None, hub: Some(offline(hub.path())) };
     let tried = |name: &str| find(&places, name).unwrap_err().to_string();
     let text = tried("some-org/model");
     for part in [
@@ -144,7 +147,7 @@ fn a_model_that_is_nowhere_is_refused_with_all_that_was_tried() {
         "no such folder",
         "tiny-eagle3",
         "models--some-org--model",
-        "feature hub",
+        "HF_HUB_OFFLINE",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }

@@ -19,7 +19,7 @@ pub fn shipped(name: &str) -> Location {
         unpacked: Some(env!("CARGO_TARGET_TMPDIR").into()),
         hub: None,
     };
-    places.resolve(name, &mut |_| {}).unwrap()
+    places.resolve(name, None, &mut |_| {}).unwrap()
 }
 
 pub fn load(backend: &CpuBackend, name: &str, format: WeightFormat) -> Decoder<CpuBackend> {

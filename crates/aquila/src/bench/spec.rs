@@ -150,7 +150,10 @@ impl Spec {
         for algorithm in flags.to_compare(model, algorithms)? {
             for &shape in &shapes {
                 let mut flags = flags.with(algorithm, shape);
-                let Some(resolved) = flags.resolve(model, algorithms)? else { continue };
+                let Some(resolved) = flags.resolve(model, self.model.revision(), algorithms)?
+                else {
+                    continue;
+                };
                 if resolved.entry.drafts_from_ngrams() {
                     ngrams = true;
                     flags.ngram = flags.ngram.of_requests_by_default();

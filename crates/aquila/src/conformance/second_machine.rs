@@ -24,7 +24,7 @@ use aquila_spec::{
 use super::parse;
 use crate::Algorithms;
 use crate::error::Result;
-use crate::start::{find, open_draft};
+use crate::start::open_draft;
 
 /// Tokens that become certain after a prompt, piece by piece.
 const PIECES: [usize; 5] = [1, 3, 1, 6, 2];
@@ -37,10 +37,10 @@ pub(super) fn failures(
     prompts: &[Vec<u32>],
 ) -> Result<Vec<String>> {
     let (model, engine) = parse(flags)?;
-    let Some(mut speculative) = engine.speculative.resolve(model.name(), algorithms)? else {
+    let Some(mut speculative) = engine.speculative.resolve(model.name(), None, algorithms)? else {
         return Ok(Vec::new());
     };
-    let checkpoint = Checkpoint::open(&find(model.name(), true)?, model.load_format())?;
+    let checkpoint = Checkpoint::open(&model.find(true)?, model.load_format())?;
     let (ngram, _) = engine.speculative.ngram.sources(&checkpoint)?;
     let opened = open_draft(&model, &speculative, &checkpoint, Some(&ngram), true)?;
     speculative.fit(opened.most_steps())?;

@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 #[derive(Args, Debug, Clone, Default)]
 pub struct HeadFlags {
     /// A list of the only tokens that an EAGLE or MTP head may draft, written by torch.save or as
-    /// JSON (FR-Spec)
+    /// JSON (FR-Spec); a path, or org/name/file of the hub
     #[arg(long, value_name = "FILE")]
     speculative_token_map: Option<PathBuf>,
 

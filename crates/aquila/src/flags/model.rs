@@ -2,12 +2,13 @@
 
 use aquila_compute::cpu::{Isa, IsaChoice};
 use aquila_compute::{KvDtype, WeightFormat};
-use aquila_model::LoadFormat;
+use aquila_model::{LoadFormat, Location};
 use clap::builder::Resettable;
 use clap::{Args, ValueEnum};
 
 use super::number::{seed, whole};
 use crate::error::{Error, Result};
+use crate::find::find;
 
 /// The shipped model that runs where none is named.
 const DEFAULT_MODEL: &str = "tiny";
@@ -23,6 +24,10 @@ pub struct ModelName {
     /// The same as MODEL
     #[arg(long, value_name = "MODEL", conflicts_with = "model", visible_alias = "model")]
     model_path: Option<String>,
+
+    /// The branch, tag or commit of a model of the hub [default: main]
+    #[arg(long)]
+    revision: Option<String>,
 }
 
 /// Which model, and how.
@@ -129,6 +134,16 @@ impl ModelFlags {
     /// The model's name.
     pub fn name(&self) -> &str {
         self.model.name()
+    }
+
+    /// The revision of the hub that was asked for.
+    pub fn revision(&self) -> Option<&str> {
+        self.model.revision.as_deref()
+    }
+
+    /// Where the model is, downloaded if need be.
+    pub fn find(&self, quiet: bool) -> Result<Location> {
+        find(self.name(), self.revision(), quiet)
     }
 
     /// How weights, keys and values are kept, in words.

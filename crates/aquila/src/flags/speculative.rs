@@ -16,7 +16,7 @@ use super::policy::{PolicyFlags, PolicyPlan};
 use super::verify::VerifyFlags;
 use crate::Algorithms;
 use crate::error::{Error, Result};
-use crate::start::find;
+use crate::find::find;
 
 /// What SGLang calls EAGLE, also where MTP layers draft; the names with n-grams and without.
 const EAGLE_AS_MTP: [(&str, &str); 2] = [("EAGLE", "MTP"), ("EAGLE+NGRAM", "MTP+NGRAM")];
@@ -38,6 +38,10 @@ pub struct SpeculativeFlags {
     /// for tiny; MTP layers in the model's own checkpoint]
     #[arg(long, value_name = "MODEL", aliases = ["speculative-draft-model", "speculative-draft"])]
     speculative_draft_model_path: Option<String>,
+
+    /// The branch, tag or commit of what drafts, where that is on the hub [default: main]
+    #[arg(long, value_name = "REVISION", requires = "speculative_draft_model_path")]
+    speculative_draft_model_revision: Option<String>,
 
     /// Tokens drafted one after the other [default: as the policy decides; no more than the layers of
     /// an MTP head that has one for each]
@@ -101,6 +105,8 @@ pub struct Speculative<'a> {
     pub entry: &'a dyn Entry,
     /// The head or model, where one is needed.
     pub draft: Option<String>,
+    /// Its revision, where it is one of the hub.
+    pub draft_revision: Option<String>,
     /// The file that names the only tokens to draft.
     pub token_map: Option<PathBuf>,
     /// What the flags decide of a head.
@@ -162,10 +168,11 @@ impl Speculative<'_> {
 }
 
 impl SpeculativeFlags {
-    /// What drafts for `model`, if anything.
+    /// What drafts for `model`, taken at this revision, if anything.
     pub fn resolve<'a>(
         &self,
         model: &str,
+        revision: Option<&str>,
         algorithms: &'a Algorithms,
     ) -> Result<Option<Speculative<'a>>> {
         let name = match &self.speculative_algorithm {
@@ -177,7 +184,7 @@ impl SpeculativeFlags {
             self.refuse_without_algorithm(algorithms)?;
             return Ok(None);
         };
-        let (entry, note) = match self.eagle_as_mtp(entry, model, algorithms)? {
+        let (entry, note) = match self.eagle_as_mtp(entry, model, revision, algorithms)? {
             Some((entry, note)) => (entry, Some(note)),
             None => (entry, None),
         };
@@ -223,6 +230,10 @@ impl SpeculativeFlags {
                 ))
             })?),
         };
+        let draft_revision = match &self.speculative_draft_model_path {
+            None if draft.as_deref() == Some(model) => revision.map(str::to_owned),
+            _ => self.speculative_draft_model_revision.clone(),
+        };
         let asked = self.asked(entry);
         let shape = entry.shape(asked)?;
         let flags = AskedShape { topk: self.speculative_eagle_topk, ..asked };
@@ -236,6 +247,7 @@ impl SpeculativeFlags {
         Ok(Some(Speculative {
             entry,
             draft,
+            draft_revision,
             token_map,
             head,
             asked,
@@ -254,18 +266,19 @@ impl SpeculativeFlags {
         &self,
         entry: &dyn Entry,
         model: &str,
+        revision: Option<&str>,
         algorithms: &'a Algorithms,
     ) -> Result<Option<(&'a dyn Entry, String)>> {
         let Some((eagle, mtp)) = EAGLE_AS_MTP.iter().find(|(eagle, _)| *eagle == entry.name())
         else {
             return Ok(None);
         };
-        let draft = match &self.speculative_draft_model_path {
-            Some(given) => given,
-            None if entry.draft_for(model) == DraftFor::Unknown => model,
+        let (draft, revision) = match &self.speculative_draft_model_path {
+            Some(given) => (given.as_str(), self.speculative_draft_model_revision.as_deref()),
+            None if entry.draft_for(model) == DraftFor::Unknown => (model, revision),
             None => return Ok(None),
         };
-        if !holds_mtp_layers(&find(draft, false)?) {
+        if !holds_mtp_layers(&find(draft, revision, false)?) {
             return Ok(None);
         }
         let note = format!(

@@ -98,6 +98,10 @@ fn the_help_lists_exit_codes_and_environment_variables() {
         "AQUILA_MODELS",
         "HF_HOME",
         "HF_HUB_CACHE",
+        "HF_ENDPOINT",
+        "HF_HUB_OFFLINE",
+        "HF_TOKEN",
+        "SSL_CERT_FILE",
         "SGLANG_ENABLE_SPEC_V2",
         "XDG_CACHE_HOME",
     ];

@@ -236,7 +236,7 @@ fn what_would_change_answers_is_refused_with_its_reason() {
         ("--tokenizer-path x", ["--tokenizer-path", "tokenizer.json"]),
         ("--tool-call-parser qwen25", ["--tool-call-parser", "text"]),
         ("--reasoning-parser qwen3", ["--reasoning-parser", "answer"]),
-        ("--revision v2", ["--revision v2", "refs/main"]),
+        ("--revision v2", ["revision v2", "only models of the hub"]),
         ("--config x.yaml", ["--config", "flags themselves"]),
         ("--lora-paths a b", ["--lora-paths", "LoRA"]),
         ("--admin-api-key k", ["--admin-api-key", "--api-key"]),

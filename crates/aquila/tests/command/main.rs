@@ -5,6 +5,9 @@ mod checkpoints;
 mod flags;
 mod golden;
 mod heads;
+mod hub;
+#[path = "../../../aquila-model/tests/model/hub_server.rs"]
+mod hub_server;
 mod launch_lines;
 mod lines;
 mod output;
@@ -16,5 +19,6 @@ mod sampling;
 mod seeds;
 mod server;
 mod serving;
+mod shell;
 mod speculation;
 mod streams;

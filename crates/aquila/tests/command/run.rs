@@ -21,9 +21,13 @@ pub fn aquila_after(before: &str, args: &[&str]) -> Command {
 }
 
 fn isolated(mut command: Command, args: &[&str]) -> Command {
-    for variable in ["AQUILA_LOG", "AQUILA_MODELS", "HF_HUB_CACHE", "XDG_DATA_HOME"] {
+    let machine = ["AQUILA_LOG", "AQUILA_MODELS", "XDG_DATA_HOME", "SSL_CERT_FILE"];
+    let hub = ["HF_HUB_CACHE", "HF_ENDPOINT", "HF_TOKEN"];
+    let proxies = ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"];
+    for variable in [&machine[..], &hub, &proxies].concat() {
         command.env_remove(variable);
     }
+    command.env("HF_HUB_OFFLINE", "1");
     let cache = env!("CARGO_TARGET_TMPDIR");
     command.env("XDG_CACHE_HOME", cache).env("HF_HOME", cache).args(args);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -13,10 +13,6 @@ pub const ROWS: &[Flags] = &[
         Refused("a model with a tokenizer uses it; token ids are taken beside text"),
         &["--skip-tokenizer-init"],
     ),
-    flags(
-        Only(&["main"], "models of the hub's cache are read at its refs/main"),
-        &["--revision REVISION", "--speculative-draft-model-revision REVISION"],
-    ),
     flags(Ignored("HF_HOME says where models of the hub are"), &["--download-dir FOLDER"]),
     flags(Only(&["auto"], "models are Aquila's own"), &["--model-impl NAME"]),
     flags(Only(&["{}"], "config.json is taken as it is"), &["--json-model-override-args JSON"]),

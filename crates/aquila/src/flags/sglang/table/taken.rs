@@ -10,6 +10,7 @@ pub const ROWS: &[Flags] = &[
         &[
             "--model-path MODEL",
             "--model MODEL",
+            "--revision REVISION",
             "--context-length N",
             "--random-seed N",
             "--max-running-requests N",
@@ -57,6 +58,7 @@ pub const ROWS: &[Flags] = &[
             "--speculative-draft-model-path MODEL",
             "--speculative-draft-model MODEL",
             "--speculative-draft MODEL",
+            "--speculative-draft-model-revision REVISION",
             "--speculative-num-steps N",
             "--speculative-eagle-topk N",
             "--speculative-num-draft-tokens N",

@@ -209,10 +209,11 @@ fn as_server() {
         return;
     }
     let (generator, settings) = (generator(), settings());
-    let requests = RequestMemory::of(&generator, &settings.limits).total();
+    let requests = RequestMemory::of(&generator, &settings).total();
     let told = |address| eprintln!("{address} {requests}");
     let address = Address::take("127.0.0.1", 0).unwrap();
-    aquila_server::run(address, generator, settings, told).unwrap();
+    let say = |line: std::fmt::Arguments<'_>| eprintln!("{line}");
+    aquila_server::run(address, generator, settings, told, say).unwrap();
 }
 
 #[test]

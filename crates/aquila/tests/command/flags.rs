@@ -94,10 +94,13 @@ fn settings_are_told_at_start_unless_asked_to_be_quiet() {
 #[test]
 fn the_help_lists_exit_codes_and_environment_variables() {
     let variables = [
+        "AQUILA_ADMIN_API_KEY",
+        "AQUILA_API_KEY",
         "AQUILA_LOG",
         "AQUILA_MODELS",
         "HF_HOME",
         "HF_HUB_CACHE",
+        "NO_COLOR",
         "SGLANG_ENABLE_SPEC_V2",
         "XDG_CACHE_HOME",
     ];

@@ -1,5 +1,6 @@
 //! The command as its users meet it: the real binary, the shipped model, files and pipes.
 
+mod access;
 mod bench;
 mod checkpoints;
 mod flags;
@@ -7,6 +8,7 @@ mod golden;
 mod heads;
 mod launch_lines;
 mod lines;
+mod log;
 mod output;
 mod overlap;
 mod policies;

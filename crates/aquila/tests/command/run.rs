@@ -21,7 +21,14 @@ pub fn aquila_after(before: &str, args: &[&str]) -> Command {
 }
 
 fn isolated(mut command: Command, args: &[&str]) -> Command {
-    for variable in ["AQUILA_LOG", "AQUILA_MODELS", "HF_HUB_CACHE", "XDG_DATA_HOME"] {
+    for variable in [
+        "AQUILA_ADMIN_API_KEY",
+        "AQUILA_API_KEY",
+        "AQUILA_LOG",
+        "AQUILA_MODELS",
+        "HF_HUB_CACHE",
+        "XDG_DATA_HOME",
+    ] {
         command.env_remove(variable);
     }
     let cache = env!("CARGO_TARGET_TMPDIR");

@@ -4,7 +4,9 @@
 
 Runs the same requests through `aquila generate` (the engine alone) and through `aquila serve`,
 alternating, and compares the CPU time of the two processes per token. The engine's share of the
-start is taken out by a run of one token each. Needs nothing but Python.
+start is taken out by a run of one token each. Then leaves the server alone for a while and says
+what CPU time it took. What stands behind `--` are flags for both, such as
+`--speculative-algorithm NONE`, with which every token is an event. Needs nothing but Python.
 """
 
 import argparse
@@ -16,6 +18,8 @@ import resource
 import statistics
 import subprocess
 import tempfile
+import threading
+import time
 
 PROMPTS = [f"fn add_{i}(a: u32, b: u32) -> u32 {{" for i in range(64)]
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -47,6 +51,15 @@ def engine_seconds(binary, flags, tokens):
 
 def sampling(tokens):
     return {"max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+
+
+def threads_seconds(pid):
+    """CPU seconds of the threads that a process has, to the nanosecond."""
+    total = 0
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{thread}/schedstat") as file:
+            total += int(file.read().split()[0])
+    return total / 1e9
 
 
 def process_seconds(pid):
@@ -84,6 +97,8 @@ class Server:
             if found := re.search(r"ready: http://[^ ]*:(\d+)/", line):
                 self.port = int(found[1])
                 break
+        # The log is read, as it is by whoever keeps it.
+        threading.Thread(target=self.process.stderr.read, daemon=True).start()
 
     def seconds(self, tokens):
         before = process_seconds(self.process.pid)
@@ -109,9 +124,11 @@ def main():
     parser.add_argument("binary")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--limit", type=float, default=60.0, help="microseconds per token")
+    parser.add_argument("--limit", type=float, default=50.0, help="microseconds per token")
+    parser.add_argument("--idle", type=float, default=20.0, help="seconds without requests")
+    parser.add_argument("flags", nargs="*")
     arguments = parser.parse_args()
-    flags = ["--max-running-requests", str(len(PROMPTS))]
+    flags = ["--max-running-requests", str(len(PROMPTS)), *arguments.flags]
     total = arguments.tokens * len(PROMPTS)
     server = Server(arguments.binary, flags)
     server.seconds(arguments.tokens)
@@ -126,6 +143,11 @@ def main():
             f"{served / total * 1e6:7.1f} µs/token ({events} events), "
             f"overhead {costs[-1]:6.1f} µs/token"
         )
+    time.sleep(1)
+    before = threads_seconds(server.process.pid)
+    time.sleep(arguments.idle)
+    idle = (threads_seconds(server.process.pid) - before) / arguments.idle
+    print(f"idle: {idle * 1e6:.0f} µs of CPU per second")
     server.stop()
     median = statistics.median(costs)
     print(f"median overhead {median:.1f} µs of CPU per token at {len(PROMPTS)} streams")

@@ -61,7 +61,9 @@ pub fn run(algorithms: &Algorithms) -> ExitCode {
             for note in taken.notes {
                 notice(format_args!("note: {note}"));
             }
-            report(run_command(command, algorithms))
+            let ended = run_command(command, algorithms);
+            log::finish();
+            report(ended)
         }
         Err(error) => report(Err(error)),
     }

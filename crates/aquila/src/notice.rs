@@ -14,13 +14,13 @@ pub fn speak_json() {
     AS_JSON.store(true, Ordering::Relaxed);
 }
 
+/// A text as a line of standard error, without its end.
+pub fn line(text: Arguments<'_>) -> String {
+    let text = text.to_string();
+    if AS_JSON.load(Ordering::Relaxed) { log::notice_line(&text) } else { text }
+}
+
 /// Writes a line to standard error. A reader that has left is no reason to fail.
 pub fn notice(text: Arguments<'_>) {
-    let mut stderr = std::io::stderr();
-    let _ = if AS_JSON.load(Ordering::Relaxed) {
-        let line = log::notice_line(&text.to_string());
-        writeln!(stderr, "{line}")
-    } else {
-        writeln!(stderr, "{text}")
-    };
+    let _ = writeln!(std::io::stderr(), "{}", line(text));
 }

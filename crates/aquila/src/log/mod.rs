@@ -3,6 +3,7 @@
 mod json;
 mod lines;
 mod repeats;
+mod writer;
 
 use std::io::IsTerminal;
 
@@ -11,6 +12,8 @@ use tracing_subscriber::EnvFilter;
 
 pub use self::json::notice_line;
 use self::lines::Lines;
+use self::writer::Queue;
+pub use self::writer::finish;
 use crate::error::{Error, Result};
 use crate::flags::LogFormat;
 use crate::notice;
@@ -33,11 +36,14 @@ pub fn start(format: LogFormat, level: Option<&str>, unless_told: &str) -> Resul
     }
     let colours = std::io::stderr().is_terminal()
         && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let queue = Queue::of_process();
+    let queue =
+        queue.map_err(|why| Error::Other(format!("cannot start the log's thread: {why}")))?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(colours)
         .event_format(Lines::new(format, colours))
-        .with_writer(std::io::stderr)
+        .with_writer(move || queue.clone())
         .init();
     Ok(())
 }

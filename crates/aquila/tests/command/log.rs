@@ -1,5 +1,8 @@
 //! The log: what it says of requests, and what its lines look like.
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+
 use serde_json::Value;
 
 use crate::run::{Ran, aquila};
@@ -73,4 +76,30 @@ fn a_log_that_nobody_can_mean_is_refused() {
     }
     let ran = Ran::of(aquila(&["inspect", "tiny"]).env("AQUILA_LOG", "").output().unwrap());
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+}
+
+#[test]
+fn a_log_that_nobody_reads_keeps_nobody_waiting() {
+    let served = Served::start_with(&PLAIN).unwrap();
+    // More lines than a pipe holds, and than may wait.
+    let requests = 8000;
+    let mut socket = TcpStream::connect(served.address).unwrap();
+    let mut answers = BufReader::new(socket.try_clone().unwrap());
+    let ask = "GET /no/such/route HTTP/1.1\r\nHost: x\r\n\r\n".repeat(100);
+    for _ in 0..requests / 100 {
+        socket.write_all(ask.as_bytes()).unwrap();
+        for _ in 0..100 {
+            let mut length = 0;
+            let mut line = String::new();
+            while line != "\r\n" {
+                line.clear();
+                assert!(answers.read_line(&mut line).unwrap() > 0, "the connection was closed");
+                if let Some(value) = line.strip_prefix("content-length: ") {
+                    length = value.trim().parse().unwrap();
+                }
+            }
+            answers.read_exact(&mut vec![0; length]).unwrap();
+        }
+    }
+    assert_eq!(served.get("/health").0, 200);
 }

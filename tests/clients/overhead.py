@@ -17,6 +17,7 @@ import re
 import resource
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -126,9 +127,9 @@ def main():
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--limit", type=float, default=50.0, help="microseconds per token")
     parser.add_argument("--idle", type=float, default=20.0, help="seconds without requests")
-    parser.add_argument("flags", nargs="*")
-    arguments = parser.parse_args()
-    flags = ["--max-running-requests", str(len(PROMPTS)), *arguments.flags]
+    own, _, both = (" ".join(sys.argv[1:]) + " ").partition(" -- ")
+    arguments = parser.parse_args(own.split())
+    flags = ["--max-running-requests", str(len(PROMPTS)), *both.split()]
     total = arguments.tokens * len(PROMPTS)
     server = Server(arguments.binary, flags)
     server.seconds(arguments.tokens)

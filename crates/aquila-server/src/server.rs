@@ -142,17 +142,22 @@ fn refuse(socket: TcpStream, most: usize) {
     }
 }
 
+/// Measures second by second, from a request on until a second has passed without a token.
 async fn measure_throughput(app: Arc<App>) {
     let tokens = || app.generator.engine().stats().snapshot().completion_tokens;
-    let mut last = (Instant::now(), tokens());
-    let mut ticks = tokio::time::interval(SECOND);
+    let mut before = tokens();
     loop {
-        ticks.tick().await;
-        let now = (Instant::now(), tokens());
-        let seconds = (now.0 - last.0).as_secs_f64();
-        if seconds > 0.5 {
-            app.metrics.set_throughput((now.1 - last.1) as f64 / seconds);
-            last = now;
+        app.under_way.wait_for_some().await;
+        let mut last = Instant::now();
+        loop {
+            tokio::time::sleep(SECOND).await;
+            let (now, count) = (Instant::now(), tokens());
+            let made = count - before;
+            app.metrics.set_throughput(made as f64 / (now - last).as_secs_f64());
+            (last, before) = (now, count);
+            if made == 0 && app.under_way.count() == 0 {
+                break;
+            }
         }
     }
 }

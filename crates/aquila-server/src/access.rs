@@ -52,6 +52,8 @@ pub(crate) async fn log(State(app): State<Shared>, mut request: Request, next: N
         refused: None,
         complete: false,
         caller: caller.clone(),
+        #[cfg(feature = "otel")]
+        span: app.traces.get().and_then(|traces| traces.begin(request.headers())),
     };
     request.extensions_mut().insert(caller);
     let mut response = next.run(request).await;
@@ -112,6 +114,8 @@ struct Entry {
     /// Whether the client has got the whole answer.
     complete: bool,
     caller: Caller,
+    #[cfg(feature = "otel")]
+    span: Option<crate::traces::Span>,
 }
 
 impl Entry {
@@ -140,6 +144,11 @@ impl Drop for Entry {
         }
         let Self { method, path, .. } = self;
         let status = self.status.unwrap_or(CLIENT_LEFT);
+        #[cfg(feature = "otel")]
+        if let Some(span) = &self.span {
+            let (id, error, route) = (self.id.as_deref(), self.refused, self.active.route());
+            span.end(&crate::traces::Ended { method, route, path, status, id, error });
+        }
         let ms = (self.begun.elapsed().as_secs_f64() * 1e4).round() / 10.0;
         let id = self.id.as_deref().map(tracing::field::display);
         let answer = self.answer_id.as_deref().map(tracing::field::display);

@@ -151,6 +151,12 @@ pub(crate) struct Active {
 }
 
 impl Active {
+    /// The route, as it was registered.
+    #[cfg(feature = "otel")]
+    pub fn route(&self) -> &str {
+        &self.endpoint.route
+    }
+
     /// Counts its response.
     pub fn answered(&self, status: u16) {
         if let Some(counts) = self.metrics.endpoints().get_mut(&self.endpoint) {

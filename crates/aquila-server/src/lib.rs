@@ -16,6 +16,7 @@
 //! - [`Keys`], [`AllowedOrigins`] and [`Tls`]: who may ask, from where, and unheard by others
 //! - `access`: the access log, and the ids of requests
 //! - `metrics`, `http_metrics`: counters in Prometheus' form
+//! - `traces`: spans for an OpenTelemetry collector, with the feature `otel`
 //! - `connection`, `connections`, `unstalled`, `server`, `signals`: sockets, time limits, draining
 //!
 //! [`Generator`]: aquila_text::Generator
@@ -50,6 +51,8 @@ mod signals;
 mod state;
 mod stream;
 mod tls;
+#[cfg(feature = "otel")]
+mod traces;
 mod under_way;
 mod unstalled;
 
@@ -64,3 +67,5 @@ pub use memory::RequestMemory;
 pub use server::{Server, run};
 pub use settings::{Limits, ModelCard, Settings};
 pub use tls::{Tls, TlsError};
+#[cfg(feature = "otel")]
+pub use traces::TraceEndpoint;

@@ -65,6 +65,12 @@ impl Server {
             tasks: JoinSet::new(),
         };
         let meter = tokio::spawn(measure_throughput(app.clone()));
+        #[cfg(feature = "otel")]
+        let exporting = app.settings.traces.clone().map(|endpoint| {
+            let (traces, export) = crate::traces::Traces::new(endpoint);
+            app.traces.get_or_init(|| traces);
+            tokio::spawn(export.run())
+        });
         connections.accept(&listener, stop).await;
         app.drain();
         connections.accept(&listener, app.under_way.wait_for_none()).await;
@@ -77,6 +83,12 @@ impl Server {
         }
         connections.tasks.shutdown().await;
         meter.abort();
+        #[cfg(feature = "otel")]
+        if let (Some(traces), Some(exporting)) = (app.traces.get(), exporting) {
+            traces.close();
+            // Spans that no collector takes in time are lost.
+            let _ = tokio::time::timeout(LAST_WORDS, exporting).await;
+        }
         let engine = app.generator.engine().clone();
         // Nothing is left to do for the engine, so this ends at once.
         let _ = tokio::task::spawn_blocking(move || engine.drain()).await;

@@ -80,6 +80,9 @@ pub struct Settings {
     pub tls: Option<Tls>,
     /// Whose pages may ask from within a browser.
     pub allowed_origins: AllowedOrigins,
+    /// Where a span of each request is sent, if anywhere.
+    #[cfg(feature = "otel")]
+    pub traces: Option<crate::TraceEndpoint>,
     /// The model.
     pub model: ModelCard,
     /// Tokens of an answer where a request does not say; each API has its own default else.

@@ -64,6 +64,8 @@ impl Serve {
             keys: self.access.keys()?,
             tls: self.access.tls()?,
             allowed_origins: self.access.allowed_origins()?,
+            #[cfg(feature = "otel")]
+            traces: aquila_server::TraceEndpoint::from_environment().map_err(Error::Usage)?,
             model: self.card()?,
             default_max_tokens: defaults.max_tokens.take(),
             limits,

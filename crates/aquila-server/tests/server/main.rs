@@ -15,3 +15,5 @@ mod sglang;
 mod speculation;
 mod support;
 mod tls;
+#[cfg(feature = "otel")]
+mod traces;

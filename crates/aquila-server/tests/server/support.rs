@@ -43,6 +43,8 @@ pub fn settings() -> Settings {
         keys: Default::default(),
         tls: None,
         allowed_origins: Default::default(),
+        #[cfg(feature = "otel")]
+        traces: None,
         model: ModelCard {
             served_name: "tiny".into(),
             path: "models/tiny".into(),

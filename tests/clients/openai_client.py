@@ -3,14 +3,17 @@
     python3 -m venv VENV && VENV/bin/pip install -r tests/clients/requirements.txt
     VENV/bin/python tests/clients/openai_client.py target/release/aquila
 
-Starts the server on a free port, runs every check and ends it with SIGTERM. Exit code 0 if all
-went well.
+Starts the server on a free port, runs every check and ends it with SIGTERM; then once more with
+TLS and keys from a file. Exit code 0 if all went well. The certificate is made with openssl.
 """
 
 import asyncio
 import re
+import ssl
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import traceback
 
@@ -202,6 +205,49 @@ def clients_may_be_asynchronous(client):
     assert asyncio.run(run()) == alone
 
 
+def answers_come_over_tls(client):
+    whole = ask(client).choices[0].message.content
+    chunks = list(ask(client, stream=True))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == whole
+    answer = client.models.with_raw_response.list(extra_headers={"X-Request-Id": "mine"})
+    assert answer.headers["x-request-id"] == "mine"
+
+
+def certificates_are_checked(client):
+    stranger = openai.OpenAI(base_url=client.base_url, api_key="sk-1", max_retries=0)
+    try:
+        stranger.models.list()
+    except openai.APIConnectionError as error:
+        assert "certificate" in str(error.__cause__).lower(), error.__cause__
+    else:
+        raise AssertionError("a certificate that nobody signed was trusted")
+
+
+def keys_have_their_share(client):
+    stream = ask(client, stream=True, max_tokens=1900, extra_body={"ignore_eos": True})
+    next(iter(stream))
+    try:
+        ask(client)
+    except openai.RateLimitError as error:
+        assert error.status_code == 429 and error.code == "rate_limit_exceeded", error.body
+        assert int(error.response.headers["retry-after"]) >= 1 and error.request_id
+    else:
+        raise AssertionError("a second request of the key was taken")
+    ask(client.with_options(api_key="sk-2"), max_tokens=1)
+    stream.close()
+    wait_until_idle(client)
+    ask(client, max_tokens=1)
+    try:
+        client.with_options(api_key="sk-3").models.list()
+    except openai.AuthenticationError as error:
+        assert error.code == "invalid_api_key"
+    else:
+        raise AssertionError("a wrong key was accepted")
+
+
+SECURE_CHECKS = [answers_come_over_tls, certificates_are_checked, keys_have_their_share]
+
+
 def wait_until_idle(client):
     until = time.monotonic() + 600
     while time.monotonic() < until:
@@ -213,30 +259,66 @@ def wait_until_idle(client):
 
 
 def main(binary):
-    flags = ["--port", "0", "--api-key", KEY]
-    server = subprocess.Popen([binary, "serve", *flags], stderr=subprocess.PIPE, text=True)
+    flags = ["--api-key", KEY]
+    with Server(binary, flags) as server:
+        client = openai.OpenAI(base_url=server.url, api_key=KEY, max_retries=0, timeout=120)
+        failed = run(CHECKS, client)
+    with tempfile.TemporaryDirectory() as folder, secure_server(binary, folder) as secure:
+        trust = ssl.create_default_context(cafile=f"{folder}/cert.pem")
+        trusting = openai.DefaultHttpxClient(verify=trust)
+        options = {"base_url": secure.url, "max_retries": 0, "timeout": 120}
+        client = openai.OpenAI(api_key="sk-1", http_client=trusting, **options)
+        failed += run(SECURE_CHECKS, client)
+    count = len(CHECKS) + len(SECURE_CHECKS)
+    codes = server.code, secure.code
+    print(f"{count - failed} of {count} checks passed; the servers ended with {codes}")
+    return failed > 0 or codes != (0, 0)
+
+
+class Server:
+    """A server on a free port, which drains at the end."""
+
+    def __init__(self, binary, flags):
+        command = [binary, "serve", "--port", "0", *flags]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+    def __enter__(self):
+        for line in self.process.stderr:
+            if found := re.search(r"ready: (https?://\S+)", line):
+                self.url = found[1]
+                # The log is read, as it is by whoever keeps it.
+                threading.Thread(target=self.process.stderr.read, daemon=True).start()
+                return self
+        raise AssertionError("the server did not start")
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.code = self.process.wait(60)
+
+
+def secure_server(binary, folder):
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName = DNS:localhost, IP:127.0.0.1"]
+    files = ["-keyout", f"{folder}/key.pem", "-out", f"{folder}/cert.pem"]
+    subprocess.run([*command.split(), *names, *files], check=True, stderr=subprocess.DEVNULL)
+    with open(f"{folder}/keys", "w") as file:
+        file.write("sk-1 alice\nsk-2 bob\n")
+    flags = ["--ssl-certfile", f"{folder}/cert.pem", "--ssl-keyfile", f"{folder}/key.pem"]
+    flags += ["--api-key-file", f"{folder}/keys", "--max-requests-per-key", "1"]
+    return Server(binary, flags)
+
+
+def run(checks, client):
     failed = 0
-    try:
-        url = None
-        for line in server.stderr:
-            if found := re.search(r"ready: (http://\S+)", line):
-                url = found[1]
-                break
-        assert url, "the server did not start"
-        client = openai.OpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=120)
-        for function in CHECKS:
-            try:
-                function(client)
-                print(f"ok      {function.__name__}")
-            except Exception:
-                failed += 1
-                print(f"FAILED  {function.__name__}")
-                traceback.print_exc()
-    finally:
-        server.terminate()
-        code = server.wait(60)
-    print(f"{len(CHECKS) - failed} of {len(CHECKS)} checks passed; the server ended with {code}")
-    return failed > 0 or code != 0
+    for function in checks:
+        try:
+            function(client)
+            print(f"ok      {function.__name__}")
+        except Exception:
+            failed += 1
+            print(f"FAILED  {function.__name__}")
+            traceback.print_exc()
+    return failed
 
 
 if __name__ == "__main__":

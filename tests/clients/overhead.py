@@ -4,7 +4,9 @@
 
 Runs the same requests through `aquila generate` (the engine alone) and through `aquila serve`,
 alternating, and compares the CPU time of the two processes per token. The engine's share of the
-start is taken out by a run of one token each. Needs nothing but Python.
+start is taken out by a run of one token each. Then leaves the server alone for a while and says
+what CPU time it took. What stands behind `--` are flags for both, such as
+`--speculative-algorithm NONE`, with which every token is an event. Needs nothing but Python.
 """
 
 import argparse
@@ -15,10 +17,12 @@ import re
 import resource
 import statistics
 import subprocess
+import sys
 import tempfile
+import threading
+import time
 
 PROMPTS = [f"fn add_{i}(a: u32, b: u32) -> u32 {{" for i in range(64)]
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def children_seconds():
@@ -50,9 +54,8 @@ def sampling(tokens):
 
 
 def process_seconds(pid):
-    with open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    """CPU seconds of a process, to the nanosecond: the clock that Linux has for each."""
+    return time.clock_gettime_ns((~pid << 3) | 2) / 1e9
 
 
 async def stream(port, prompt, tokens):
@@ -84,6 +87,8 @@ class Server:
             if found := re.search(r"ready: http://[^ ]*:(\d+)/", line):
                 self.port = int(found[1])
                 break
+        # The log is read, as it is by whoever keeps it.
+        threading.Thread(target=self.process.stderr.read, daemon=True).start()
 
     def seconds(self, tokens):
         before = process_seconds(self.process.pid)
@@ -109,9 +114,11 @@ def main():
     parser.add_argument("binary")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--limit", type=float, default=60.0, help="microseconds per token")
-    arguments = parser.parse_args()
-    flags = ["--max-running-requests", str(len(PROMPTS))]
+    parser.add_argument("--limit", type=float, default=50.0, help="microseconds per token")
+    parser.add_argument("--idle", type=float, default=20.0, help="seconds without requests")
+    own, _, both = (" ".join(sys.argv[1:]) + " ").partition(" -- ")
+    arguments = parser.parse_args(own.split())
+    flags = ["--max-running-requests", str(len(PROMPTS)), *both.split()]
     total = arguments.tokens * len(PROMPTS)
     server = Server(arguments.binary, flags)
     server.seconds(arguments.tokens)
@@ -126,6 +133,12 @@ def main():
             f"{served / total * 1e6:7.1f} µs/token ({events} events), "
             f"overhead {costs[-1]:6.1f} µs/token"
         )
+    # Threads that waited for more to do have ended by then.
+    time.sleep(15)
+    before = process_seconds(server.process.pid)
+    time.sleep(arguments.idle)
+    idle = (process_seconds(server.process.pid) - before) / arguments.idle
+    print(f"idle: {idle * 1e6:.0f} µs of CPU per second")
     server.stop()
     median = statistics.median(costs)
     print(f"median overhead {median:.1f} µs of CPU per token at {len(PROMPTS)} streams")

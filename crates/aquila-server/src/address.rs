@@ -30,6 +30,11 @@ impl Address {
         }
     }
 
+    /// Whether only clients of this machine can reach it.
+    pub fn is_loopback(&self) -> bool {
+        self.socket.local_addr().is_ok_and(|address| address.ip().is_loopback())
+    }
+
     /// Listens.
     pub(crate) fn listen(self) -> Result<(TcpListener, SocketAddr)> {
         let failed = |source| Error::Listen { address: self.asked, source };

@@ -3,6 +3,7 @@
 //! The answers to all prompts of one request are numbered through: those to the first prompt, then
 //! those to the second.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use aquila_engine::FinishReason;
@@ -10,6 +11,7 @@ use aquila_text::{AnswerSink, CheckedParams};
 use tokio::sync::mpsc;
 
 use crate::answer::{Answer, Collector, Event, Relay};
+use crate::http_metrics::HttpMetrics;
 use crate::refusal::Refusal;
 use crate::state::App;
 use crate::under_way::Hold;
@@ -66,6 +68,8 @@ impl Holds {
 pub(crate) struct Pieces {
     pub events: mpsc::Receiver<Event>,
     pub holds: Holds,
+    /// Hears of errors that no status can tell any more.
+    pub metrics: Arc<HttpMetrics>,
 }
 
 impl App {
@@ -77,7 +81,7 @@ impl App {
         let holds = self.submit(asks, param, |index, stopwatch| {
             Box::new(Relay { index, events: sender.clone(), stopwatch, broken: false })
         })?;
-        Ok(Pieces { events, holds })
+        Ok(Pieces { events, holds, metrics: self.metrics.http.clone() })
     }
 
     /// Asks, and waits for all answers, in their order.

@@ -13,13 +13,17 @@
 //! - `body`, `intake`: bodies, and the memory and threads that they may take
 //! - `fields`, `prompts`, `json`, `refusal`: what comes in, and how it is refused
 //! - [`RequestMemory`]: what all that may take
-//! - `metrics`: counters in Prometheus' form
-//! - `connection`, `connections`, `server`, `signals`: sockets, time limits, draining
+//! - [`Keys`], [`AllowedOrigins`] and [`Tls`]: who may ask, from where, and unheard by others
+//! - `access`: the access log, and the ids of requests
+//! - `metrics`, `http_metrics`: counters in Prometheus' form
+//! - `traces`: spans for an OpenTelemetry collector, with the feature `otel`
+//! - `connection`, `connections`, `unstalled`, `server`, `signals`: sockets, time limits, draining
 //!
 //! [`Generator`]: aquila_text::Generator
 
 #![forbid(unsafe_code)]
 
+mod access;
 mod address;
 mod answer;
 mod ask;
@@ -28,11 +32,14 @@ mod connection;
 mod connections;
 mod corpus;
 mod corpus_file;
+mod cors;
 mod error;
 mod fields;
+mod http_metrics;
 mod identifier;
 mod intake;
 mod json;
+mod keys;
 mod memory;
 mod metrics;
 mod prompts;
@@ -43,13 +50,22 @@ mod settings;
 mod signals;
 mod state;
 mod stream;
+mod tls;
+#[cfg(feature = "otel")]
+mod traces;
 mod under_way;
+mod unstalled;
 
 pub use address::Address;
 pub use connections::fitting_connections;
 pub use corpus::{Added, CorpusTextError, add_documents, add_file};
 pub use corpus_file::CorpusFolder;
+pub use cors::AllowedOrigins;
 pub use error::{Error, Result};
+pub use keys::{ApiKey, KeyError, Keys};
 pub use memory::RequestMemory;
 pub use server::{Server, run};
 pub use settings::{Limits, ModelCard, Settings};
+pub use tls::{Tls, TlsError};
+#[cfg(feature = "otel")]
+pub use traces::TraceEndpoint;

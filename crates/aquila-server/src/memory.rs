@@ -7,11 +7,13 @@ use aquila_text::Generator;
 use crate::connection::BUFFER;
 use crate::intake::{LONG_WORKERS, MIDDLE, MIDDLE_ROOM, MIDDLE_WORKERS, SHORT};
 use crate::json::MOST_VALUES;
-use crate::settings::Limits;
+use crate::settings::Settings;
 use crate::state::LongestText;
 
 /// Bytes of a connection beside its buffer and a short body.
 const CONNECTION: usize = 16 << 10;
+/// Bytes of a connection's TLS, beside what it buffers of its answers.
+const TLS: usize = 32 << 10;
 /// Bytes for each byte of a body: as it came, and as its prompts were read from it.
 const PER_BODY_BYTE: usize = 3;
 /// Bytes of a JSON value, with its key.
@@ -32,8 +34,10 @@ pub struct RequestMemory {
 }
 
 impl RequestMemory {
-    /// What requests to `generator` may take within `limits`.
-    pub fn of(generator: &Generator, limits: &Limits) -> Self {
+    /// What requests to `generator` may take with these settings.
+    pub fn of(generator: &Generator, settings: &Settings) -> Self {
+        let limits = &settings.limits;
+        let tls = if settings.tls.is_some() { TLS + BUFFER } else { 0 };
         let bodies = limits.bodies_bytes.max(limits.body_bytes).saturating_add(MIDDLE_ROOM);
         let values = (LONG_WORKERS + MIDDLE_WORKERS) * MOST_VALUES * PER_VALUE;
         let longest = LongestText::of(generator, limits.prompt_tokens).bytes;
@@ -41,7 +45,9 @@ impl RequestMemory {
         let texts = (LONG_WORKERS * longest).saturating_add(MIDDLE_WORKERS * longest.min(MIDDLE));
         let bytes = |bytes: usize| bytes as u64;
         Self {
-            connections: bytes(limits.connections.saturating_mul(BUFFER + SHORT + CONNECTION)),
+            connections: bytes(
+                limits.connections.saturating_mul(BUFFER + SHORT + CONNECTION + tls),
+            ),
             bodies: bytes(bodies.saturating_mul(PER_BODY_BYTE).saturating_add(values)),
             tokenizing: bytes(texts.saturating_mul(PER_TEXT_BYTE)),
         }

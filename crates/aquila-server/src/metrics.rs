@@ -9,6 +9,8 @@ use aquila_engine::{DraftingState, FinishReason, Snapshot};
 use aquila_spec::{Shape, SpecStats};
 use aquila_text::End;
 
+use crate::http_metrics::HttpMetrics;
+
 /// Upper bounds in seconds, for what users wait for.
 const WAITS: &[f64] = &[
     0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 20.0, 40.0,
@@ -68,6 +70,7 @@ pub(crate) struct Metrics {
     whole: Histogram,
     /// Tokens per second of the last second or so, in thousandths.
     throughput: AtomicU64,
+    pub http: Arc<HttpMetrics>,
 }
 
 impl Default for Metrics {
@@ -82,6 +85,7 @@ impl Default for Metrics {
             per_token: Histogram::new(GAPS),
             whole: Histogram::new(WAITS),
             throughput: AtomicU64::new(0),
+            http: Arc::default(),
         }
     }
 }
@@ -274,6 +278,7 @@ impl Metrics {
         for (histogram, name, help) in histograms {
             histogram.write(&mut page, &format!("sglang:{name}"), help);
         }
+        self.http.write(&mut page);
         if let Some(bytes) = resident_bytes() {
             let help = "Resident memory size in bytes";
             page.single("process_resident_memory_bytes", "gauge", help, bytes as f64);
@@ -283,24 +288,24 @@ impl Metrics {
 }
 
 /// Prometheus' text form.
-struct Page {
+pub(crate) struct Page {
     text: String,
     model: String,
 }
 
 impl Page {
-    fn head(&mut self, name: &str, kind: &str, help: &str) {
+    pub fn head(&mut self, name: &str, kind: &str, help: &str) {
         // Writing to a string cannot fail.
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    fn line(&mut self, name: &str, labels: &str, value: f64) {
+    pub fn line(&mut self, name: &str, labels: &str, value: f64) {
         let model = &self.model;
         // Writing to a string cannot fail.
         let _ = writeln!(self.text, "{name}{{model_name=\"{model}\"{labels}}} {value}");
     }
 
-    fn single(&mut self, name: &str, kind: &str, help: &str, value: f64) {
+    pub fn single(&mut self, name: &str, kind: &str, help: &str, value: f64) {
         self.head(name, kind, help);
         self.line(name, "", value);
     }

@@ -20,6 +20,10 @@ pub(crate) struct Refusal {
     closes: bool,
 }
 
+/// Marks a response as a refusal, and says which.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Refused(pub &'static str);
+
 #[derive(Serialize)]
 struct Wire<'a> {
     error: Detail<'a>,
@@ -57,10 +61,28 @@ impl Refusal {
 
     /// A key that is missing or wrong.
     pub fn unauthorized() -> Self {
-        let message = "wrong or missing API key: send `Authorization: Bearer KEY` with the key \
-                       that the server was started with";
+        let message = "wrong or missing API key: send `Authorization: Bearer KEY` or `x-api-key: \
+                       KEY` with a key that the server knows";
         Self::new(StatusCode::UNAUTHORIZED, "invalid_request_error", message)
             .code("invalid_api_key")
+    }
+
+    /// A route for administrators, and no key of theirs.
+    pub fn no_admin() -> Self {
+        Self { message: "this route needs the admin key".into(), ..Self::unauthorized() }
+    }
+
+    /// An origin whose pages may not ask.
+    pub fn foreign_origin() -> Self {
+        let message = "pages of this origin may not ask: --allowed-origins names those that may";
+        Self::new(StatusCode::FORBIDDEN, "invalid_request_error", message)
+            .code("origin_not_allowed")
+    }
+
+    /// A key with as many requests under way as a key may have.
+    pub fn too_many(most: usize) -> Self {
+        let message = format!("{most} requests of this key are under way, which is what a key may");
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "requests", message).code("rate_limit_exceeded")
     }
 
     /// A model that is not the one served here.
@@ -161,6 +183,32 @@ impl Refusal {
         };
         serde_json::to_vec(&Wire { error }).expect("strings are always JSON")
     }
+
+    /// What the log and metrics say of it: OpenAI's code, or its type.
+    pub fn label(&self) -> &'static str {
+        self.code.unwrap_or(self.kind)
+    }
+
+    /// All bytes of a response, for a client that is answered before its request is read.
+    pub fn whole_response(&self) -> Vec<u8> {
+        let body = self.json();
+        let retry = match self.may_retry() {
+            true => format!("retry-after: {RETRY_AFTER}\r\n"),
+            false => String::new(),
+        };
+        let head = format!(
+            "HTTP/1.1 {}\r\ncontent-type: application/json\r\n{retry}connection: close\r\n\
+             content-length: {}\r\n\r\n",
+            self.status,
+            body.len()
+        );
+        [head.as_bytes(), &body].concat()
+    }
+
+    /// Whether the same request may be taken a little later.
+    fn may_retry(&self) -> bool {
+        matches!(self.status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS)
+    }
 }
 
 impl From<ParamError> for Refusal {
@@ -174,15 +222,13 @@ impl IntoResponse for Refusal {
         let json = HeaderValue::from_static("application/json");
         let mut response =
             (self.status, [(header::CONTENT_TYPE, json)], self.json()).into_response();
+        response.extensions_mut().insert(Refused(self.label()));
         let headers = response.headers_mut();
-        match self.status {
-            StatusCode::SERVICE_UNAVAILABLE => {
-                headers.insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER));
-            }
-            StatusCode::UNAUTHORIZED => {
-                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-            }
-            _ => (),
+        if self.may_retry() {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if self.closes {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));

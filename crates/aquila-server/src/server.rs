@@ -4,6 +4,7 @@
 //! the engine ends. Connections are accepted until the second step is done, so that whoever asks
 //! hears a reason.
 
+use std::fmt::Arguments;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::address::Address;
-use crate::connection;
+use crate::connection::{Peer, Serving};
 use crate::connections::Connections;
 use crate::error::{Error, Result};
 use crate::refusal::Refusal;
@@ -64,6 +65,12 @@ impl Server {
             tasks: JoinSet::new(),
         };
         let meter = tokio::spawn(measure_throughput(app.clone()));
+        #[cfg(feature = "otel")]
+        let exporting = app.settings.traces.clone().map(|endpoint| {
+            let (traces, export) = crate::traces::Traces::new(endpoint);
+            app.traces.get_or_init(|| traces);
+            tokio::spawn(export.run())
+        });
         connections.accept(&listener, stop).await;
         app.drain();
         connections.accept(&listener, app.under_way.wait_for_none()).await;
@@ -76,6 +83,12 @@ impl Server {
         }
         connections.tasks.shutdown().await;
         meter.abort();
+        #[cfg(feature = "otel")]
+        if let (Some(traces), Some(exporting)) = (app.traces.get(), exporting) {
+            traces.close();
+            // Spans that no collector takes in time are lost.
+            let _ = tokio::time::timeout(LAST_WORDS, exporting).await;
+        }
         let engine = app.generator.engine().clone();
         // Nothing is left to do for the engine, so this ends at once.
         let _ = tokio::task::spawn_blocking(move || engine.drain()).await;
@@ -99,7 +112,7 @@ impl Accepting {
                 biased;
                 () = &mut stop => return,
                 accepted = listener.accept() => match accepted {
-                    Ok((socket, _)) => self.serve(socket),
+                    Ok((socket, peer)) => self.serve(socket, Peer(peer)),
                     Err(error) => {
                         tracing::warn!(%error, "a connection was not accepted");
                         // Where the system has no more files, one of ours may be given back.
@@ -116,45 +129,47 @@ impl Accepting {
         }
     }
 
-    fn serve(&mut self, socket: TcpStream) {
-        let limits = self.app.settings.limits.clone();
+    fn serve(&mut self, socket: TcpStream, peer: Peer) {
+        let app = self.app.clone();
         let Some(place) = self.all.place() else {
-            return refuse(socket, limits.connections);
+            app.metrics.http.connection_refused();
+            // Without a handshake, no word would be understood.
+            if app.settings.tls.is_none() {
+                refuse(socket, app.settings.limits.connections);
+            }
+            return;
         };
-        let closing = self.closing.clone();
-        let serving = connection::serve(socket, place, self.router.clone(), limits, closing);
-        self.tasks.spawn(serving);
+        let (router, closing) = (self.router.clone(), self.closing.clone());
+        self.tasks.spawn(Serving { app, router, place, peer, closing }.serve(socket));
     }
 }
 
 /// Refuses a connection; what the socket does not take at once is lost.
 fn refuse(socket: TcpStream, most: usize) {
     let why = format!("all {most} connections are being answered: raise --max-connections");
-    let refusal = Refusal::busy(why).json();
-    let head = format!(
-        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
-         retry-after: 1\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
-        refusal.len()
-    );
-    let said = socket
-        .into_std()
-        .and_then(|mut socket| socket.write_all(&[head.as_bytes(), &refusal].concat()));
+    let refusal = Refusal::busy(why).whole_response();
+    let said = socket.into_std().and_then(|mut socket| socket.write_all(&refusal));
     if let Err(error) = said {
         tracing::debug!(%error, "a connection was closed without a word");
     }
 }
 
+/// Measures second by second, from a request on until a second has passed without a token.
 async fn measure_throughput(app: Arc<App>) {
     let tokens = || app.generator.engine().stats().snapshot().completion_tokens;
-    let mut last = (Instant::now(), tokens());
-    let mut ticks = tokio::time::interval(SECOND);
+    let mut before = tokens();
     loop {
-        ticks.tick().await;
-        let now = (Instant::now(), tokens());
-        let seconds = (now.0 - last.0).as_secs_f64();
-        if seconds > 0.5 {
-            app.metrics.set_throughput((now.1 - last.1) as f64 / seconds);
-            last = now;
+        app.under_way.wait_for_some().await;
+        let mut last = Instant::now();
+        loop {
+            tokio::time::sleep(SECOND).await;
+            let (now, count) = (Instant::now(), tokens());
+            let made = count - before;
+            app.metrics.set_throughput(made as f64 / (now - last).as_secs_f64());
+            (last, before) = (now, count);
+            if made == 0 && app.under_way.count() == 0 {
+                break;
+            }
         }
     }
 }
@@ -166,12 +181,14 @@ fn http_threads() -> usize {
 }
 
 /// Serves on threads of its own until a signal comes, then drains; a second signal ends the
-/// process at once, always. `ready` hears the address when the server listens.
+/// process at once, always. `ready` hears the address when the server listens; `say` writes what
+/// signals do.
 pub fn run(
     address: Address,
     generator: Generator,
     settings: Settings,
     ready: impl FnOnce(SocketAddr),
+    say: fn(Arguments<'_>),
 ) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(http_threads())
@@ -183,7 +200,7 @@ pub fn run(
     let served = runtime.block_on(async {
         let server = Server::listen(address, generator, settings)?;
         let (stop, stopped) = tokio::sync::oneshot::channel();
-        signals::listen(stop).map_err(Error::Threads)?;
+        signals::listen(stop, say).map_err(Error::Threads)?;
         ready(server.address());
         server
             .serve(async {

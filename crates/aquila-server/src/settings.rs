@@ -6,6 +6,9 @@ use std::time::Duration;
 use aquila_spec::ngram::Corpora;
 
 use crate::corpus_file::CorpusFolder;
+use crate::cors::AllowedOrigins;
+use crate::keys::Keys;
+use crate::tls::Tls;
 
 /// What clients may use up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,7 +23,7 @@ pub struct Limits {
     pub prompt_tokens: Option<usize>,
     /// From a request's arrival to its last token.
     pub request_time: Option<Duration>,
-    /// For all headers of a request, and for a connection between two requests.
+    /// For a handshake, for all headers of a request, and for a connection between two requests.
     pub header_time: Duration,
     /// For the body of a request.
     pub body_time: Duration,
@@ -72,7 +75,14 @@ impl ModelCard {
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// What clients must show, if anything.
-    pub api_key: Option<String>,
+    pub keys: Keys,
+    /// Certificate and key, where clients speak TLS.
+    pub tls: Option<Tls>,
+    /// Whose pages may ask from within a browser.
+    pub allowed_origins: AllowedOrigins,
+    /// Where a span of each request is sent, if anywhere.
+    #[cfg(feature = "otel")]
+    pub traces: Option<crate::TraceEndpoint>,
     /// The model.
     pub model: ModelCard,
     /// Tokens of an answer where a request does not say; each API has its own default else.

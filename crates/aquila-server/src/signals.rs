@@ -5,6 +5,7 @@
 //! heard. So signals have a thread of their own, which writes nothing itself: standard error may
 //! be a pipe that nobody reads.
 
+use std::fmt::Arguments;
 use std::io;
 use std::sync::mpsc;
 use std::thread;
@@ -15,8 +16,11 @@ use tokio::sync::oneshot;
 /// How long the last words of a process may take.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
+/// Writes a line for whoever watches the process.
+pub(crate) type Say = fn(Arguments<'_>);
+
 /// Listens from now on; `stop` hears of the first signal.
-pub(crate) fn listen(stop: oneshot::Sender<()>) -> io::Result<()> {
+pub(crate) fn listen(stop: oneshot::Sender<()>, say: Say) -> io::Result<()> {
     let (tell, told) = mpsc::channel();
     let listening = move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
@@ -31,11 +35,14 @@ pub(crate) fn listen(stop: oneshot::Sender<()>) -> io::Result<()> {
             };
             let begun = tell.send(Ok(()));
             let name = signals.next().await;
-            say(format!("{name}: finishing what is under way; a second signal ends at once"));
+            tell_of(
+                say,
+                format!("{name}: finishing what is under way; a second signal ends at once"),
+            );
             // A server that has ended already needs no telling.
             let _ = stop.send(());
             let name = signals.next().await;
-            let said = say(format!("{name}: ended with requests under way"));
+            let said = tell_of(say, format!("{name}: ended with requests under way"));
             // Words that nobody takes in time are not worth waiting for.
             let _ = said.recv_timeout(LAST_WORDS);
             if begun.is_ok() {
@@ -49,11 +56,11 @@ pub(crate) fn listen(stop: oneshot::Sender<()>) -> io::Result<()> {
     told.recv().unwrap_or_else(|_| Err(io::Error::other("the thread of signals ended")))
 }
 
-/// Writes to standard error on a thread of its own; who receives hears when it is written.
-fn say(text: String) -> mpsc::Receiver<()> {
+/// Says something on a thread of its own; who receives hears when it is said.
+fn tell_of(say: Say, text: String) -> mpsc::Receiver<()> {
     let (tell, told) = mpsc::channel();
     let saying = move || {
-        eprintln!("{text}");
+        say(format_args!("{text}"));
         // Nobody needs to wait for it.
         let _ = tell.send(());
     };

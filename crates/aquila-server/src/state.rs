@@ -23,6 +23,8 @@ pub(crate) struct App {
     pub settings: Settings,
     pub under_way: Arc<UnderWay>,
     pub metrics: Arc<Metrics>,
+    #[cfg(feature = "otel")]
+    pub traces: std::sync::OnceLock<Arc<crate::traces::Traces>>,
     pub identifiers: Identifiers,
     pub intake: Intake,
     pub longest_text: LongestText,
@@ -44,6 +46,8 @@ impl App {
             settings,
             under_way: Arc::default(),
             metrics: Arc::default(),
+            #[cfg(feature = "otel")]
+            traces: Default::default(),
             identifiers: Identifiers::default(),
             started: unix_time(),
             draining: AtomicBool::new(false),

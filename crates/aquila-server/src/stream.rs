@@ -79,6 +79,7 @@ impl<W: Wording> EventBody<W> {
         for Event { index, news } in self.waiting.drain(..) {
             if let News::End(end) = &news {
                 if let Some(refusal) = pieces.holds.failure(index, &end.reason) {
+                    pieces.metrics.stream_failed(&refusal);
                     out.raw(&refusal.json());
                     return false;
                 }
@@ -112,7 +113,9 @@ impl<W: Wording> http_body::Body for EventBody<W> {
             let mut out = EventWriter::default();
             let goes_on = if count == 0 {
                 // The answers were given up before their end came through.
-                out.raw(&Refusal::too_slow().json());
+                let refusal = Refusal::too_slow();
+                pieces.metrics.stream_failed(&refusal);
+                out.raw(&refusal.json());
                 false
             } else {
                 this.write(&mut out)

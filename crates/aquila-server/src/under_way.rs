@@ -15,6 +15,7 @@ use tokio::sync::Notify;
 pub(crate) struct UnderWay {
     entries: Mutex<Entries>,
     none_left: Notify,
+    begun: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -44,7 +45,11 @@ impl UnderWay {
         entries.next += 1;
         let entry = Entry { name: name.into(), ids: Vec::new(), aborted: aborted.clone() };
         entries.by_key.insert(key, entry);
+        let is_first = entries.by_key.len() == 1;
         drop(entries);
+        if is_first {
+            self.begun.notify_waiters();
+        }
         Hold { list: self.clone(), engine: engine.clone(), key, aborted, complete: false }
     }
 
@@ -67,11 +72,20 @@ impl UnderWay {
 
     /// Waits until there is none.
     pub async fn wait_for_none(&self) {
+        self.wait(&self.none_left, |count| count == 0).await;
+    }
+
+    /// Waits until there is one.
+    pub async fn wait_for_some(&self) {
+        self.wait(&self.begun, |count| count > 0).await;
+    }
+
+    async fn wait(&self, changed: &Notify, wished: impl Fn(usize) -> bool) {
         loop {
-            let mut told = std::pin::pin!(self.none_left.notified());
-            // Enabled before the count, so that no end is missed between the two.
+            let mut told = std::pin::pin!(changed.notified());
+            // Enabled before the count, so that no change is missed between the two.
             told.as_mut().enable();
-            if self.count() == 0 {
+            if wished(self.count()) {
                 return;
             }
             told.await;

@@ -14,6 +14,7 @@ mod find;
 mod flags;
 mod generate;
 mod inspect;
+mod log;
 mod notice;
 mod serve;
 mod start;
@@ -22,7 +23,6 @@ use std::process::ExitCode;
 
 use aquila_spec::Registry;
 use clap::{CommandFactory, Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
 
 use crate::after_help::AFTER_HELP;
 use crate::notice::notice;
@@ -59,30 +59,30 @@ pub fn run(algorithms: &Algorithms) -> ExitCode {
     match flags::sglang::take(std::env::args_os(), Cli::command()) {
         Ok(taken) => {
             let command = Cli::parse_from(taken.args).command;
-            log(&command);
+            if let Err(error) = log(&command) {
+                return report(Err(error));
+            }
             for note in taken.notes {
                 notice(format_args!("note: {note}"));
             }
-            report(run_command(command, algorithms))
+            let ended = run_command(command, algorithms);
+            log::finish();
+            report(ended)
         }
         Err(error) => report(Err(error)),
     }
 }
 
-/// Sends the log to standard error, as much of it as the command and the environment say.
-fn log(command: &Command) {
-    let (unless_told, level) = match command {
+/// Starts the log, as the command and the environment say.
+fn log(command: &Command) -> error::Result<()> {
+    match command {
         // Whoever serves wants to see how it goes; other commands print what they did.
-        Command::Serve(command) => ("warn,aquila_engine=info", command.log_filter()),
-        _ => ("warn", None),
-    };
-    let filter = match level {
-        Some(level) => EnvFilter::new(level),
-        None => {
-            EnvFilter::try_from_env("AQUILA_LOG").unwrap_or_else(|_| EnvFilter::new(unless_told))
+        Command::Serve(serve) => {
+            let unless_told = "warn,aquila_engine=info,aquila_server=info";
+            log::start(serve.log_format(), serve.log_filter(), unless_told)
         }
-    };
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+        _ => log::start(flags::LogFormat::Text, None, "warn"),
+    }
 }
 
 fn run_command(command: Command, algorithms: &Algorithms) -> error::Result<ExitCode> {

@@ -4,13 +4,16 @@ mod openai;
 mod sglang;
 
 use axum::Router;
-use axum::extract::{Request, State};
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::header;
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
+use crate::access::{self, Caller};
 use crate::body;
+use crate::cors;
+use crate::keys::Level;
 use crate::refusal::Refusal;
 use crate::state::Shared;
 
@@ -21,6 +24,7 @@ pub(crate) fn router(app: Shared) -> Router {
         .route("/v1/completions", post(openai::completions::completions))
         .route("/generate", post(sglang::generate::generate).put(sglang::generate::generate))
         .route("/add_external_corpus", post(sglang::corpus::add))
+        .route_layer(from_fn_with_state(app.clone(), limit_key))
         .route_layer(from_fn_with_state(app.clone(), refuse_while_draining));
     Router::new()
         .merge(taking)
@@ -45,28 +49,53 @@ pub(crate) fn router(app: Shared) -> Router {
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(app.clone(), check_key))
+        .layer(from_fn_with_state(app.clone(), cors::share))
+        .layer(from_fn_with_state(app.clone(), access::log))
         .with_state(app)
 }
 
-/// Lets pass who shows the key. Health and metrics are open, as in SGLang: those who ask for them
-/// have no key.
-async fn check_key(State(app): State<Shared>, request: Request, next: Next) -> Response {
-    let Some(key) = &app.settings.api_key else { return next.run(request).await };
-    let path = request.uri().path();
-    let open = path.starts_with("/health") || path == "/metrics";
-    // A router may add its own key to the client's; one that fits is enough.
-    let shown = request.headers().get_all(header::AUTHORIZATION).iter().any(|value| {
-        let value = value.as_bytes();
-        let bearer = value.get(..7).is_some_and(|word| word.eq_ignore_ascii_case(b"bearer "));
-        bearer && same(value[7..].trim_ascii(), key.as_bytes())
-    });
-    if open || shown { next.run(request).await } else { Refusal::unauthorized().into_response() }
+/// The keys that a route asks for, as in SGLang.
+fn level(route: Option<&str>) -> Level {
+    match route {
+        Some("/health" | "/health_generate" | "/metrics") => Level::Open,
+        Some(
+            "/flush_cache"
+            | "/abort_request"
+            | "/add_external_corpus"
+            | "/remove_external_corpus"
+            | "/list_external_corpora",
+        ) => Level::Admin,
+        _ => Level::Normal,
+    }
 }
 
-/// Compares in a time that says nothing about where two keys differ.
-fn same(shown: &[u8], key: &[u8]) -> bool {
-    let differences = shown.iter().zip(key).fold(0, |all, (a, b)| all | (a ^ b));
-    shown.len() == key.len() && std::hint::black_box(differences) == 0
+/// Lets pass who shows a key that the route asks for.
+async fn check_key(State(app): State<Shared>, request: Request, next: Next) -> Response {
+    let route = request.extensions().get::<MatchedPath>();
+    let level = level(route.map(MatchedPath::as_str));
+    match app.settings.keys.check(level, request.headers()) {
+        Ok(Some(holder)) => {
+            if let Some(caller) = request.extensions().get::<Caller>() {
+                caller.set(holder);
+            }
+        }
+        Ok(None) => (),
+        Err(refusal) => return refusal.into_response(),
+    }
+    next.run(request).await
+}
+
+/// Refuses a request whose key has as many under way as it may.
+async fn limit_key(State(app): State<Shared>, request: Request, next: Next) -> Response {
+    if let Some(caller) = request.extensions().get::<Caller>()
+        && let Some(holder) = caller.holder()
+    {
+        match app.settings.keys.begin(holder) {
+            Ok(place) => caller.place(Some(place)),
+            Err(refusal) => return refusal.into_response(),
+        }
+    }
+    next.run(request).await
 }
 
 async fn refuse_while_draining(

@@ -4,7 +4,6 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use crate::support::{Running, settings};
-use aquila_server::Settings;
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -205,29 +204,6 @@ fn bodies_beyond_the_limit_are_refused_without_breaking_the_connection_early() {
     let chunks = format!("{head}{}0\r\n\r\n", chunk.repeat(10));
     assert_eq!(server.connect().send(&chunks).reply().status, 413);
     assert_eq!(server.get("/health").status, 200);
-}
-
-#[test]
-fn a_key_is_asked_of_everyone_but_health_and_metrics() {
-    let key = Some("secret".to_owned());
-    let server =
-        Running::start(crate::support::generator(), Settings { api_key: key, ..settings() });
-    let with = |headers: &str| {
-        let request = format!("GET /v1/models HTTP/1.1\r\nHost: x\r\n{headers}\r\n");
-        server.connect().send(&request).reply()
-    };
-    for wrong in ["", "Authorization: Bearer wrong\r\n", "Authorization: Basic secret\r\n"] {
-        let reply = with(wrong);
-        assert_eq!(reply.status, 401, "{wrong}");
-        assert_eq!(reply.json()["error"]["code"], "invalid_api_key");
-    }
-    with("Authorization: Bearer secret\r\n").ok();
-    with("authorization: bearer secret\r\n").ok();
-    // A router sends its own key beside the client's.
-    with("Authorization: Bearer client\r\nAuthorization: Bearer secret\r\n").ok();
-    for open in ["/health", "/health_generate", "/metrics"] {
-        assert_eq!(server.get(open).status, 200, "{open}");
-    }
 }
 
 #[test]

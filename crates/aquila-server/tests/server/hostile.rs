@@ -6,14 +6,11 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 
-use aquila_engine::EngineConfig;
 use aquila_server::{Address, Limits, RequestMemory, Settings};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
-use crate::support::{
-    Connection, Reply, Running, engine_config, generator, generator_of, settings,
-};
+use crate::support::{Connection, Reply, Running, engine_config, generator, settings};
 
 /// Tells the test that is run as a server from one that is run as a test.
 const AS_SERVER: &str = "AQUILA_TEST_SERVER";
@@ -123,18 +120,18 @@ fn idle_connections_make_place_for_new_ones() {
 
 #[test]
 fn past_busy_connections_there_is_a_reason() {
-    let config = EngineConfig { max_running_requests: 1, ..engine_config() };
     let limits = Limits { connections: 2, ..Limits::default() };
-    let generator = generator_of(config, |cpu| cpu, |engine| engine);
-    let server = Running::start(generator, Settings { limits, ..settings() });
-    let body = json!({ "prompt": "fn main", "max_tokens": 480, "ignore_eos": true }).to_string();
-    let busy = [(); 2].map(|()| server.connect().post("/v1/completions", body.as_bytes()));
-    server.wait_until("one runs, one waits", |s| s.running == 1 && s.waiting == 1);
+    let server = Running::held(engine_config(), Settings { limits, ..settings() });
+    let body = json!({ "prompt": "fn main", "max_tokens": 2, "stream": true }).to_string();
+    let mut busy = [(); 2].map(|()| server.connect().post("/v1/completions", body.as_bytes()));
+    // The engine makes no token meanwhile, so that both stay busy.
+    assert_eq!(busy.each_mut().map(|connection| connection.head().0), [200, 200]);
     let mut third = server.connect();
     let reply = third.reply();
     assert_eq!(reply.status, 503);
     assert!(reply.body.contains("--max-connections"), "{}", reply.body);
-    drop(busy);
+    server.run_freely();
+    busy.iter_mut().for_each(|connection| while connection.chunk().is_some() {});
     server.wait_until_idle();
 }
 
@@ -212,10 +209,11 @@ fn as_server() {
         return;
     }
     let (generator, settings) = (generator(), settings());
-    let requests = RequestMemory::of(&generator, &settings.limits).total();
+    let requests = RequestMemory::of(&generator, &settings).total();
     let told = |address| eprintln!("{address} {requests}");
     let address = Address::take("127.0.0.1", 0).unwrap();
-    aquila_server::run(address, generator, settings, told).unwrap();
+    let say = |line: std::fmt::Arguments<'_>| eprintln!("{line}");
+    aquila_server::run(address, generator, settings, told, say).unwrap();
 }
 
 #[test]

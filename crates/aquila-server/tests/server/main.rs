@@ -6,9 +6,14 @@ mod draining;
 mod failures;
 mod gate;
 mod hostile;
+mod keys;
 mod load;
+mod observed;
 mod openai;
 mod priorities;
 mod sglang;
 mod speculation;
 mod support;
+mod tls;
+#[cfg(feature = "otel")]
+mod traces;

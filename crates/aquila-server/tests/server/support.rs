@@ -40,7 +40,11 @@ pub fn engine_config() -> EngineConfig {
 
 pub fn settings() -> Settings {
     Settings {
-        api_key: None,
+        keys: Default::default(),
+        tls: None,
+        allowed_origins: Default::default(),
+        #[cfg(feature = "otel")]
+        traces: None,
         model: ModelCard {
             served_name: "tiny".into(),
             path: "models/tiny".into(),

@@ -1,4 +1,4 @@
-//! How much is logged.
+//! How much is logged, and how.
 
 use clap::ValueEnum;
 
@@ -24,4 +24,14 @@ impl LogLevel {
             LogLevel::Error | LogLevel::Critical => "error",
         }
     }
+}
+
+/// What lines of the log look like.
+#[derive(ValueEnum, Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// An object on each line, for programs.
+    Json,
 }

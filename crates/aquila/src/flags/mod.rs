@@ -1,5 +1,6 @@
 //! Flags that commands share: one home for each, with its help and default.
 
+mod access;
 mod engine;
 mod head;
 mod log_level;
@@ -8,14 +9,17 @@ mod ngram;
 mod number;
 mod policy;
 mod sampling;
+mod server;
 pub mod sglang;
 mod speculative;
 mod verify;
 
+pub use access::AccessFlags;
 pub use engine::{EngineFlags, SchedulePolicy};
-pub use log_level::LogLevel;
+pub use log_level::{LogFormat, LogLevel};
 pub use model::ModelFlags;
 pub use number::whole;
 pub use policy::PolicyPlan;
 pub use sampling::SamplingFlags;
+pub use server::ServerFlags;
 pub use speculative::{Speculative, SpeculativeFlags};

@@ -57,14 +57,15 @@ impl Prompts {
 }
 
 /// Says where the server is, what it serves, and how to try it.
-pub fn announce(address: SocketAddr, model: &str, key: bool, prompts: Prompts) {
+pub fn announce(address: SocketAddr, tls: bool, model: &str, key: bool, prompts: Prompts) {
     // An address that means all of them is none that a client can use.
     let host = match address.ip() {
         ip if !ip.is_unspecified() => ip,
         IpAddr::V4(_) => IpAddr::from([127, 0, 0, 1]),
         IpAddr::V6(_) => IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]),
     };
-    let url = format!("http://{}/v1", SocketAddr::new(host, address.port()));
+    let scheme = if tls { "https" } else { "http" };
+    let url = format!("{scheme}://{}/v1", SocketAddr::new(host, address.port()));
     let header = if key { " -H 'Authorization: Bearer KEY'" } else { "" };
     let (route, body) = prompts.example(model);
     let body = body.to_string().replace('\'', "'\\''");

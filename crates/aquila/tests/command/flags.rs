@@ -94,6 +94,8 @@ fn settings_are_told_at_start_unless_asked_to_be_quiet() {
 #[test]
 fn the_help_lists_exit_codes_and_environment_variables() {
     let variables = [
+        "AQUILA_ADMIN_API_KEY",
+        "AQUILA_API_KEY",
         "AQUILA_LOG",
         "AQUILA_MODELS",
         "HF_HOME",
@@ -102,6 +104,7 @@ fn the_help_lists_exit_codes_and_environment_variables() {
         "HF_HUB_OFFLINE",
         "HF_TOKEN",
         "SSL_CERT_FILE",
+        "NO_COLOR",
         "SGLANG_ENABLE_SPEC_V2",
         "XDG_CACHE_HOME",
     ];

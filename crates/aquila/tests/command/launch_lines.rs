@@ -239,7 +239,7 @@ fn what_would_change_answers_is_refused_with_its_reason() {
         ("--revision v2", ["revision v2", "only models of the hub"]),
         ("--config x.yaml", ["--config", "flags themselves"]),
         ("--lora-paths a b", ["--lora-paths", "LoRA"]),
-        ("--admin-api-key k", ["--admin-api-key", "--api-key"]),
+        ("--ssl-ca-certs a.pem", ["--ssl-ca-certs", "clients show keys"]),
         ("--tp", ["--tp", "needs a value"]),
     ] {
         is_refused(line, &words);

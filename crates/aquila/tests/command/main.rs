@@ -1,5 +1,6 @@
 //! The command as its users meet it: the real binary, the shipped model, files and pipes.
 
+mod access;
 mod bench;
 mod checkpoints;
 mod flags;
@@ -10,6 +11,7 @@ mod hub;
 mod hub_server;
 mod launch_lines;
 mod lines;
+mod log;
 mod output;
 mod overlap;
 mod policies;

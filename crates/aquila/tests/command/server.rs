@@ -10,7 +10,7 @@ use crate::run::{Ran, aquila};
 pub struct Served {
     child: Child,
     /// Kept open: the server writes to it until it ends.
-    _stderr: BufReader<ChildStderr>,
+    stderr: BufReader<ChildStderr>,
     /// Where it listens.
     pub address: SocketAddr,
     /// What it said until it was ready, that included.
@@ -25,7 +25,13 @@ impl Served {
 
     /// As [`Served::start`].
     pub fn start_with(flags: &[&str]) -> Result<Self, Ran> {
-        let mut child = aquila(&[&["serve", "--port", "0"], flags].concat()).spawn().unwrap();
+        Self::start_in(&[], flags)
+    }
+
+    /// The same, with these variables in its environment.
+    pub fn start_in(variables: &[(&str, &str)], flags: &[&str]) -> Result<Self, Ran> {
+        let mut command = aquila(&[&["serve", "--port", "0"], flags].concat());
+        let mut child = command.envs(variables.iter().copied()).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut said = String::new();
         let address = loop {
@@ -34,11 +40,22 @@ impl Served {
                 let code = child.wait().unwrap().code();
                 return Err(Ran { code, stdout: String::new(), stderr: said });
             }
-            if let Some(url) = said[begun..].strip_prefix("ready: http://") {
+            if let Some((_, url)) = said[begun..].split_once("ready: http://") {
                 break url.split('/').next().unwrap().parse().unwrap();
             }
         };
-        Ok(Self { child, _stderr: stderr, address, said })
+        Ok(Self { child, stderr, address, said })
+    }
+
+    /// The next line that it writes to its log which has `what` in it.
+    pub fn logged(&mut self, what: &str) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.stderr.read_line(&mut line).unwrap() > 0, "it ended without {what}");
+            if line.contains(what) {
+                return line;
+            }
+        }
     }
 
     /// The status and the body of an answer.
@@ -55,7 +72,8 @@ impl Served {
         ))
     }
 
-    fn ask(&self, request: &str) -> (u16, String) {
+    /// The same, to a request written by hand, which must ask for the connection to be closed.
+    pub fn ask(&self, request: &str) -> (u16, String) {
         let mut socket = TcpStream::connect(self.address).unwrap();
         socket.write_all(request.as_bytes()).unwrap();
         let mut answer = String::new();

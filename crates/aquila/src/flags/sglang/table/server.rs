@@ -3,22 +3,16 @@
 use super::Fate::{Ignored, Only, Refused};
 use super::{Flags, flags};
 
-const NO_LOG: &str =
-    "requests are not logged one by one; --log-level and AQUILA_LOG say how much is";
-const NO_TLS: &str = "the server speaks HTTP alone: put a proxy with TLS before it";
+const LOG: &str = "a line for each request is logged, and what the engine does; --log-level, \
+                   --log-format and AQUILA_LOG say how much, and how";
 
 /// The rows.
 pub const ROWS: &[Flags] = &[
     // The server.
-    flags(Refused("there is one key, --api-key, for every route"), &["--admin-api-key KEY"]),
+    flags(Refused("clients show keys, not certificates"), &["--ssl-ca-certs FILE"]),
     flags(
-        Refused(NO_TLS),
-        &[
-            "--ssl-keyfile FILE",
-            "--ssl-certfile FILE",
-            "--ssl-ca-certs FILE",
-            "--ssl-keyfile-password PASSWORD",
-        ],
+        Refused("the private key must not be encrypted: --ssl-keyfile with the file's mode 600"),
+        &["--ssl-keyfile-password PASSWORD"],
     ),
     flags(Refused("the server speaks HTTP, not gRPC"), &["--grpc-mode"]),
     flags(Only(&["", "/"], "routes are at the root"), &["--fastapi-root-path PATH"]),
@@ -64,7 +58,7 @@ pub const ROWS: &[Flags] = &[
         ],
     ),
     flags(
-        Ignored(NO_LOG),
+        Ignored(LOG),
         &[
             "--log-level-http LEVEL",
             "--log-requests",

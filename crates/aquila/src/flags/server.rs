@@ -1,0 +1,124 @@
+//! Where a server listens, and how much clients may use up.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use aquila_server::{CorpusFolder, Limits, fitting_connections};
+use clap::Args;
+
+use crate::error::{Error, Result};
+use crate::flags::{LogFormat, LogLevel, whole};
+use crate::notice::notice;
+
+/// Where a server listens, and how much clients may use up.
+#[derive(Args)]
+#[command(next_help_heading = "Server")]
+pub struct ServerFlags {
+    /// The address to listen on; 0.0.0.0 is all of them, [::] those of IPv6 too
+    #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
+    pub host: String,
+
+    /// The port to listen on; 0 takes any
+    #[arg(long, default_value_t = 30000)]
+    pub port: u16,
+
+    /// The model's name for clients [default: the MODEL as given]
+    #[arg(long, value_name = "NAME")]
+    pub served_model_name: Option<String>,
+
+    /// How much is logged, whatever AQUILA_LOG says [default: as AQUILA_LOG says, or warnings,
+    /// requests and what the engine does]
+    #[arg(long, value_enum, value_name = "LEVEL")]
+    pub log_level: Option<LogLevel>,
+
+    /// What lines of the log look like
+    #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub log_format: LogFormat,
+
+    /// Connections at a time; for one more, the one that has waited longest for its client is
+    /// closed
+    #[arg(
+        long,
+        default_value_t = Limits::default().connections,
+        value_name = "N",
+        value_parser = whole(1, 1 << 20),
+        allow_negative_numbers = true,
+    )]
+    max_connections: usize,
+
+    /// Bytes of the largest body
+    #[arg(long, default_value_t = Limits::default().body_bytes, value_name = "BYTES")]
+    max_body_bytes: usize,
+
+    /// Bytes of all long bodies together that have arrived but are not tokenized yet; a body that
+    /// finds no room is refused with 503. At least --max-body-bytes
+    #[arg(long, default_value_t = Limits::default().bodies_bytes, value_name = "BYTES")]
+    max_bodies_bytes: usize,
+
+    /// Tokens of the longest prompt [default: the context]
+    #[arg(long, value_name = "TOKENS")]
+    max_prompt_tokens: Option<usize>,
+
+    /// Seconds from a request's arrival to its last token; 0 is no limit
+    #[arg(long, default_value_t = 3600.0, value_name = "SECONDS")]
+    request_timeout: f64,
+
+    /// Seconds for a TLS handshake, for the headers of a request, and between two requests of a
+    /// connection
+    #[arg(long, default_value_t = 75.0, value_name = "SECONDS")]
+    header_timeout: f64,
+
+    /// Seconds for the body of a request
+    #[arg(long, default_value_t = 60.0, value_name = "SECONDS")]
+    body_timeout: f64,
+
+    /// Seconds that a client may take nothing of what is sent to it
+    #[arg(long, default_value_t = 30.0, value_name = "SECONDS")]
+    stall_timeout: f64,
+
+    /// Pieces of a streamed answer that may wait for a slow client; one more gives it up
+    #[arg(long, default_value_t = Limits::default().unread_pieces, value_name = "N")]
+    max_unread_pieces: usize,
+
+    /// A folder whose files clients may add as corpora; without it, they can only send documents
+    #[arg(long, value_name = "FOLDER")]
+    external_corpus_folder: Option<PathBuf>,
+}
+
+impl ServerFlags {
+    /// What clients may use up; says where the system allows less.
+    pub fn limits(&self) -> Result<Limits> {
+        let request_time = seconds("--request-timeout", self.request_timeout)?;
+        let connections = fitting_connections(self.max_connections);
+        if connections < self.max_connections {
+            notice(format_args!(
+                "warning: the system has files for {connections} connections, not for the {} of \
+                 --max-connections: raise `ulimit -n`",
+                self.max_connections
+            ));
+        }
+        Ok(Limits {
+            connections,
+            body_bytes: self.max_body_bytes,
+            bodies_bytes: self.max_bodies_bytes.max(self.max_body_bytes),
+            prompt_tokens: self.max_prompt_tokens,
+            request_time: Some(request_time).filter(|time| !time.is_zero()),
+            header_time: seconds("--header-timeout", self.header_timeout)?,
+            body_time: seconds("--body-timeout", self.body_timeout)?,
+            stall_time: seconds("--stall-timeout", self.stall_timeout)?,
+            unread_pieces: self.max_unread_pieces,
+        })
+    }
+
+    /// The folder that clients may add files from.
+    pub fn corpus_folder(&self) -> Result<Option<CorpusFolder>> {
+        let Some(path) = &self.external_corpus_folder else { return Ok(None) };
+        let failed =
+            |why| Error::Usage(format!("--external-corpus-folder {}: {why}", path.display()));
+        CorpusFolder::open(path).map(Some).map_err(failed)
+    }
+}
+
+fn seconds(flag: &str, seconds: f64) -> Result<Duration> {
+    Duration::try_from_secs_f64(seconds).map_err(|why| Error::Usage(format!("{flag}: {why}")))
+}

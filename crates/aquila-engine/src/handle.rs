@@ -45,8 +45,10 @@ struct Shared {
 }
 
 impl EngineHandle {
-    /// Puts `engine` on a thread of its own.
+    /// Puts `engine` on a thread of its own, and with overlap its listeners on another: without
+    /// it, computing wants all cores.
     pub fn start(engine: Scheduler) -> std::io::Result<Self> {
+        let engine = if engine.is_apart() { engine.listen_apart()? } else { engine };
         let (commands, inbox) = mpsc::channel();
         let shared = Shared {
             config: engine.config().clone(),

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use aquila_compute::choose::{Ask, History, Sampling, choose, noise};
+use aquila_compute::choose::{History, SampleQuery, Sampling, choose, noise};
 
 /// Calls of which the median is told: single calls, since other work may share the machine.
 const CALLS: u32 = 500;
@@ -56,7 +56,7 @@ fn main() {
 fn median(rows: &[Vec<f32>], sampling: &Sampling, history: &History, top: Option<usize>) -> f64 {
     let mut times: Vec<f64> = (0..CALLS)
         .map(|position| {
-            let ask = Ask {
+            let query = SampleQuery {
                 row: 0,
                 sampling,
                 history,
@@ -69,7 +69,7 @@ fn median(rows: &[Vec<f32>], sampling: &Sampling, history: &History, top: Option
             };
             let row = black_box(&rows[position as usize % rows.len()]);
             let start = Instant::now();
-            black_box(choose(row, &ask));
+            black_box(choose(row, &query));
             start.elapsed().as_secs_f64() * 1e6
         })
         .collect();

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use aquila_compute::cpu::{CpuBackend, CpuKv, CpuPlan, CpuRows, CpuWeight, Isa, IsaChoice};
 use aquila_compute::{
-    Backend, ForwardPlan, HeadShape, HostTensor, KvDtype, KvShape, PlanBounds, RopeTable, Sight,
-    Sink, WeightFormat,
+    Accumulate, AttentionSpan, Backend, ForwardPlan, HeadShape, HostTensor, KvDtype, KvShape,
+    PlanBounds, RopeTable, WeightFormat,
 };
 
 const HIDDEN: usize = 1536;
@@ -59,7 +59,7 @@ impl Bench<'_> {
             backend.rms_norm(&b.x, &self.norm, 1e-5, rows, &mut b.normed).expect("fits");
             lap(0);
             backend
-                .project(&layer.qkv, None, &b.normed, rows, Sink::Set, &mut b.qkv)
+                .project(&layer.qkv, None, &b.normed, rows, Accumulate::Set, &mut b.qkv)
                 .expect("fits");
             lap(1);
             backend.write_kv(&mut b.qkv, HEADS, None, &self.rope, plan, kv, index).expect("fits");
@@ -67,17 +67,21 @@ impl Bench<'_> {
             backend.attend(&b.qkv, HEADS, 0.088, plan, kv, index, &mut b.attended).expect("fits");
             lap(3);
             backend
-                .project(&layer.out, None, &b.attended, rows, Sink::Set, &mut b.x)
+                .project(&layer.out, None, &b.attended, rows, Accumulate::Set, &mut b.x)
                 .expect("fits");
             lap(4);
             backend.rms_norm(&b.x, &self.norm, 1e-5, rows, &mut b.normed).expect("fits");
             lap(5);
             let up = &mut b.gate_up;
-            backend.project(&layer.gate_up, None, &b.normed, rows, Sink::Set, up).expect("fits");
+            backend
+                .project(&layer.gate_up, None, &b.normed, rows, Accumulate::Set, up)
+                .expect("fits");
             lap(6);
             backend.swiglu(&b.gate_up, rows, &mut b.gated).expect("fits");
             lap(7);
-            backend.project(&layer.down, None, &b.gated, rows, Sink::Set, &mut b.x).expect("fits");
+            backend
+                .project(&layer.down, None, &b.gated, rows, Accumulate::Set, &mut b.x)
+                .expect("fits");
             lap(8);
         }
         took
@@ -92,7 +96,7 @@ fn plan_of(context: usize, rows: usize) -> ForwardPlan {
         plan.tokens.push(0);
         plan.positions.push(position);
         plan.writes.push(position);
-        plan.sights.push(Sight { prefix: position + 1, ..Sight::default() });
+        plan.spans.push(AttentionSpan { prefix: position + 1, ..AttentionSpan::default() });
     }
     plan
 }

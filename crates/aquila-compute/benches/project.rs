@@ -10,7 +10,7 @@
 use std::time::Instant;
 
 use aquila_compute::cpu::{CpuBackend, Isa, IsaChoice};
-use aquila_compute::{Backend, HostTensor, Sink, WeightFormat};
+use aquila_compute::{Accumulate, Backend, HostTensor, WeightFormat};
 
 mod machine;
 use machine::Machine;
@@ -132,7 +132,7 @@ fn shape(
             let since = Instant::now();
             for _ in 0..calls {
                 backend
-                    .project(&weights[next % count], None, &input, rows, Sink::Set, &mut out)
+                    .project(&weights[next % count], None, &input, rows, Accumulate::Set, &mut out)
                     .expect("fits");
                 next += 1;
             }

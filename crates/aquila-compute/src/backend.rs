@@ -19,7 +19,7 @@ pub struct DraftIds<'a> {
 
 /// What an operation does with what stands in its output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sink {
+pub enum Accumulate {
     /// Replace it.
     Set,
     /// Add to it, after the result is complete.
@@ -101,7 +101,7 @@ pub trait Backend: Send + Sync + 'static {
         bias: Option<&Self::Vector>,
         input: &Self::Rows,
         rows: usize,
-        sink: Sink,
+        accumulate: Accumulate,
         out: &mut Self::Rows,
     ) -> Result<()>;
 
@@ -147,7 +147,7 @@ pub trait Backend: Send + Sync + 'static {
         both: &mut Self::Rows,
         out: &mut Self::Rows,
     ) -> Result<()> {
-        self.project(weight, bias, input, rows, Sink::Set, both)?;
+        self.project(weight, bias, input, rows, Accumulate::Set, both)?;
         self.swiglu(both, rows, out)
     }
 

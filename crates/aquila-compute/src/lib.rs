@@ -29,8 +29,8 @@ mod plan;
 mod shape;
 mod tensor;
 
-pub use backend::{Backend, DraftIds, Sink};
+pub use backend::{Accumulate, Backend, DraftIds};
 pub use error::{Error, Result};
-pub use plan::{BlockTables, ForwardPlan, PlanBounds, Sight};
+pub use plan::{AttentionSpan, BlockTables, ForwardPlan, PlanBounds};
 pub use shape::{HeadShape, INT8_GROUP, KvDtype, KvShape, RopeTable, WeightFormat};
 pub use tensor::{DType, HostTensor};

@@ -4,18 +4,18 @@
 /// of its own. In a prefill and in plain decoding the tail is empty and the prefix ends with the
 /// row itself; a node of a draft tree sees the committed prefix, then its ancestors, then itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Sight {
+pub struct AttentionSpan {
     /// Where the request's block table begins among the plan's [`BlockTables`].
     pub start: u32,
     /// How many slots of that table the row sees.
     pub prefix: u32,
-    /// Where the row's tail begins in [`ForwardPlan::tails`].
-    pub tail_start: u32,
+    /// Where the row's tail begins in [`ForwardPlan::tree_slots`].
+    pub tree_start: u32,
     /// How many slots the tail has.
     pub tail: u32,
 }
 
-impl Sight {
+impl AttentionSpan {
     /// How many slots the row sees. The slot at index i holds position i, so a row at position p
     /// sees p + 1 of them.
     pub fn len(&self) -> usize {
@@ -41,14 +41,14 @@ pub struct ForwardPlan {
     /// The slot in which each row leaves its keys and values.
     pub writes: Vec<u32>,
     /// What each row sees.
-    pub sights: Vec<Sight>,
+    pub spans: Vec<AttentionSpan>,
     /// Changes of block tables: where each begins and how many of `slots` it has, in order. What
     /// is not changed stays as the plans placed before have left it.
     pub changes: Vec<(u32, u32)>,
     /// The slots of all changes, one after the other.
     pub slots: Vec<u32>,
     /// Tails of the rows that have one.
-    pub tails: Vec<u32>,
+    pub tree_slots: Vec<u32>,
     /// The rows whose logits are wanted, ascending.
     pub outputs: Vec<u32>,
     /// For passes that go on from rows of another one: which of its rows each row takes. Empty
@@ -70,10 +70,10 @@ impl ForwardPlan {
         self.tokens.clear();
         self.positions.clear();
         self.writes.clear();
-        self.sights.clear();
+        self.spans.clear();
         self.changes.clear();
         self.slots.clear();
-        self.tails.clear();
+        self.tree_slots.clear();
         self.outputs.clear();
         self.sources.clear();
         self.destinations.clear();
@@ -144,24 +144,24 @@ impl BlockTables {
     }
 
     /// Whether a row sees no more of its request's table than there is.
-    pub fn hold(&self, sight: &Sight) -> bool {
+    pub fn hold(&self, span: &AttentionSpan) -> bool {
         // A row that sees nothing of its table may be there before the table is.
-        sight.prefix == 0 || sight.start as usize + sight.prefix as usize <= self.slots.len()
+        span.prefix == 0 || span.start as usize + span.prefix as usize <= self.slots.len()
     }
 
     /// The part of a request's table that a row sees.
-    pub fn prefix(&self, sight: &Sight) -> &[u32] {
-        match sight.prefix {
+    pub fn prefix(&self, span: &AttentionSpan) -> &[u32] {
+        match span.prefix {
             0 => &[],
-            prefix => &self.slots[sight.start as usize..][..prefix as usize],
+            prefix => &self.slots[span.start as usize..][..prefix as usize],
         }
     }
 
     /// The slots that a row of a plan sees, in position order.
     pub fn seen<'a>(&'a self, plan: &'a ForwardPlan, row: usize) -> impl Iterator<Item = u32> + 'a {
-        let sight = plan.sights[row];
-        let tail = &plan.tails[sight.tail_start as usize..][..sight.tail as usize];
-        self.prefix(&sight).iter().chain(tail).copied()
+        let span = plan.spans[row];
+        let tail = &plan.tree_slots[span.tree_start as usize..][..span.tail as usize];
+        self.prefix(&span).iter().chain(tail).copied()
     }
 }
 
@@ -172,6 +172,6 @@ pub struct PlanBounds {
     pub rows: usize,
     /// Rows whose logits are wanted.
     pub outputs: usize,
-    /// Slots of all block tables and tails together.
+    /// Slots of all block tables and tree_slots together.
     pub slots: usize,
 }

@@ -10,7 +10,7 @@ use half::bf16;
 
 use crate::math::{exp, fma, round_half_even, silu};
 use crate::shape::INT8_GROUP;
-use crate::{BlockTables, ForwardPlan, HeadShape, KvDtype, RopeTable, Sink};
+use crate::{Accumulate, BlockTables, ForwardPlan, HeadShape, KvDtype, RopeTable};
 
 /// Positions of one attention block.
 pub const BLOCK: usize = 64;
@@ -77,11 +77,11 @@ pub fn project(input: &[f32], weight: &[f32]) -> f32 {
 }
 
 /// Puts a projection's result, with its bias, where it belongs.
-pub fn sink(value: f32, bias: Option<f32>, sink: Sink, out: &mut f32) {
+pub fn accumulate(value: f32, bias: Option<f32>, accumulate: Accumulate, out: &mut f32) {
     let value = bias.map_or(value, |b| value + b);
-    *out = match sink {
-        Sink::Set => value,
-        Sink::Add => *out + value,
+    *out = match accumulate {
+        Accumulate::Set => value,
+        Accumulate::Add => *out + value,
     };
 }
 

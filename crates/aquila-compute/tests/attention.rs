@@ -1,10 +1,10 @@
-//! Attention gives the bits of the reference, whatever the slots, tails, rows, chunks, threads
+//! Attention gives the bits of the reference, whatever the slots, tree_slots, rows, chunks, threads
 //! and instructions.
 
 use aquila_compute::cpu::CpuBackend;
 use aquila_compute::{
-    Backend, BlockTables, ForwardPlan, HeadShape, HostTensor, KvDtype, KvShape, RopeTable, Sight,
-    reference,
+    AttentionSpan, Backend, BlockTables, ForwardPlan, HeadShape, HostTensor, KvDtype, KvShape,
+    RopeTable, reference,
 };
 use proptest::prelude::*;
 
@@ -77,15 +77,15 @@ impl Case {
                     continue;
                 }
                 let (position, prefix, nodes) = request.row(row);
-                let tail_start = plan.tails.len() as u32;
-                plan.tails.extend(nodes.iter().map(|node| slots[request.chain + node]));
+                let tree_start = plan.tree_slots.len() as u32;
+                plan.tree_slots.extend(nodes.iter().map(|node| slots[request.chain + node]));
                 plan.tokens.push(0);
                 plan.positions.push(position as u32);
                 plan.writes.push(slots[row]);
-                plan.sights.push(Sight {
+                plan.spans.push(AttentionSpan {
                     start,
                     prefix: prefix as u32,
-                    tail_start,
+                    tree_start,
                     tail: nodes.len() as u32,
                 });
             }
@@ -356,7 +356,7 @@ fn a_block_table_stays_until_a_plan_changes_it() {
         for row in 0..90 {
             let mut host = case.plan(row..row + 1);
             (host.changes, host.slots) = (Vec::new(), Vec::new());
-            host.sights[0].start = 200;
+            host.spans[0].start = 200;
             host.change_table(200 + row, &case.slots[row..row + 1]);
             backend.place(&host, &mut plan).unwrap();
             qkv.row_mut(0).copy_from_slice(&all[row * heads.qkv_width()..][..heads.qkv_width()]);

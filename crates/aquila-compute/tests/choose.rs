@@ -1,9 +1,11 @@
 //! What is chosen, and what is reported about it.
 
-use aquila_compute::choose::{Ask, Choice, History, Sampling, choose, definition, offer, weigh};
+use aquila_compute::choose::{
+    Choice, History, SampleQuery, Sampling, choose, definition, filtered_probs, topk_candidates,
+};
 use proptest::prelude::*;
 
-/// Everything an ask refers to.
+/// Everything an query refers to.
 #[derive(Debug, Clone, Default)]
 struct Case {
     sampling: Sampling,
@@ -26,10 +28,10 @@ impl Case {
         Self { sampling: Sampling { temperature, ..Sampling::default() }, ..Self::default() }
     }
 
-    fn by<T>(&self, rule: impl Fn(&[f32], &Ask<'_>) -> T, logits: &[f32]) -> T {
+    fn by<T>(&self, rule: impl Fn(&[f32], &SampleQuery<'_>) -> T, logits: &[f32]) -> T {
         let mut history = History::of_prompt(&self.prompt);
         self.output.iter().for_each(|&token| history.push(token));
-        let ask = Ask {
+        let query = SampleQuery {
             row: 0,
             sampling: &self.sampling,
             history: &history,
@@ -40,7 +42,7 @@ impl Case {
             top_logprobs: self.top_logprobs,
             given: self.given,
         };
-        rule(logits, &ask)
+        rule(logits, &query)
     }
 
     fn on(&self, logits: &[f32]) -> Choice {
@@ -382,8 +384,8 @@ proptest! {
         logits in arbitrary_logits(), case in arbitrary_case(),
     ) {
         let case = Case { given: None, ..case };
-        let got = case.by(|l, ask| weigh(l, ask, None), &logits);
-        prop_assert_eq!(&got, &case.by(definition::weigh, &logits));
+        let got = case.by(|l, query| filtered_probs(l, query, None), &logits);
+        prop_assert_eq!(&got, &case.by(definition::filtered_probs, &logits));
         prop_assert!(got.tokens.is_sorted_by(|a, b| a.0 < b.0));
         prop_assert_eq!(got.total, got.tokens.iter().map(|t| t.1).sum::<f64>());
     }
@@ -392,11 +394,11 @@ proptest! {
     fn an_offer_is_the_defined_one(
         logits in arbitrary_logits(), case in arbitrary_case(), count in 1usize..9,
     ) {
-        // What overflows ties for an offer, but not for a greedy choice.
+        // What overflows ties for an topk_candidates, but not for a greedy choice.
         let logits: Vec<f32> = logits.iter().map(|l| l.min(1e30)).collect();
         let case = Case { given: None, ..case };
-        let got = case.by(|l, ask| offer(l, ask, count, None), &logits);
-        let want = case.by(|l, ask| definition::offer(l, ask, count), &logits);
+        let got = case.by(|l, query| topk_candidates(l, query, count, None), &logits);
+        let want = case.by(|l, query| definition::topk_candidates(l, query, count), &logits);
         prop_assert_eq!(&got, &want);
         // What is offered first is what would be chosen.
         if let Some(first) = got.first() {
@@ -440,7 +442,7 @@ proptest! {
         let mut case = Case { top_logprobs: Some(5), ..Case::sampled(temperature) };
         (case.sampling.top_p, case.sampling.top_k, case.sampling.seed) = (top_p, top_k, seed);
         prop_assert_eq!(case.on(&logits), case.by(definition::choose, &logits));
-        let offered = case.by(|l, ask| offer(l, ask, 8, None), &logits);
-        prop_assert_eq!(offered, case.by(|l, ask| definition::offer(l, ask, 8), &logits));
+        let offered = case.by(|l, query| topk_candidates(l, query, 8, None), &logits);
+        prop_assert_eq!(offered, case.by(|l, query| definition::topk_candidates(l, query, 8), &logits));
     }
 }

@@ -3,7 +3,7 @@
 //! A statistic of `df` degrees of freedom becomes a standard score (Wilson and Hilferty, 1931);
 //! scores beyond 4 have a chance of 1 in 30 000, and the seeds never change.
 
-use aquila_compute::choose::{Ask, History, Sampling, choose, noise};
+use aquila_compute::choose::{History, SampleQuery, Sampling, choose, noise};
 
 const LIMIT: f64 = 4.0;
 
@@ -71,7 +71,7 @@ fn draw(logits: &[f32], sampling: &Sampling, draws: u32) -> Vec<u64> {
     let mut counts = vec![0; logits.len()];
     for i in 0..draws {
         sampling.seed = u64::from(i % 7);
-        let ask = Ask {
+        let query = SampleQuery {
             row: 0,
             sampling: &sampling,
             history: &history,
@@ -82,7 +82,7 @@ fn draw(logits: &[f32], sampling: &Sampling, draws: u32) -> Vec<u64> {
             top_logprobs: None,
             given: None,
         };
-        counts[choose(logits, &ask).token as usize] += 1;
+        counts[choose(logits, &query).token as usize] += 1;
     }
     counts
 }
@@ -223,7 +223,7 @@ fn successive_samples_are_independent() {
     let sampling = at(1.0);
     let history = History::default();
     let token = |position, choice| {
-        let ask = Ask {
+        let query = SampleQuery {
             row: 0,
             sampling: &sampling,
             history: &history,
@@ -234,7 +234,7 @@ fn successive_samples_are_independent() {
             top_logprobs: None,
             given: None,
         };
-        choose(&logits, &ask).token as usize
+        choose(&logits, &query).token as usize
     };
     let exact: Vec<f64> = logits.iter().map(|&l| f64::from(l)).collect();
     let p = softmax(&exact, &sampling);

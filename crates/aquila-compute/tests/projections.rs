@@ -1,7 +1,7 @@
 //! A projection gives the bits of the reference, whatever the rows, threads and instructions.
 
 use aquila_compute::cpu::{CpuBackend, Isa, IsaChoice};
-use aquila_compute::{Backend, HostTensor, Sink, WeightFormat, reference};
+use aquila_compute::{Accumulate, Backend, HostTensor, WeightFormat, reference};
 use half::bf16;
 use proptest::prelude::*;
 
@@ -15,7 +15,7 @@ fn expected(
     format: WeightFormat,
     x: &[f32],
     bias: Option<&[f32]>,
-    sink: Sink,
+    accumulate: Accumulate,
     before: &[f32],
 ) -> Vec<f32> {
     let mut out = before.to_vec();
@@ -31,7 +31,7 @@ fn expected(
                 reference::project_int8(x, &groups)
             }
         };
-        reference::sink(value, bias.map(|b| b[n]), sink, out);
+        reference::accumulate(value, bias.map(|b| b[n]), accumulate, out);
     }
     out
 }
@@ -44,13 +44,13 @@ struct Case {
     outputs: usize,
     rows: usize,
     format: WeightFormat,
-    sink: Sink,
+    accumulate: Accumulate,
     biased: bool,
     seed: u64,
 }
 
 fn compare(backends: &[CpuBackend], case: Case) {
-    let Case { inputs, outputs, rows, format, sink, biased, seed } = case;
+    let Case { inputs, outputs, rows, format, accumulate, biased, seed } = case;
     let weights = made(seed, outputs * inputs);
     let bias = biased.then(|| made(seed + 1, outputs));
     // Rows that are wider than the projection needs must keep what is beyond it.
@@ -76,12 +76,19 @@ fn compare(backends: &[CpuBackend], case: Case) {
             input.row_mut(row).copy_from_slice(&x[row * in_width..][..in_width]);
             out.row_mut(row).copy_from_slice(&before[row * out_width..][..out_width]);
         }
-        backend.project(&weight, bias_vector.as_ref(), &input, rows, sink, &mut out).unwrap();
+        backend.project(&weight, bias_vector.as_ref(), &input, rows, accumulate, &mut out).unwrap();
         for row in 0..rows {
             let mut want = before[row * out_width..][..out_width].to_vec();
             let x = &x[row * in_width..][..inputs];
-            let some =
-                expected(&weights, inputs, format, x, bias.as_deref(), sink, &want[..outputs]);
+            let some = expected(
+                &weights,
+                inputs,
+                format,
+                x,
+                bias.as_deref(),
+                accumulate,
+                &want[..outputs],
+            );
             want[..outputs].copy_from_slice(&some);
             assert_eq!(
                 bits(out.row(row)),
@@ -99,8 +106,11 @@ fn every_row_count_up_to_64_gives_the_bits_of_the_reference() {
     for rows in 1..=64 {
         for format in FORMATS {
             let (inputs, outputs, seed) = (70, 83, rows as u64);
-            let sink = Sink::Set;
-            compare(&backends, Case { inputs, outputs, rows, format, sink, biased: false, seed });
+            let accumulate = Accumulate::Set;
+            compare(
+                &backends,
+                Case { inputs, outputs, rows, format, accumulate, biased: false, seed },
+            );
         }
     }
 }
@@ -111,8 +121,11 @@ fn inputs_of_several_blocks_give_the_bits_of_the_reference() {
     for rows in [1, 2, 5, 13, 29] {
         for format in FORMATS {
             let (inputs, outputs, seed) = (1301, 51, rows as u64);
-            let sink = Sink::Add;
-            compare(&backends, Case { inputs, outputs, rows, format, sink, biased: true, seed });
+            let accumulate = Accumulate::Add;
+            compare(
+                &backends,
+                Case { inputs, outputs, rows, format, accumulate, biased: true, seed },
+            );
         }
     }
 }
@@ -123,8 +136,11 @@ fn a_product_large_enough_for_all_threads_gives_the_bits_of_the_reference() {
     for rows in [1, 3, 8] {
         for format in FORMATS {
             let (inputs, outputs, seed) = (512, 1000, rows as u64);
-            let sink = Sink::Set;
-            compare(&backends, Case { inputs, outputs, rows, format, sink, biased: true, seed });
+            let accumulate = Accumulate::Set;
+            compare(
+                &backends,
+                Case { inputs, outputs, rows, format, accumulate, biased: true, seed },
+            );
         }
     }
 }
@@ -165,7 +181,8 @@ fn gated(
         backend.project_gated(&weight, bias.as_ref(), &input, rows, &mut both, &mut out).unwrap();
         for (row, x) in x.chunks(inputs).enumerate() {
             let zeros = vec![0.0; outputs];
-            let both = expected(&weights, inputs, format, x, bias.as_deref(), Sink::Set, &zeros);
+            let both =
+                expected(&weights, inputs, format, x, bias.as_deref(), Accumulate::Set, &zeros);
             let mut want = vec![0.0; gates];
             reference::swiglu(&both, &mut want);
             let on = backend.describe();
@@ -191,8 +208,8 @@ proptest! {
         biased: bool,
         seed in 0u64..1000,
     ) {
-        let sink = if add { Sink::Add } else { Sink::Set };
-        compare(&backends(), Case { inputs, outputs, rows, format, sink, biased, seed });
+        let accumulate = if add { Accumulate::Add } else { Accumulate::Set };
+        compare(&backends(), Case { inputs, outputs, rows, format, accumulate, biased, seed });
     }
 }
 

@@ -1,6 +1,8 @@
 //! Norms, gated units, embeddings and gathers give the bits of the reference.
 
-use aquila_compute::{Backend, ForwardPlan, HostTensor, PlanBounds, Sight, math, reference};
+use aquila_compute::{
+    AttentionSpan, Backend, ForwardPlan, HostTensor, PlanBounds, math, reference,
+};
 use proptest::prelude::*;
 
 mod made;
@@ -77,7 +79,7 @@ fn many_rows_shared_out_to_threads_give_the_bits_of_the_reference() {
 }
 
 #[test]
-fn exp_in_lanes_is_exp_at_its_edges() {
+fn exp_with_overlap_is_exp_at_its_edges() {
     // Through a gated unit: silu(g) * 1 with gates that reach every branch of exp.
     let gates =
         [0.0, -0.0, 86.9, 87.0, 87.1, 88.0, 88.1, 1e4, -86.9, -87.0, -87.5, -88.0, -89.0, -1e4];
@@ -102,10 +104,10 @@ fn embeddings_are_read_and_outputs_gathered_by_the_plan() {
             tokens: vec![9, 0, 4],
             positions: vec![0, 1, 2],
             writes: vec![0, 1, 2],
-            sights: vec![Sight { prefix: 1, ..Sight::default() }; 3],
+            spans: vec![AttentionSpan { prefix: 1, ..AttentionSpan::default() }; 3],
             changes: vec![(0, 1)],
             slots: vec![0],
-            tails: Vec::new(),
+            tree_slots: Vec::new(),
             outputs: vec![0, 2],
             sources: Vec::new(),
             destinations: Vec::new(),
@@ -135,7 +137,7 @@ fn a_plan_that_refers_beyond_itself_is_refused() {
         tokens: vec![1],
         positions: vec![0],
         writes: vec![0],
-        sights: vec![Sight { prefix: 2, ..Sight::default() }],
+        spans: vec![AttentionSpan { prefix: 2, ..AttentionSpan::default() }],
         changes: vec![(0, 1)],
         slots: vec![0],
         ..ForwardPlan::default()

@@ -15,8 +15,8 @@ use aquila_compute::round::{
     Simulate, StateBounds, Tree, TreeLimits,
 };
 use aquila_compute::{
-    Backend, DraftIds, ForwardPlan, HeadShape, HostTensor, KvDtype, KvShape, PlanBounds, Result,
-    RopeTable, Sink, WeightFormat,
+    Accumulate, Backend, DraftIds, ForwardPlan, HeadShape, HostTensor, KvDtype, KvShape,
+    PlanBounds, Result, RopeTable, WeightFormat,
 };
 use aquila_engine::{EngineConfig, Listener, Outcome, Request, Runner, Scheduler, Token, Verdict};
 use aquila_model::{Checkpoint, Decoder, LoadFormat, resolve};
@@ -90,11 +90,11 @@ impl Backend for Null {
 
     fn place(&self, host: &ForwardPlan, plan: &mut usize) -> Result<()> {
         *plan = host.outputs.len();
-        let words = [&host.tokens, &host.positions, &host.writes, &host.slots, &host.tails]
+        let words = [&host.tokens, &host.positions, &host.writes, &host.slots, &host.tree_slots]
             .into_iter()
             .chain([&host.outputs, &host.sources]);
         let words: usize = words.map(|list| size_of_val(&list[..])).sum();
-        self.told(words + size_of_val(&host.sights[..]) + size_of_val(&host.changes[..]));
+        self.told(words + size_of_val(&host.spans[..]) + size_of_val(&host.changes[..]));
         Ok(())
     }
 
@@ -106,7 +106,15 @@ impl Backend for Null {
         Ok(())
     }
 
-    fn project(&self, _: &(), _: Option<&()>, _: &(), _: usize, _: Sink, _: &mut ()) -> Result<()> {
+    fn project(
+        &self,
+        _: &(),
+        _: Option<&()>,
+        _: &(),
+        _: usize,
+        _: Accumulate,
+        _: &mut (),
+    ) -> Result<()> {
         Ok(())
     }
 

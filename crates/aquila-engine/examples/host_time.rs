@@ -1,4 +1,4 @@
-//! What the host lane costs: rounds of a simulated compute lane with the lanes joined and apart,
+//! What the scheduler costs: rounds of a simulated executor without and with overlap,
 //! the host's time for a round by batch size, and its allocations.
 //!
 //! `cargo run --release -p aquila-engine --example host_time`
@@ -40,7 +40,7 @@ static ALLOCATOR: Counting = Counting;
 const ROUNDS: u32 = 200;
 
 /// The time and the allocations of one round of `requests` that decode.
-fn measure(requests: usize, pause: Duration, apart: bool, shape: Shape) -> (Duration, u64) {
+fn measure(requests: usize, pause: Duration, overlapped: bool, shape: Shape) -> (Duration, u64) {
     let config = EngineConfig {
         shape,
         max_total_tokens: requests * 2200,
@@ -52,7 +52,7 @@ fn measure(requests: usize, pause: Duration, apart: bool, shape: Shape) -> (Dura
     let mut compute = Simulated::new(&config);
     (compute.pause, compute.remembers) = (pause, false);
     let engine = Scheduler::over(compute, config).unwrap();
-    let mut engine = if apart { engine.apart().unwrap() } else { engine };
+    let mut engine = if overlapped { engine.overlapped().unwrap() } else { engine };
     for index in 0..requests {
         let prompt: Vec<u32> = (0..16).map(|at| (index + 7 * at) as u32 % 300).collect();
         engine.submit(request(&prompt, 2000).0).unwrap();
@@ -74,13 +74,13 @@ fn measure(requests: usize, pause: Duration, apart: bool, shape: Shape) -> (Dura
 fn main() {
     let chain = Shape::chain(3);
     println!("rounds of 5 ms, 64 requests:");
-    for (apart, name) in [(false, "off"), (true, "on ")] {
+    for (overlapped, name) in [(false, "off"), (true, "on ")] {
         for (shape, what) in [(Shape::PLAIN, "plain"), (chain, "chain of 3")] {
-            let (time, _) = measure(64, Duration::from_millis(5), apart, shape);
+            let (time, _) = measure(64, Duration::from_millis(5), overlapped, shape);
             println!("  overlap {name} {what:>10}: {:.3} ms a round", time.as_secs_f64() * 1e3);
         }
     }
-    println!("host time of a round, the simulated lane's own work included:");
+    println!("host time of a round, the simulated executor's own work included:");
     for requests in [1, 8, 64, 256] {
         let (time, allocations) = measure(requests, Duration::ZERO, false, chain);
         println!(

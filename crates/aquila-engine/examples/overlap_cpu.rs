@@ -1,5 +1,5 @@
-//! What overlap gives on the CPU, where the lanes share cores: alternate runs with the lanes
-//! joined and apart, and the ratio of their times with its 95 % interval.
+//! What overlap gives on the CPU, where the executor share cores: alternate runs with the executor
+//! without and with overlap, and the ratio of their times with its 95 % interval.
 //!
 //! `cargo run --release -p aquila-engine --example overlap_cpu [RUNS]`
 
@@ -34,7 +34,7 @@ fn main() {
     {
         let config = EngineConfig { prefix_cache: false, ..config(shape) };
         let engine = || Scheduler::new(runner(algorithm, &config), config.clone()).unwrap();
-        let (mut joined, mut apart) = (engine(), engine().apart().unwrap());
+        let (mut inline, mut overlapped) = (engine(), engine().overlapped().unwrap());
         for batch in [1, 8] {
             let mut ratios = Vec::new();
             for run in 0..runs {
@@ -42,11 +42,11 @@ fn main() {
                 let batch = &prompts[first..first + batch];
                 // Who begins changes from run to run.
                 let (off, on) = if run % 2 == 0 {
-                    let off = time(&mut joined, batch);
-                    (off, time(&mut apart, batch))
+                    let off = time(&mut inline, batch);
+                    (off, time(&mut overlapped, batch))
                 } else {
-                    let on = time(&mut apart, batch);
-                    (time(&mut joined, batch), on)
+                    let on = time(&mut overlapped, batch);
+                    (time(&mut inline, batch), on)
                 };
                 ratios.push((on / off).ln());
             }

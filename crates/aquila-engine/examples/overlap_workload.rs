@@ -1,4 +1,4 @@
-//! The random workload of `tests/overlap.rs`, larger: texts with the lanes joined and apart are
+//! The random workload of `tests/overlap.rs`, larger: texts without and with overlap are
 //! those of plain decoding, and drafts are the same, under several schedules with delays and with
 //! trees that switch from round to round.
 //!
@@ -9,7 +9,7 @@ mod support;
 
 use std::time::Instant;
 
-use aquila_engine::lanes::Lane;
+use aquila_engine::executor::ModelExecutor;
 use aquila_engine::{EngineConfig, FinishReason, Scheduler, Snapshot};
 use aquila_spec::Shape;
 use support::Numbers;
@@ -34,45 +34,49 @@ fn main() {
         parked_rows: 64,
         ..config(shape(5, 16, 64))
     };
-    let mut joined = Scheduler::new(runner(Algorithm::Eagle3, &config), config.clone()).unwrap();
-    switch(&mut joined);
-    let wanted = together(&mut joined, &cases, &mut Numbers(7));
+    let mut inline = Scheduler::new(runner(Algorithm::Eagle3, &config), config.clone()).unwrap();
+    switch(&mut inline);
+    let wanted = together(&mut inline, &cases, &mut Numbers(7));
     let aborted = FinishReason::Abort("aborted".into());
     for (index, (got, wanted)) in wanted.iter().zip(&plain).enumerate() {
-        assert!(got.is(wanted, false), "joined, request {index}: {got:?}, not {wanted:?}");
+        assert!(got.is(wanted, false), "inline, request {index}: {got:?}, not {wanted:?}");
     }
     // Who loses its KV in the middle of its text is what this is about.
-    let retractions = |counts: Snapshot| {
+    let preemptions = |counts: Snapshot| {
         let least = requests as u64 / 25;
-        assert!(counts.retractions >= least, "fewer than {least} retractions: {counts:?}");
-        counts.retractions
+        assert!(counts.preemptions >= least, "fewer than {least} preemptions: {counts:?}");
+        counts.preemptions
     };
     println!(
-        "joined: {requests} texts are those of plain decoding, {} retractions; {:?}",
-        retractions(joined.stats().snapshot()),
-        joined.stats().snapshot()
+        "inline: {requests} texts are those of plain decoding, {} preemptions; {:?}",
+        preemptions(inline.stats().snapshot()),
+        inline.stats().snapshot()
     );
     for schedule in 0..schedules {
         let began = Instant::now();
-        let compute = Lane::new(runner(Algorithm::Eagle3, &config), config.clone());
+        let compute = ModelExecutor::new(runner(Algorithm::Eagle3, &config), config.clone());
         let delayed = Delayed { compute, schedule: Numbers(schedule as u64) };
-        let mut apart = Scheduler::over(delayed, config.clone()).unwrap().apart().unwrap();
-        switch(&mut apart);
-        let got = together(&mut apart, &cases, &mut Numbers(100 + schedule as u64));
+        let mut overlapped =
+            Scheduler::over(delayed, config.clone()).unwrap().overlapped().unwrap();
+        switch(&mut overlapped);
+        let got = together(&mut overlapped, &cases, &mut Numbers(100 + schedule as u64));
         let mut compared = 0;
         for (index, ((got, wanted), plain)) in got.iter().zip(&wanted).zip(&plain).enumerate() {
-            assert!(got.is(plain, false), "apart, request {index}: {got:?}, not {plain:?}");
+            assert!(got.is(plain, false), "overlapped, request {index}: {got:?}, not {plain:?}");
             if got.reason != aborted && wanted.reason != aborted {
-                assert!(got.is(wanted, true), "apart, request {index}: {got:?}, not {wanted:?}");
+                assert!(
+                    got.is(wanted, true),
+                    "overlapped, request {index}: {got:?}, not {wanted:?}"
+                );
                 compared += 1;
             }
         }
         println!(
-            "apart, schedule {schedule}: {requests} texts are those of plain decoding, {compared} \
-             have the same drafts (the others were aborted from outside), {} retractions; {:?}, \
+            "overlapped, schedule {schedule}: {requests} texts are those of plain decoding, {compared} \
+             have the same drafts (the others were aborted from outside), {} preemptions; {:?}, \
              {:.0?}",
-            retractions(apart.stats().snapshot()),
-            apart.stats().snapshot(),
+            preemptions(overlapped.stats().snapshot()),
+            overlapped.stats().snapshot(),
             began.elapsed()
         );
     }

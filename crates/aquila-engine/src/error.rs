@@ -24,7 +24,7 @@ pub enum Error {
     Model(#[from] aquila_model::Error),
     /// An error of the backend.
     #[error(transparent)]
-    Compute(#[from] aquila_compute::Error),
+    Executor(#[from] aquila_compute::Error),
     /// An error of the KV pool's settings.
     #[error(transparent)]
     Kv(#[from] aquila_kv::Error),

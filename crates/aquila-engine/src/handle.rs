@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use crate::config::EngineConfig;
-use crate::engine::Scheduler;
 use crate::error::SubmitError;
-use crate::priority::Priorities;
 use crate::request::{Request, RequestId};
+use crate::scheduler::Priorities;
+use crate::scheduler::Scheduler;
 use crate::stats::Stats;
 
 /// What the engine's thread is told.
@@ -34,7 +34,7 @@ struct Shared {
     config: EngineConfig,
     vocabulary: usize,
     algorithm: Option<&'static str>,
-    apart: bool,
+    overlaps: bool,
     priorities: Priorities,
     stats: Arc<Stats>,
     next_id: AtomicU64,
@@ -48,13 +48,13 @@ impl EngineHandle {
     /// Puts `engine` on a thread of its own, and with overlap its listeners on another: without
     /// it, computing wants all cores.
     pub fn start(engine: Scheduler) -> std::io::Result<Self> {
-        let engine = if engine.is_apart() { engine.listen_apart()? } else { engine };
+        let engine = if engine.overlaps() { engine.with_output_thread()? } else { engine };
         let (commands, inbox) = mpsc::channel();
         let shared = Shared {
             config: engine.config().clone(),
             vocabulary: engine.vocabulary(),
             algorithm: engine.algorithm(),
-            apart: engine.is_apart(),
+            overlaps: engine.overlaps(),
             priorities: engine.priorities(),
             stats: engine.stats(),
             next_id: AtomicU64::new(0),
@@ -116,9 +116,9 @@ impl EngineHandle {
         self.shared.algorithm
     }
 
-    /// Whether the engine's lanes are apart.
-    pub fn is_apart(&self) -> bool {
-        self.shared.apart
+    /// Whether the engine's rounds overlap.
+    pub fn overlaps(&self) -> bool {
+        self.shared.overlaps
     }
 
     /// What becomes of priorities.

@@ -72,7 +72,7 @@ pub struct Usage {
     /// Tokens of the prompt that were found in the prefix cache at first admission.
     pub cached_tokens: usize,
     /// How often the request lost its KV to others and was resumed.
-    pub retractions: usize,
+    pub preemptions: usize,
     /// What came of drafting; all zero where nothing was drafted.
     pub spec: SpecStats,
 }

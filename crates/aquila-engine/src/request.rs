@@ -8,7 +8,7 @@ use aquila_kv::Namespace;
 use crate::config::EngineConfig;
 use crate::error::SubmitError;
 use crate::listener::Listener;
-use crate::priority::Priorities;
+use crate::scheduler::Priorities;
 
 /// A request's name within its engine; later requests have larger ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

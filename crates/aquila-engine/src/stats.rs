@@ -19,7 +19,7 @@ pub struct Stats {
     pub(crate) prompt_tokens: AtomicU64,
     pub(crate) cached_tokens: AtomicU64,
     pub(crate) completion_tokens: AtomicU64,
-    pub(crate) retractions: AtomicU64,
+    pub(crate) preemptions: AtomicU64,
     pub(crate) finished: AtomicU64,
     pub(crate) failed_rounds: AtomicU64,
     speculation: Mutex<SpecStats>,
@@ -47,7 +47,7 @@ pub struct Snapshot {
     /// Tokens of answers.
     pub completion_tokens: u64,
     /// Requests that lost their KV to others.
-    pub retractions: u64,
+    pub preemptions: u64,
     /// Requests that ended.
     pub finished: u64,
     /// Rounds that failed.
@@ -119,7 +119,7 @@ impl Stats {
             prompt_tokens: self.prompt_tokens.load(Relaxed),
             cached_tokens: self.cached_tokens.load(Relaxed),
             completion_tokens: self.completion_tokens.load(Relaxed),
-            retractions: self.retractions.load(Relaxed),
+            preemptions: self.preemptions.load(Relaxed),
             finished: self.finished.load(Relaxed),
             failed_rounds: self.failed_rounds.load(Relaxed),
         }

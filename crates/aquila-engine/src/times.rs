@@ -20,18 +20,18 @@ pub struct Times {
     pub commit: Duration,
     /// The draft's pass over what has become certain.
     pub extend: Duration,
-    /// The whole rounds: where the lanes are apart, the time from one to the next.
+    /// The whole rounds: with overlap, the time from one to the next.
     pub whole: Duration,
 }
 
 impl Times {
     /// What the steps leave of the rounds: admission, reservations, plans, handing the tokens out.
-    /// Where the lanes are apart, only what of it the compute lane waited for.
+    /// With overlap, only what of it the executor waited for.
     pub fn host(&self) -> Duration {
         self.whole.saturating_sub(self.steps())
     }
 
-    /// All steps together: what the compute lane took.
+    /// All steps together: what the executor took.
     pub fn steps(&self) -> Duration {
         self.draft + self.verify + self.accept + self.commit + self.extend
     }

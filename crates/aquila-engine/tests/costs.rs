@@ -7,14 +7,14 @@ use std::time::Duration;
 use aquila_engine::EngineConfig;
 use aquila_spec::Shape;
 use support::answers::*;
-use support::shipped::{Algorithm, config, engine, joined};
+use support::shipped::{Algorithm, config, engine, inline};
 
 #[test]
 fn measuring_costs_leaves_the_engine_as_it_was() {
     let prompts: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).step_by(6).collect();
     let plain = answers(&mut engine(Algorithm::None, config(Shape::PLAIN)), &prompts, 24, greedy);
     for algorithm in ["EAGLE3", "STANDALONE", "MTP", "NGRAM"] {
-        let mut engine = joined(algorithm, config(Shape::chain(3)));
+        let mut engine = inline(algorithm, config(Shape::chain(3)));
         let table = engine.measure_costs("test".into(), Duration::from_secs(5)).unwrap().unwrap();
         assert_eq!(table.rows, [1, 2, 4, 8, 16, 32], "{algorithm}");
         assert_eq!(table.batches, [1, 8], "{algorithm}");
@@ -34,7 +34,7 @@ fn measuring_costs_leaves_the_engine_as_it_was() {
 fn what_was_not_timed_costs_in_proportion() {
     let config =
         EngineConfig { max_total_tokens: 200, chunked_prefill_size: 3, ..config(shape(3, 4, 12)) };
-    let mut engine = joined("EAGLE3", config);
+    let mut engine = inline("EAGLE3", config);
     let table = engine.measure_costs("test".into(), Duration::ZERO).unwrap().unwrap();
     assert_eq!((&table.batches[..], &table.rows[..]), (&[1][..], &[1, 5, 12][..]));
     let (few, many) = (table.verify(1, 12), table.verify(1, 96));
@@ -46,7 +46,7 @@ fn what_was_not_timed_costs_in_proportion() {
 
 #[test]
 fn costs_are_not_measured_while_rounds_overlap() {
-    let mut engine = joined("STANDALONE", config(Shape::chain(3))).apart().unwrap();
+    let mut engine = inline("STANDALONE", config(Shape::chain(3))).overlapped().unwrap();
     let why = engine.measure_costs("test".into(), Duration::ZERO).unwrap_err().to_string();
     assert!(why.contains("before anything is served"), "{why}");
 }
@@ -58,7 +58,7 @@ fn an_engine_too_small_to_measure_still_serves() {
     let plain = answers(&mut engine(Algorithm::None, small(Shape::PLAIN)), &prompts, 4, greedy);
     for prefix_cache in [true, false] {
         let config = EngineConfig { prefix_cache, ..small(Shape::chain(3)) };
-        let mut engine = joined("EAGLE3", config);
+        let mut engine = inline("EAGLE3", config);
         assert!(engine.measure_costs("test".into(), Duration::from_secs(1)).unwrap().is_none());
         assert_eq!(texts(&answers(&mut engine, &prompts, 4, greedy)), texts(&plain));
     }

@@ -87,7 +87,7 @@ fn scheduler<B: Backend>(name: &str, backend: Arc<B>, config: &EngineConfig) -> 
     let target = decoder(&*backend, "tiny", config.context_length);
     let algorithm = algorithm(name, &*backend, &target, config);
     let runner = Runner::new(backend, target, algorithm, config).unwrap();
-    support::in_lanes(Scheduler::new(runner, config.clone()).unwrap())
+    support::with_overlap(Scheduler::new(runner, config.clone()).unwrap())
 }
 
 /// Runs prompts on both backends: the answers, counts and histograms must be equal, and each round

@@ -122,7 +122,7 @@ fn a_prefix_from_the_cache_leaves_a_draft_no_gap() {
         // What it does not run is there already: the match is less by the lookahead.
         let first = plan.positions[0] as usize;
         assert_eq!(plan.tokens[0], prompt[first + lookahead], "{algorithm:?}");
-        assert_eq!(plan.sights[0].len(), first + 1, "{algorithm:?}");
+        assert_eq!(plan.spans[0].len(), first + 1, "{algorithm:?}");
     }
 }
 
@@ -185,7 +185,7 @@ fn a_draft_that_declares_no_hidden_state_costs_no_byte_and_no_copy_of_any() {
 
     for (runner, copies) in [(runner, false), (captures, true)] {
         let before = counts.copies();
-        let mut engine = support::in_lanes(Scheduler::new(runner, config.clone()).unwrap());
+        let mut engine = support::with_overlap(Scheduler::new(runner, config.clone()).unwrap());
         let (request, heard) = request(&SEVEN, 24);
         engine.submit(request).unwrap();
         run(&mut engine);
@@ -249,7 +249,7 @@ fn a_tree_takes_slots_by_its_nodes_whatever_the_page_size() {
         let heard = heard.lock().unwrap();
         assert_eq!(heard.reason(), &FinishReason::Length, "{algorithm:?}");
         assert_eq!(heard.ids().len(), 40, "{algorithm:?}");
-        assert_eq!(engine.stats().snapshot().retractions, 0, "{algorithm:?}");
+        assert_eq!(engine.stats().snapshot().preemptions, 0, "{algorithm:?}");
     }
 }
 

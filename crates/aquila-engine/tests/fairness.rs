@@ -28,11 +28,11 @@ impl Listener for Order {
 }
 
 /// One request at a time runs; answers an engine and a way to ask it.
-fn one_at_a_time(order: AdmissionOrder, apart: bool) -> (Scheduler, Arc<Mutex<Vec<u32>>>) {
+fn one_at_a_time(order: AdmissionOrder, overlapped: bool) -> (Scheduler, Arc<Mutex<Vec<u32>>>) {
     let config = EngineConfig { max_running_requests: 1, ..config() };
     let mut engine = Scheduler::over(Simulated::new(&config), config).unwrap();
     engine.admit_by(order);
-    (if apart { engine.apart().unwrap() } else { engine }, Arc::default())
+    (if overlapped { engine.overlapped().unwrap() } else { engine }, Arc::default())
 }
 
 fn ask(engine: &mut Scheduler, ended: &Arc<Mutex<Vec<u32>>>, name: u32, prompt: Vec<u32>) {
@@ -46,12 +46,12 @@ fn known(last: u32) -> Vec<u32> {
 
 #[test]
 fn the_longest_cached_prefix_goes_first_where_that_is_the_policy() {
-    for apart in [false, true] {
+    for overlapped in [false, true] {
         for (order, wanted) in [
             (AdmissionOrder::FirstCome, [0, 1, 2, 3]),
             (AdmissionOrder::LongestPrefix, [0, 3, 1, 2]),
         ] {
-            let (mut engine, ended) = one_at_a_time(order, apart);
+            let (mut engine, ended) = one_at_a_time(order, overlapped);
             ask(&mut engine, &ended, 0, known(1));
             support::run(&mut engine);
             ask(&mut engine, &ended, 1, vec![1, 2, 3]);
@@ -65,8 +65,8 @@ fn the_longest_cached_prefix_goes_first_where_that_is_the_policy() {
 
 #[test]
 fn a_request_without_a_cached_prefix_is_not_overtaken_without_end() {
-    for apart in [false, true] {
-        let (mut engine, ended) = one_at_a_time(AdmissionOrder::LongestPrefix, apart);
+    for overlapped in [false, true] {
+        let (mut engine, ended) = one_at_a_time(AdmissionOrder::LongestPrefix, overlapped);
         ask(&mut engine, &ended, 0, known(1));
         support::run(&mut engine);
         ask(&mut engine, &ended, 1000, vec![1, 2, 3]);

@@ -111,7 +111,7 @@ fn engine(head: Head, config: EngineConfig) -> Scheduler {
     let target = Decoder::load(&*backend, &checkpoint, format, positions, &mut |_| ()).unwrap();
     let draft = draft(head, &backend, &checkpoint, &target, &config).unwrap();
     let runner = Runner::new(backend, target, Some(draft), &config).unwrap();
-    support::in_lanes(Scheduler::new(runner, config).unwrap())
+    support::with_overlap(Scheduler::new(runner, config).unwrap())
 }
 
 #[test]
@@ -184,8 +184,8 @@ fn drafts_of_heads_do_not_depend_on_company_pages_chunks_hits_or_retraction() {
         let small = EngineConfig { max_running_requests: 8, max_total_tokens: 420, ..base.clone() };
         let mut crowded = engine(head, small);
         check(&answers(&mut crowded, &prompts, 40, mode), "a pool that is too small");
-        let retractions = crowded.stats().snapshot().retractions;
-        assert!(retractions > 0, "{head:?}, {shape}: the pool was meant to be too small");
+        let preemptions = crowded.stats().snapshot().preemptions;
+        assert!(preemptions > 0, "{head:?}, {shape}: the pool was meant to be too small");
     }
 }
 

@@ -71,7 +71,7 @@ fn alone(cases: &[Case]) -> Vec<Heard> {
     cases.iter().map(run_one).collect()
 }
 
-/// Runs all cases at once and compares each with itself alone; answers how many were retracted.
+/// Runs all cases at once and compares each with itself alone; answers how many were preempted.
 fn together(cases: &[Case], want: &[Heard], config: EngineConfig) -> u64 {
     let what = format!("page size {}, chunk {}", config.page_size, config.chunked_prefill_size);
     let mut engine = engine(config);
@@ -112,7 +112,7 @@ fn together(cases: &[Case], want: &[Heard], config: EngineConfig) -> u64 {
     engine.flush_cache();
     engine.check().unwrap();
     assert_eq!(engine.stats().snapshot().used_slots, 0, "{what}");
-    engine.stats().snapshot().retractions
+    engine.stats().snapshot().preemptions
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn every_text_is_the_one_it_would_be_alone_though_memory_runs_out() {
     for seed in 0..2 {
         let cases = workload(&mut Numbers(seed));
         let want = alone(&cases);
-        let mut retracted = 0;
+        let mut preempted = 0;
         for (page_size, chunk, prefix_cache) in [
             (1, 64, true),
             (1, 7, false),
@@ -136,9 +136,9 @@ fn every_text_is_the_one_it_would_be_alone_though_memory_runs_out() {
                 prefix_cache,
                 ..config()
             };
-            retracted += together(&cases, &want, config);
+            preempted += together(&cases, &want, config);
         }
-        assert!(retracted > 20, "the pool was meant to be too small; {retracted} retractions");
+        assert!(preempted > 20, "the pool was meant to be too small; {preempted} preemptions");
     }
 }
 

@@ -61,7 +61,7 @@ fn drafts_of_a_request_do_not_depend_on_company_pages_chunks_hits_or_retraction(
         let mut crowded = named(name, small);
         let got = answers(&mut crowded, &prompts, 40, mode);
         assert_eq!(got, want, "{name}: a pool that is too small");
-        assert!(crowded.stats().snapshot().retractions > 0, "the pool was meant to be too small");
+        assert!(crowded.stats().snapshot().preemptions > 0, "the pool was meant to be too small");
     }
 }
 

@@ -30,7 +30,7 @@ fn engine_at(
         Algorithm::on_host("NGRAM", Ngram::new(settings, corpora.clone()).unwrap())
     });
     let runner = Runner::new(backend, decoder, algorithm, &config).unwrap();
-    (support::in_lanes(Scheduler::new(runner, config).unwrap()), corpora)
+    (support::with_overlap(Scheduler::new(runner, config).unwrap()), corpora)
 }
 
 fn tiny(settings: Option<NgramSettings>, config: EngineConfig) -> Scheduler {
@@ -118,7 +118,7 @@ fn drafts_of_a_request_do_not_depend_on_company_pages_chunks_hits_or_retraction(
         let mut crowded = engine(trees(), small);
         let got = answers(&mut crowded, prompts, 40, mode);
         assert_eq!(got, want, "{location:?}: a pool that is too small");
-        assert!(crowded.stats().snapshot().retractions > 0, "the pool was meant to be too small");
+        assert!(crowded.stats().snapshot().preemptions > 0, "the pool was meant to be too small");
     }
 }
 

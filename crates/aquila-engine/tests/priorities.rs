@@ -25,16 +25,16 @@ struct Desk {
 }
 
 impl Desk {
-    fn new(config: EngineConfig, priorities: Priorities, apart: bool) -> Self {
+    fn new(config: EngineConfig, priorities: Priorities, overlapped: bool) -> Self {
         let mut engine = Scheduler::over(Simulated::new(&config), config).unwrap();
         engine.prioritize(priorities);
-        let engine = if apart { engine.apart().unwrap() } else { engine };
+        let engine = if overlapped { engine.overlapped().unwrap() } else { engine };
         Self { engine, asked: Vec::new(), ended: Vec::new() }
     }
 
     /// One request at a time.
-    fn narrow(priorities: Priorities, apart: bool) -> Self {
-        Self::new(EngineConfig { max_running_requests: 1, ..config() }, priorities, apart)
+    fn narrow(priorities: Priorities, overlapped: bool) -> Self {
+        Self::new(EngineConfig { max_running_requests: 1, ..config() }, priorities, overlapped)
     }
 
     /// Asks for `tokens` tokens; answers the number of who asks.
@@ -75,8 +75,8 @@ impl Desk {
         }
     }
 
-    fn retractions(&self, who: usize) -> usize {
-        self.asked[who].lock().unwrap().usage().retractions
+    fn preemptions(&self, who: usize) -> usize {
+        self.asked[who].lock().unwrap().usage().preemptions
     }
 }
 
@@ -92,10 +92,10 @@ fn higher_priorities_go_first_and_equals_in_the_order_of_arrival() {
         [(false, [0, 3, 4, 2, 5, 1, 6]), (true, [0, 5, 2, 3, 4, 1, 6])]
     {
         for order in [AdmissionOrder::FirstCome, AdmissionOrder::LongestPrefix] {
-            for apart in [false, true] {
+            for overlapped in [false, true] {
                 let priorities =
                     Priorities::Ranked { low_values_first, preemption_threshold: 1000 };
-                let mut desk = Desk::narrow(priorities, apart);
+                let mut desk = Desk::narrow(priorities, overlapped);
                 desk.engine.admit_by(order);
                 desk.ask(&own(0, 4), 3, Some(0));
                 desk.step();
@@ -158,15 +158,15 @@ fn who_outranks_by_the_threshold_takes_the_place_of_who_runs() {
         (10, Some(i64::MAX), Some(i64::MIN), [0, 1]),
     ];
     for (threshold, runs, waits, order) in cases {
-        for apart in [false, true] {
-            let mut desk = Desk::narrow(ranked(threshold), apart);
+        for overlapped in [false, true] {
+            let mut desk = Desk::narrow(ranked(threshold), overlapped);
             desk.ask(&own(1, 9), 30, runs);
             desk.steps(5);
             desk.ask(&own(2, 9), 10, waits);
             desk.run();
             let what = format!("{waits:?} waits, {runs:?} runs, threshold {threshold}");
             assert_eq!(desk.ended, order, "{what}");
-            assert_eq!(desk.retractions(0), usize::from(order == [1, 0]), "{what}");
+            assert_eq!(desk.preemptions(0), usize::from(order == [1, 0]), "{what}");
             for (heard, wanted) in desk.asked.iter().zip(&wanted) {
                 assert_eq!(heard.lock().unwrap().ids(), *wanted, "{what}");
             }
@@ -176,11 +176,11 @@ fn who_outranks_by_the_threshold_takes_the_place_of_who_runs() {
 
 #[test]
 fn no_more_make_way_than_it_takes_the_lowest_and_youngest_first() {
-    for apart in [false, true] {
+    for overlapped in [false, true] {
         // With one of them gone the larger one would fit, but leave too little to those who run.
         for (tokens, lost) in [(90, [0, 1, 0]), (110, [1, 1, 0])] {
             let config = EngineConfig { max_total_tokens: 200, ..config() };
-            let mut desk = Desk::new(config, ranked(10), apart);
+            let mut desk = Desk::new(config, ranked(10), overlapped);
             let older = desk.ask(&own(1, 30), 30, Some(0));
             let younger = desk.ask(&own(2, 30), 30, Some(0));
             desk.step();
@@ -189,17 +189,17 @@ fn no_more_make_way_than_it_takes_the_lowest_and_youngest_first() {
             desk.steps(3);
             let urgent = desk.ask(&own(4, tokens), 5, Some(50));
             desk.run();
-            assert_eq!([older, younger, kept].map(|who| desk.retractions(who)), lost);
-            assert_eq!(desk.retractions(urgent), 0);
+            assert_eq!([older, younger, kept].map(|who| desk.preemptions(who)), lost);
+            assert_eq!(desk.preemptions(urgent), 0);
         }
     }
 }
 
 #[test]
 fn nobody_makes_way_where_that_would_not_do() {
-    for apart in [false, true] {
+    for overlapped in [false, true] {
         let config = EngineConfig { max_total_tokens: 200, ..config() };
-        let mut desk = Desk::new(config, ranked(20), apart);
+        let mut desk = Desk::new(config, ranked(20), overlapped);
         let stem = own(1, 60);
         let large = desk.ask(&[&stem[..], &own(2, 60)].concat(), 30, Some(50));
         desk.steps(4);
@@ -208,31 +208,31 @@ fn nobody_makes_way_where_that_would_not_do() {
         desk.steps(2);
         let urgent = desk.ask(&own(4, 64), 5, Some(60));
         desk.run();
-        assert_eq!([large, small, urgent].map(|who| desk.retractions(who)), [0, 0, 0]);
+        assert_eq!([large, small, urgent].map(|who| desk.preemptions(who)), [0, 0, 0]);
     }
 }
 
 #[test]
 fn where_memory_runs_out_the_lowest_priority_loses_then_the_youngest() {
-    for apart in [false, true] {
+    for overlapped in [false, true] {
         let config = EngineConfig { max_total_tokens: 100, ..config() };
-        let mut desk = Desk::new(config, ranked(1000), apart);
+        let mut desk = Desk::new(config, ranked(1000), overlapped);
         let low = desk.ask(&own(1, 10), 60, Some(0));
         desk.step();
         let older = desk.ask(&own(2, 10), 60, Some(10));
         let younger = desk.ask(&own(3, 10), 60, Some(10));
         desk.run();
         assert_eq!(desk.ended, [older, younger, low]);
-        assert_eq!(desk.retractions(older), 0);
-        assert!(desk.retractions(low) > 0 && desk.retractions(younger) > 0);
+        assert_eq!(desk.preemptions(older), 0);
+        assert!(desk.preemptions(low) > 0 && desk.preemptions(younger) > 0);
     }
 }
 
 #[test]
 fn the_lowest_priority_ends_although_higher_ones_never_stop_coming() {
     for order in [AdmissionOrder::FirstCome, AdmissionOrder::LongestPrefix] {
-        for (apart, every) in [(false, 2), (true, 2), (false, 8), (true, 8)] {
-            let mut desk = Desk::narrow(ranked(10), apart);
+        for (overlapped, every) in [(false, 2), (true, 2), (false, 8), (true, 8)] {
+            let mut desk = Desk::narrow(ranked(10), overlapped);
             desk.engine.admit_by(order);
             let low = desk.ask(&own(1, 20), 400, None);
             desk.steps(3);
@@ -247,7 +247,7 @@ fn the_lowest_priority_ends_although_higher_ones_never_stop_coming() {
                 (60..=70).contains(&before),
                 "{before} went before it, one every {every} steps"
             );
-            assert!(desk.retractions(low) <= 64);
+            assert!(desk.preemptions(low) <= 64);
         }
     }
 }
@@ -309,7 +309,7 @@ proptest! {
     fn priorities_change_no_text_and_lose_no_slot(
         visits in proptest::collection::vec(visit(), 1..30),
         (page_size, running, threshold) in (prop_oneof![Just(1), Just(4)], 1_usize..6, 0_u64..40),
-        (low_values_first, longest_prefix, apart) in any::<(bool, bool, bool)>(),
+        (low_values_first, longest_prefix, overlapped) in any::<(bool, bool, bool)>(),
         shape in prop_oneof![
             Just(Shape::PLAIN), Just(Shape::chain(3)), Just(Shape::new(3, 4, 12).unwrap())
         ],
@@ -319,7 +319,7 @@ proptest! {
             EngineConfig { max_total_tokens: 128, max_running_requests: running, ..roomy.clone() };
         let priorities =
             Priorities::Ranked { low_values_first, preemption_threshold: threshold };
-        let mut desk = Desk::new(small, priorities, apart);
+        let mut desk = Desk::new(small, priorities, overlapped);
         if longest_prefix {
             desk.engine.admit_by(AdmissionOrder::LongestPrefix);
         }

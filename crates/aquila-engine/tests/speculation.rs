@@ -77,7 +77,7 @@ fn drafts_do_not_depend_on_company_pages_chunks_hits_or_retraction() {
         let small = EngineConfig { max_running_requests: 8, max_total_tokens: 700, ..base.clone() };
         let mut crowded = engine(algorithm, small);
         check(&answers(&mut crowded, &prompts, 40, mode), "a pool that is too small");
-        assert!(crowded.stats().snapshot().retractions > 0, "the pool was meant to be too small");
+        assert!(crowded.stats().snapshot().preemptions > 0, "the pool was meant to be too small");
     }
 }
 

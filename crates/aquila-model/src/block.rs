@@ -3,7 +3,7 @@
 //! The invariant: nothing here looks at more than one row at a time except attention, which the
 //! backend does.
 
-use aquila_compute::{Backend, ForwardPlan, HeadShape, PlanBounds, Sink};
+use aquila_compute::{Accumulate, Backend, ForwardPlan, HeadShape, PlanBounds};
 
 use crate::{Error, ModelSpec, Result};
 
@@ -70,10 +70,10 @@ impl<B: Backend> Block<B> {
         let &Pass { backend, rope, heads, epsilon, rows } = pass;
         let scale = 1.0 / (heads.head_dim as f32).sqrt();
         let norms = self.qk_norms.as_ref().map(|[q, k]| (q, k, epsilon));
-        self.qkv.project(backend, input, rows, Sink::Set, &mut w.qkv)?;
+        self.qkv.project(backend, input, rows, Accumulate::Set, &mut w.qkv)?;
         backend.write_kv(&mut w.qkv, heads, norms, rope, &w.plan, kv, layer)?;
         backend.attend(&w.qkv, heads, scale, &w.plan, kv, layer, &mut w.attended)?;
-        self.o.project(backend, &w.attended, rows, Sink::Add, &mut w.residual)
+        self.o.project(backend, &w.attended, rows, Accumulate::Add, &mut w.residual)
     }
 
     /// Adds to the residual stream what the feed-forward part makes of it; leaves in `normed` what
@@ -89,7 +89,7 @@ impl<B: Backend> Block<B> {
         let Linear { weight, bias } = &self.gate_up;
         let (both, out) = (&mut w.gate_up, &mut w.activated);
         backend.project_gated(weight, bias.as_ref(), normed, rows, both, out)?;
-        self.down.project(backend, &w.activated, rows, Sink::Add, &mut w.residual)
+        self.down.project(backend, &w.activated, rows, Accumulate::Add, &mut w.residual)
     }
 }
 
@@ -99,10 +99,10 @@ impl<B: Backend> Linear<B> {
         backend: &B,
         input: &B::Rows,
         rows: usize,
-        sink: Sink,
+        accumulate: Accumulate,
         out: &mut B::Rows,
     ) -> Result<()> {
-        Ok(backend.project(&self.weight, self.bias.as_ref(), input, rows, sink, out)?)
+        Ok(backend.project(&self.weight, self.bias.as_ref(), input, rows, accumulate, out)?)
     }
 }
 
@@ -115,11 +115,11 @@ pub(crate) fn check_plan(
 ) -> Result<()> {
     let refuse = |what: String| Err(Error::Plan(what));
     let rows = plan.rows();
-    if [plan.positions.len(), plan.writes.len(), plan.sights.len()] != [rows; 3] {
-        return refuse(format!("{rows} tokens, but other counts of positions, writes or sights"));
+    if [plan.positions.len(), plan.writes.len(), plan.spans.len()] != [rows; 3] {
+        return refuse(format!("{rows} tokens, but other counts of positions, writes or spans"));
     }
     let reach = plan.changes.iter().map(|&(at, count)| at as usize + count as usize).max();
-    let slots = reach.unwrap_or(0) + plan.tails.len();
+    let slots = reach.unwrap_or(0) + plan.tree_slots.len();
     if rows > bounds.rows || plan.outputs.len() > bounds.outputs || slots > bounds.slots {
         return refuse(format!(
             "{rows} rows, {} outputs and {slots} slots exceed {bounds:?}",
@@ -138,13 +138,13 @@ pub(crate) fn check_plan(
     if plan.changes.iter().map(|&(_, count)| count as usize).sum::<usize>() != plan.slots.len() {
         return refuse("changes of block tables that do not have the slots they say".into());
     }
-    let outside = plan.sights.iter().find(|s| {
+    let outside = plan.spans.iter().find(|s| {
         s.is_empty()
             || s.start as usize + s.prefix as usize > bounds.slots
-            || s.tail_start as usize + s.tail as usize > plan.tails.len()
+            || s.tree_start as usize + s.tail as usize > plan.tree_slots.len()
     });
-    if let Some(sight) = outside {
-        return refuse(format!("{sight:?} leaves the block tables"));
+    if let Some(span) = outside {
+        return refuse(format!("{span:?} leaves the block tables"));
     }
     Ok(())
 }

@@ -6,7 +6,9 @@
 use std::sync::Arc;
 
 use aquila_compute::round::Extent;
-use aquila_compute::{Backend, ForwardPlan, KvDtype, KvShape, PlanBounds, Sink, WeightFormat};
+use aquila_compute::{
+    Accumulate, Backend, ForwardPlan, KvDtype, KvShape, PlanBounds, WeightFormat,
+};
 
 use crate::block::{Block, Pass, Work, check_plan};
 use crate::capture::Capture;
@@ -212,7 +214,14 @@ impl<B: Backend> Decoder<B> {
             }
         };
         if outputs > 0 {
-            backend.project(&self.head, None, &s.hidden, outputs, Sink::Set, &mut s.logits)?;
+            backend.project(
+                &self.head,
+                None,
+                &s.hidden,
+                outputs,
+                Accumulate::Set,
+                &mut s.logits,
+            )?;
         }
         Ok(())
     }

@@ -21,7 +21,7 @@ pub struct Dummy {
     seed: u64,
     shapes: BTreeMap<String, Vec<usize>>,
     /// Drawn once from a normal-like distribution; weights are drawn from here.
-    urn: Vec<bf16>,
+    samples: Vec<bf16>,
     given: BTreeMap<String, HostTensor>,
 }
 
@@ -34,7 +34,7 @@ impl Dummy {
     /// Random weights in the shape of `tensors`.
     pub(crate) fn of(what: &str, tensors: impl Iterator<Item = Expected>, seed: u64) -> Self {
         let mut state = seed;
-        let urn = (0..4096)
+        let samples = (0..4096)
             .map(|_| {
                 // The sum of twelve uniform numbers has variance 1.
                 let sum: f32 =
@@ -46,7 +46,7 @@ impl Dummy {
             origin: format!("random weights of {what}"),
             seed,
             shapes: tensors.map(|t| (t.name, t.shape)).collect(),
-            urn,
+            samples,
             given: BTreeMap::new(),
         }
     }
@@ -111,7 +111,7 @@ impl TensorSource for Dummy {
             while left > 0 {
                 let mut bits = mix(&mut state);
                 for _ in 0..left.min(5) {
-                    bytes.extend_from_slice(&self.urn[bits as usize % 4096].to_le_bytes());
+                    bytes.extend_from_slice(&self.samples[bits as usize % 4096].to_le_bytes());
                     bits >>= 12;
                 }
                 left -= left.min(5);

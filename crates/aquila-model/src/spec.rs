@@ -54,7 +54,7 @@ pub struct ModelSpec {
 }
 
 /// What an architecture decides for itself where the config is silent.
-pub(crate) struct Habits {
+pub(crate) struct FamilyDefaults {
     pub head_dim: Option<usize>,
     pub qk_norm: bool,
     pub qkv_bias: bool,
@@ -65,7 +65,11 @@ pub(crate) struct Habits {
 
 impl ModelSpec {
     /// Reads the settings that decoders of Llama's family share.
-    pub(crate) fn read(config: &Settings<'_>, architecture: &str, habits: Habits) -> Result<Self> {
+    pub(crate) fn read(
+        config: &Settings<'_>,
+        architecture: &str,
+        defaults: FamilyDefaults,
+    ) -> Result<Self> {
         refuse_what_is_not_supported(config)?;
         let hidden_size = config.size("hidden_size")?;
         let heads = config.size("num_attention_heads")?;
@@ -76,7 +80,7 @@ impl ModelSpec {
                 format!("must divide num_attention_heads {heads}, found {kv_heads}"),
             ));
         }
-        let head_dim = match config.size_if_any("head_dim")?.or(habits.head_dim) {
+        let head_dim = match config.size_if_any("head_dim")?.or(defaults.head_dim) {
             Some(width) => width,
             None if hidden_size % heads == 0 => hidden_size / heads,
             None => {
@@ -97,16 +101,16 @@ impl ModelSpec {
             intermediate_size: config.size("intermediate_size")?,
             layers: layers(config)?,
             heads: HeadShape { heads, kv_heads, head_dim },
-            qk_norm: habits.qk_norm,
-            qkv_bias: habits.qkv_bias,
-            output_bias: habits.output_bias,
-            mlp_bias: habits.mlp_bias,
+            qk_norm: defaults.qk_norm,
+            qkv_bias: defaults.qkv_bias,
+            output_bias: defaults.output_bias,
+            mlp_bias: defaults.mlp_bias,
             norm_epsilon: epsilon(config)?,
             tied_embeddings: config.flag("tie_word_embeddings", false)?,
             rope: RopeSpec::read(config, max_positions)?,
             max_positions,
             dtype: dtype(config)?,
-            names: habits.names,
+            names: defaults.names,
         };
         let parameters = spec.parameters_wide();
         if parameters > ABSURD_PARAMETERS {

@@ -24,11 +24,11 @@ pub(crate) struct Answer {
 pub(crate) struct Event {
     /// Which of the answers.
     pub index: usize,
-    pub news: News,
+    pub event: StreamEvent,
 }
 
 #[derive(Debug)]
-pub(crate) enum News {
+pub(crate) enum StreamEvent {
     /// The prompt's tokens with their log-probabilities.
     Prompt(Vec<Token>),
     Delta(Delta),
@@ -46,27 +46,27 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    fn send(&mut self, news: News) {
+    fn send(&mut self, event: StreamEvent) {
         if !self.broken {
-            self.broken = self.events.try_send(Event { index: self.index, news }).is_err();
+            self.broken = self.events.try_send(Event { index: self.index, event }).is_err();
         }
     }
 }
 
 impl AnswerSink for Relay {
     fn prompt(&mut self, tokens: Vec<Token>) {
-        self.send(News::Prompt(tokens));
+        self.send(StreamEvent::Prompt(tokens));
     }
 
     fn delta(&mut self, delta: Delta) -> bool {
         self.stopwatch.tokens(delta.tokens.len());
-        self.send(News::Delta(delta));
+        self.send(StreamEvent::Delta(delta));
         !self.broken
     }
 
     fn end(mut self: Box<Self>, end: End) {
         self.stopwatch.end(&end);
-        self.send(News::End(end));
+        self.send(StreamEvent::End(end));
     }
 }
 

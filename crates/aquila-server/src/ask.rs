@@ -10,11 +10,11 @@ use aquila_engine::FinishReason;
 use aquila_text::{AnswerSink, CheckedParams};
 use tokio::sync::mpsc;
 
+use crate::active_requests::Hold;
 use crate::answer::{Answer, Collector, Event, Relay};
 use crate::http_metrics::HttpMetrics;
 use crate::refusal::Refusal;
 use crate::state::App;
-use crate::under_way::Hold;
 
 /// One prompt, and how it is to be answered.
 #[derive(Debug, Clone)]
@@ -25,16 +25,16 @@ pub(crate) struct Ask {
     pub params: CheckedParams,
 }
 
-/// What a request holds while its answers are made.
-pub(crate) struct Holds {
+/// What a request guards while its answers are made.
+pub(crate) struct RequestGuards {
     /// One for each prompt.
-    holds: Vec<Hold>,
+    guards: Vec<Hold>,
     /// Which prompt each answer belongs to.
     prompts: Vec<usize>,
     deadline: Option<Instant>,
 }
 
-impl Holds {
+impl RequestGuards {
     /// How many answers there will be.
     pub fn answers(&self) -> usize {
         self.prompts.len()
@@ -49,7 +49,7 @@ impl Holds {
     /// it one.
     pub fn failure(&self, answer: usize, reason: &FinishReason) -> Option<Refusal> {
         let FinishReason::Abort(why) = reason else { return None };
-        if self.holds[self.prompts[answer]].was_aborted() {
+        if self.guards[self.prompts[answer]].was_aborted() {
             return None;
         }
         if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
@@ -60,34 +60,34 @@ impl Holds {
 
     /// Notes that all answers have ended.
     pub fn complete(&mut self) {
-        self.holds.iter_mut().for_each(Hold::complete);
+        self.guards.iter_mut().for_each(Hold::complete);
     }
 }
 
 /// Answers on their way, piece by piece.
-pub(crate) struct Pieces {
+pub(crate) struct AnswerStream {
     pub events: mpsc::Receiver<Event>,
-    pub holds: Holds,
+    pub guards: RequestGuards,
     /// Hears of errors that no status can tell any more.
     pub metrics: Arc<HttpMetrics>,
 }
 
 impl App {
     /// Asks, and hands the answers on as they come. `param` is what the prompts came as.
-    pub fn ask_in_pieces(&self, asks: Vec<Ask>, param: &str) -> Result<Pieces, Refusal> {
+    pub fn submit_streaming(&self, asks: Vec<Ask>, param: &str) -> Result<AnswerStream, Refusal> {
         let answers: usize = asks.iter().map(|ask| ask.params.n as usize).sum();
         let room = self.settings.limits.unread_pieces.max(1).saturating_mul(answers.max(1));
         let (sender, events) = mpsc::channel(room);
-        let holds = self.submit(asks, param, |index, stopwatch| {
+        let guards = self.submit(asks, param, |index, stopwatch| {
             Box::new(Relay { index, events: sender.clone(), stopwatch, broken: false })
         })?;
-        Ok(Pieces { events, holds, metrics: self.metrics.http.clone() })
+        Ok(AnswerStream { events, guards, metrics: self.metrics.http.clone() })
     }
 
     /// Asks, and waits for all answers, in their order.
     pub async fn ask_for_all(&self, asks: Vec<Ask>, param: &str) -> Result<Vec<Answer>, Refusal> {
         let (done, mut inbox) = mpsc::unbounded_channel();
-        let mut holds = self.submit(asks, param, |index, stopwatch| {
+        let mut guards = self.submit(asks, param, |index, stopwatch| {
             Box::new(Collector {
                 index,
                 prompt: Vec::new(),
@@ -98,15 +98,15 @@ impl App {
             })
         })?;
         drop(done);
-        let mut answers: Vec<Option<Answer>> = vec![None; holds.answers()];
+        let mut answers: Vec<Option<Answer>> = vec![None; guards.answers()];
         while let Some((index, answer)) = inbox.recv().await {
-            if let Some(refusal) = holds.failure(index, &answer.reason) {
+            if let Some(refusal) = guards.failure(index, &answer.reason) {
                 return Err(refusal);
             }
             answers[index] = Some(answer);
         }
         let answers: Option<Vec<Answer>> = answers.into_iter().collect();
-        holds.complete();
+        guards.complete();
         answers.ok_or_else(|| Refusal::failed("the engine ended before the answer was complete"))
     }
 
@@ -115,16 +115,16 @@ impl App {
         asks: Vec<Ask>,
         param: &str,
         mut sink: impl FnMut(usize, crate::metrics::Stopwatch) -> Box<dyn AnswerSink>,
-    ) -> Result<Holds, Refusal> {
+    ) -> Result<RequestGuards, Refusal> {
         self.check_size(&asks, param)?;
         asks.iter().try_for_each(|ask| self.check_ids(&ask.params))?;
         let asked = Instant::now();
         let deadline = self.settings.limits.request_time.map(|time| asked + time);
         let engine = self.generator.engine();
-        let mut holds = Holds { holds: Vec::new(), prompts: Vec::new(), deadline };
+        let mut guards = RequestGuards { guards: Vec::new(), prompts: Vec::new(), deadline };
         for (number, ask) in asks.into_iter().enumerate() {
-            let first = holds.prompts.len();
-            let hold = self.under_way.begin(engine, &ask.name);
+            let first = guards.prompts.len();
+            let hold = self.active_requests.begin(engine, &ask.name);
             let submitted = self.generator.submit(ask.prompt, &ask.params, deadline, |choice| {
                 let stopwatch = self.metrics.stopwatch(asked, choice == 0);
                 sink(first + choice as usize, stopwatch)
@@ -136,10 +136,10 @@ impl App {
                     return Err(Refusal::of(error, param));
                 }
             }
-            holds.holds.push(hold);
-            holds.prompts.extend(std::iter::repeat_n(number, ask.params.n as usize));
+            guards.guards.push(hold);
+            guards.prompts.extend(std::iter::repeat_n(number, ask.params.n as usize));
         }
-        Ok(holds)
+        Ok(guards)
     }
 
     /// Refuses token ids that the model does not have, by the parameter that they came in.

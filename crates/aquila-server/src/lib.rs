@@ -1,12 +1,12 @@
 //! Aquila over HTTP: OpenAI's API and SGLang's, over a [`Generator`].
 //!
-//! Its one invariant: a client that is gone, or too slow to read, holds no slot of the engine.
+//! Its one invariant: a client that is gone, or too slow to read, guards no slot of the engine.
 //!
 //! - [`Server`]: the listener, its connections and its way to stop
 //! - [`Address`]: where it will listen, taken before there is a model
 //! - [`Settings`], [`Limits`] and [`ModelCard`]: what a server is told at start
 //! - `routes`: one file for each thing that can be asked, in OpenAI's form and in SGLang's
-//! - `ask`, `answer`, `under_way`: from a checked request to the engine and back
+//! - `ask`, `answer`, `active_requests`: from a checked request to the engine and back
 //! - `stream`: answers as server-sent events
 //! - [`add_documents`] and [`add_file`]: texts into corpora that drafts come from
 //! - [`CorpusFolder`]: the files that clients may name as corpora
@@ -24,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod active_requests;
 mod address;
 mod answer;
 mod ask;
@@ -53,7 +54,6 @@ mod stream;
 mod tls;
 #[cfg(feature = "otel")]
 mod traces;
-mod under_way;
 mod unstalled;
 
 pub use address::Address;

@@ -234,7 +234,7 @@ impl Metrics {
             (
                 "sglang:num_retracted_requests_total",
                 "Requests that lost their KV to others and were resumed",
-                engine.retractions as f64,
+                engine.preemptions as f64,
             ),
             ("sglang:spec_verify_calls_total", "Verifications", spec.verify_ct as f64),
             (

@@ -73,7 +73,7 @@ impl Server {
         });
         connections.accept(&listener, stop).await;
         app.drain();
-        connections.accept(&listener, app.under_way.wait_for_none()).await;
+        connections.accept(&listener, app.active_requests.wait_for_none()).await;
         drop(listener);
         // Those who wait for it are the connections, and they end with it or before.
         let _ = close.send(true);
@@ -159,7 +159,7 @@ async fn measure_throughput(app: Arc<App>) {
     let tokens = || app.generator.engine().stats().snapshot().completion_tokens;
     let mut before = tokens();
     loop {
-        app.under_way.wait_for_some().await;
+        app.active_requests.wait_for_some().await;
         let mut last = Instant::now();
         loop {
             tokio::time::sleep(SECOND).await;
@@ -167,7 +167,7 @@ async fn measure_throughput(app: Arc<App>) {
             let made = count - before;
             app.metrics.set_throughput(made as f64 / (now - last).as_secs_f64());
             (last, before) = (now, count);
-            if made == 0 && app.under_way.count() == 0 {
+            if made == 0 && app.active_requests.count() == 0 {
                 break;
             }
         }

@@ -29,7 +29,7 @@ pub struct Limits {
     pub body_time: Duration,
     /// For a client that takes none of what is sent to it.
     pub stall_time: Duration,
-    /// Pieces of one answer that wait for its client; one more gives the answer up.
+    /// AnswerStream of one answer that wait for its client; one more gives the answer up.
     pub unread_pieces: usize,
 }
 

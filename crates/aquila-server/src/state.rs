@@ -7,12 +7,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use aquila_text::{GenerateError, Generator, Prompt, Tokenizer};
 use tokio::sync::Semaphore;
 
+use crate::active_requests::ActiveRequests;
 use crate::identifier::Identifiers;
 use crate::intake::{Intake, Received};
 use crate::metrics::Metrics;
 use crate::refusal::Refusal;
 use crate::settings::Settings;
-use crate::under_way::UnderWay;
 
 /// The app as handlers share it.
 pub(crate) type Shared = Arc<App>;
@@ -21,7 +21,7 @@ pub(crate) type Shared = Arc<App>;
 pub(crate) struct App {
     pub generator: Generator,
     pub settings: Settings,
-    pub under_way: Arc<UnderWay>,
+    pub active_requests: Arc<ActiveRequests>,
     pub metrics: Arc<Metrics>,
     #[cfg(feature = "otel")]
     pub traces: std::sync::OnceLock<Arc<crate::traces::Traces>>,
@@ -44,7 +44,7 @@ impl App {
             corpus_turn: Arc::new(Semaphore::new(1)),
             generator,
             settings,
-            under_way: Arc::default(),
+            active_requests: Arc::default(),
             metrics: Arc::default(),
             #[cfg(feature = "otel")]
             traces: Default::default(),

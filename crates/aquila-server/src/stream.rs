@@ -1,7 +1,7 @@
 //! Answers as server-sent events.
 //!
 //! A stream is `data: JSON` events and `data: [DONE]`; one that fails ends with an event that
-//! holds the error, since its status is long sent.
+//! guards the error, since its status is long sent.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -14,8 +14,8 @@ use bytes::Bytes;
 use http_body::Frame;
 use serde::Serialize;
 
-use crate::answer::{Event, News};
-use crate::ask::{Holds, Pieces};
+use crate::answer::{Event, StreamEvent};
+use crate::ask::{AnswerStream, RequestGuards};
 use crate::refusal::Refusal;
 
 /// Events that are put together when several wait.
@@ -41,18 +41,24 @@ impl EventWriter {
 }
 
 /// How one API writes what became of answers.
-pub(crate) trait Wording: Send + Unpin + 'static {
+pub(crate) trait ResponseFormat: Send + Unpin + 'static {
     /// Writes what became of the answer `index`; most pieces are one event, some are none.
-    fn write(&mut self, index: usize, news: News, holds: &Holds, out: &mut EventWriter);
+    fn write(
+        &mut self,
+        index: usize,
+        event: StreamEvent,
+        guards: &RequestGuards,
+        out: &mut EventWriter,
+    );
 
     /// Writes what comes after all answers have ended.
     fn close(&mut self, out: &mut EventWriter);
 }
 
-/// A response that streams `pieces` in this wording, with the request's name in its headers.
-pub(crate) fn respond(pieces: Pieces, wording: impl Wording, name: &str) -> Response {
-    let left = pieces.holds.answers();
-    let body = EventBody { pieces: Some(pieces), wording, left, waiting: Vec::new() };
+/// A response that streams `pieces` in this format, with the request's name in its headers.
+pub(crate) fn respond(pieces: AnswerStream, format: impl ResponseFormat, name: &str) -> Response {
+    let left = pieces.guards.answers();
+    let body = EventBody { pieces: Some(pieces), format, left, waiting: Vec::new() };
     let mut response = Response::new(Body::new(body));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
@@ -65,39 +71,39 @@ pub(crate) fn respond(pieces: Pieces, wording: impl Wording, name: &str) -> Resp
 
 struct EventBody<W> {
     /// None once the stream is complete.
-    pieces: Option<Pieces>,
-    wording: W,
+    pieces: Option<AnswerStream>,
+    format: W,
     /// Answers that have not ended.
     left: usize,
     waiting: Vec<Event>,
 }
 
-impl<W: Wording> EventBody<W> {
+impl<W: ResponseFormat> EventBody<W> {
     /// Writes what has come; false if the stream ends with it.
     fn write(&mut self, out: &mut EventWriter) -> bool {
         let Some(pieces) = &mut self.pieces else { return false };
-        for Event { index, news } in self.waiting.drain(..) {
-            if let News::End(end) = &news {
-                if let Some(refusal) = pieces.holds.failure(index, &end.reason) {
+        for Event { index, event } in self.waiting.drain(..) {
+            if let StreamEvent::End(end) = &event {
+                if let Some(refusal) = pieces.guards.failure(index, &end.reason) {
                     pieces.metrics.stream_failed(&refusal);
                     out.raw(&refusal.json());
                     return false;
                 }
                 self.left -= 1;
             }
-            self.wording.write(index, news, &pieces.holds, out);
+            self.format.write(index, event, &pieces.guards, out);
         }
         if self.left > 0 {
             return true;
         }
-        pieces.holds.complete();
-        self.wording.close(out);
+        pieces.guards.complete();
+        self.format.close(out);
         out.raw(b"[DONE]");
         false
     }
 }
 
-impl<W: Wording> http_body::Body for EventBody<W> {
+impl<W: ResponseFormat> http_body::Body for EventBody<W> {
     type Data = Bytes;
     type Error = Infallible;
 

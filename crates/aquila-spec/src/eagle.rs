@@ -96,20 +96,20 @@ impl Entry for EagleEntry {
     fn open(&self, opening: &Opening<'_>) -> crate::Result<Box<dyn Opened>> {
         let (_, location) = opening.draft()?;
         let head = EagleCheckpoint::open(location, opening.load, opening.target.spec())?;
-        Ok(Box::new(OpenedEagle { head, reading: Reading::of(opening)? }))
+        Ok(Box::new(OpenedEagle { head, lm_head_source: LmHeadSource::of(opening)? }))
     }
 }
 
 struct OpenedEagle {
     head: EagleCheckpoint,
-    reading: Reading,
+    lm_head_source: LmHeadSource,
 }
 
 impl Opened for OpenedEagle {
     fn needs(&self, allowance: &Allowance) -> Needs {
         let spec = self.head.spec();
-        let scratch = spec.scratch_bytes(allowance.bounds, self.reading.tokens());
-        self.reading.needs(
+        let scratch = spec.scratch_bytes(allowance.bounds, self.lm_head_source.tokens());
+        self.lm_head_source.needs(
             allowance,
             &spec.layer,
             Needs {
@@ -130,7 +130,7 @@ impl<B: Backend> LoadOn<B> for OpenedEagle {
         allowance: &Allowance,
     ) -> crate::Result<Algorithm<B>> {
         let Allowance { format, kv_dtype, slots, bounds, .. } = *allowance;
-        let lm_head = self.reading.lm_head(backend, target, format)?;
+        let lm_head = self.lm_head_source.lm_head(backend, target, format)?;
         let head = self.head.load(backend, format, target, lm_head, &mut |_| ())?;
         let drafter = Box::new(Eagle::new(backend, "EAGLE", head, bounds)?);
         Ok(Algorithm::on_device(RecurrentDraft::new(backend, drafter, slots, kv_dtype)?))
@@ -138,12 +138,12 @@ impl<B: Backend> LoadOn<B> for OpenedEagle {
 }
 
 /// How tokens are read out of hidden states: by the target's head, or by some rows of it.
-pub(crate) struct Reading {
+pub(crate) struct LmHeadSource {
     target: ModelSpec,
     draftable: Option<DraftTokens>,
 }
 
-impl Reading {
+impl LmHeadSource {
     pub fn of(opening: &Opening<'_>) -> crate::Result<Self> {
         let draftable = opening.token_map.map(|map| DraftTokens::of(opening.target, map));
         Ok(Self { target: opening.target.spec().clone(), draftable: draftable.transpose()? })

@@ -3,7 +3,7 @@
 use aquila_compute::Backend;
 use aquila_model::{Decoder, MtpCheckpoint, Needs};
 
-use crate::eagle::Reading;
+use crate::eagle::LmHeadSource;
 use crate::registry::{Allowance, DraftFlag, DraftFor, Entry, LoadOn, Opened, Opening};
 use crate::{Algorithm, Eagle, Error, Mtp, MtpRoom, RecurrentDraft};
 
@@ -40,13 +40,13 @@ impl Entry for MtpEntry {
                 "--enable-multi-layer-eagle: {name} has one MTP layer, which recurs"
             )));
         }
-        Ok(Box::new(OpenedMtp { layers, reading: Reading::of(opening)? }))
+        Ok(Box::new(OpenedMtp { layers, lm_head_source: LmHeadSource::of(opening)? }))
     }
 }
 
 struct OpenedMtp {
     layers: MtpCheckpoint,
-    reading: Reading,
+    lm_head_source: LmHeadSource,
 }
 
 impl OpenedMtp {
@@ -68,7 +68,7 @@ impl Opened for OpenedMtp {
     }
 
     fn needs(&self, allowance: &Allowance) -> Needs {
-        let (spec, tokens) = (self.layers.spec(), self.reading.tokens());
+        let (spec, tokens) = (self.layers.spec(), self.lm_head_source.tokens());
         let scratch = if self.recurs() {
             spec.scratch_bytes(allowance.bounds, tokens)
         } else {
@@ -81,7 +81,7 @@ impl Opened for OpenedMtp {
             kv_per_token: spec.kv_bytes_per_token(allowance.kv_dtype, allowance.shape.steps()),
             ..Needs::default()
         };
-        self.reading.needs(allowance, &spec.layer, own)
+        self.lm_head_source.needs(allowance, &spec.layer, own)
     }
 }
 
@@ -93,7 +93,7 @@ impl<B: Backend> LoadOn<B> for OpenedMtp {
         allowance: &Allowance,
     ) -> crate::Result<Algorithm<B>> {
         let Allowance { format, kv_dtype, slots, bounds, .. } = *allowance;
-        let lm_head = self.reading.lm_head(backend, target, format)?;
+        let lm_head = self.lm_head_source.lm_head(backend, target, format)?;
         let head = self.layers.load(backend, format, target, lm_head, &mut |_| ())?;
         if self.recurs() {
             let drafter = Box::new(Eagle::new(backend, "MTP", head, bounds)?);

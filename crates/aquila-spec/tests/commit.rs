@@ -1,7 +1,7 @@
 //! What a round keeps is compacted everywhere alike.
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
-use aquila_compute::{Backend, ForwardPlan, HostTensor, PlanBounds, Sight};
+use aquila_compute::{AttentionSpan, Backend, ForwardPlan, HostTensor, PlanBounds};
 use aquila_spec::Kept;
 use proptest::prelude::*;
 
@@ -16,7 +16,7 @@ fn numbered(backend: &CpuBackend, rows: usize) -> <CpuBackend as Backend>::Rows 
         plan.positions.push(0);
         plan.writes.push(row);
         plan.add_table([row]);
-        plan.sights.push(Sight { start: row, prefix: 1, ..Sight::default() });
+        plan.spans.push(AttentionSpan { start: row, prefix: 1, ..AttentionSpan::default() });
     }
     let mut placed = backend.plan(PlanBounds { rows, outputs: rows, slots: rows }).unwrap();
     backend.place(&plan, &mut placed).unwrap();

@@ -1,7 +1,7 @@
 //! Verification by probability keeps the target's distribution: chi-square tests over trees whose
 //! drafts come from another distribution, with filters on both.
 
-use aquila_compute::choose::{Ask, History, Sampling, Weights, weigh};
+use aquila_compute::choose::{History, SampleQuery, Sampling, Weights, filtered_probs};
 use aquila_spec::{Candidates, Coins, Proposal, Shape, Tree, Verify};
 
 const VOCABULARY: usize = 7;
@@ -30,7 +30,7 @@ fn filters() -> [Sampling; 4] {
 
 fn weights(path: &[u32], who: f32, sampling: &Sampling) -> Weights {
     let history = History::default();
-    let ask = Ask {
+    let query = SampleQuery {
         row: 0,
         sampling,
         history: &history,
@@ -41,7 +41,7 @@ fn weights(path: &[u32], who: f32, sampling: &Sampling) -> Weights {
         top_logprobs: None,
         given: None,
     };
-    weigh(&logits(path, who), &ask, None)
+    filtered_probs(&logits(path, who), &query, None)
 }
 
 /// The filtered softmax, worked out with the standard library alone.
@@ -71,7 +71,7 @@ fn expected(path: &[u32], sampling: &Sampling) -> Vec<f64> {
 
 /// A tree of drafts: drawn for rejection, the likeliest for thresholds.
 fn tree(shape: Shape, verify: Verify, sampling: &Sampling, seed: u64) -> Tree {
-    let offer = |path: &[u32]| {
+    let topk_candidates = |path: &[u32]| {
         let from = weights(path, DRAFT, sampling);
         let position = 1 + path.len() as u32;
         let candidate = |rank: usize, token| aquila_spec::Candidate {
@@ -89,10 +89,10 @@ fn tree(shape: Shape, verify: Verify, sampling: &Sampling, seed: u64) -> Tree {
         let candidates = likely.map(|(rank, &(token, _))| candidate(rank, token)).collect();
         Candidates { candidates, drawn_from: None }
     };
-    let mut growth = offer(&[]).begin(shape);
+    let mut growth = topk_candidates(&[]).begin(shape);
     while growth.goes_on() {
         let beam = growth.beam().to_vec();
-        let offers = beam.iter().map(|&at| offer(&growth.path_tokens(at))).collect();
+        let offers = beam.iter().map(|&at| topk_candidates(&growth.path_tokens(at))).collect();
         Candidates::grow(&mut growth, offers);
     }
     growth.finish(0)

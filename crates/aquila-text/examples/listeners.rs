@@ -53,7 +53,7 @@ fn generator(batch: usize, apart: bool) -> Generator {
     let runner = Runner::new(backend, decoder.expect("fits"), None, &config).expect("fits");
     let mut engine = Scheduler::new(runner, config).expect("a sound config");
     if apart {
-        engine = engine.listen_apart().expect("a thread");
+        engine = engine.with_output_thread().expect("a thread");
     }
     let tokenizer = Tokenizer::load(checkpoint.folder().expect("a folder")).expect("a tokenizer");
     let handle = EngineHandle::start(engine).expect("a thread");
@@ -85,7 +85,9 @@ fn speed(generator: &Generator, batch: usize) -> f64 {
 fn main() {
     for batch in [1, 8, 64] {
         let engines = [false, true].map(|apart| generator(batch, apart));
-        engines.iter().for_each(|engine| drop(speed(engine, batch)));
+        engines.iter().for_each(|engine| {
+            speed(engine, batch);
+        });
         let mut ratios = Vec::new();
         let mut inline = Vec::new();
         for turn in 0..TURNS {

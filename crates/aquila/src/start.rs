@@ -245,8 +245,8 @@ pub fn build(
     }
     engine.prioritize(flags.priorities());
     if overlap.on {
-        let failed = |e| Error::Other(format!("cannot start the compute lane's thread: {e}"));
-        engine = engine.apart().map_err(failed)?;
+        let failed = |e| Error::Other(format!("cannot start the executor's thread: {e}"));
+        engine = engine.overlapped().map_err(failed)?;
     }
     Ok(Built { engine, checkpoint, corpora: ngram.map(|sources| sources.corpora) })
 }

@@ -1,8 +1,8 @@
 //! One decoder layer with random weights, over any backend.
 
 use aquila_compute::{
-    Backend, DType, ForwardPlan, HeadShape, HostTensor, KvDtype, KvShape, PlanBounds, Result,
-    RopeTable, Sink, WeightFormat,
+    Accumulate, Backend, DType, ForwardPlan, HeadShape, HostTensor, KvDtype, KvShape, PlanBounds,
+    Result, RopeTable, WeightFormat,
 };
 use half::bf16;
 
@@ -203,14 +203,14 @@ pub fn layer<B: Backend>(b: &B, layer: &mut Layer<B>, rows: usize) -> Result<()>
 
     b.embed(&layer.table, plan, hidden)?;
     b.rms_norm(hidden, &layer.norms[0], EPSILON, rows, normed)?;
-    b.project(&layer.qkv, layer.bias.as_ref(), normed, rows, Sink::Set, qkv)?;
+    b.project(&layer.qkv, layer.bias.as_ref(), normed, rows, Accumulate::Set, qkv)?;
     b.write_kv(qkv, shape.heads, norms, &layer.rope, plan, kv, 1)?;
     b.attend(qkv, shape.heads, scale, plan, kv, 1, attended)?;
-    b.project(&layer.o, None, attended, rows, Sink::Add, hidden)?;
+    b.project(&layer.o, None, attended, rows, Accumulate::Add, hidden)?;
     b.rms_norm(hidden, &layer.norms[1], EPSILON, rows, normed)?;
-    b.project(&layer.gate_up, None, normed, rows, Sink::Set, gate_up)?;
+    b.project(&layer.gate_up, None, normed, rows, Accumulate::Set, gate_up)?;
     b.swiglu(gate_up, rows, gated)?;
-    b.project(&layer.down, None, gated, rows, Sink::Add, hidden)?;
+    b.project(&layer.down, None, gated, rows, Accumulate::Add, hidden)?;
     b.gather_outputs(hidden, plan, outputs)?;
     Ok(())
 }

@@ -179,7 +179,7 @@ impl Pair<'_> {
             tokens: (0..6).map(|i| 6 - i).collect(),
             positions: vec![0; 6],
             writes: (0..6).collect(),
-            sights: vec![aquila_compute::Sight { prefix: 1, ..Default::default() }; 6],
+            spans: vec![aquila_compute::AttentionSpan { prefix: 1, ..Default::default() }; 6],
             changes: vec![(0, 1)],
             slots: vec![0],
             sources: vec![3, 3, 0, 5, 1, 2],

@@ -1,6 +1,6 @@
 //! Requests with contexts in permuted slots, and plans over them.
 
-use aquila_compute::{Backend, ForwardPlan, Result, Sight};
+use aquila_compute::{AttentionSpan, Backend, ForwardPlan, Result};
 
 use crate::layer::{Layer, ROWS, Random, SLOTS, TOKENS};
 
@@ -40,7 +40,10 @@ impl Scene {
                     tokens: tokens[rows.clone()].to_vec(),
                     positions: rows.clone().map(|p| p as u32).collect(),
                     writes: list[rows.clone()].to_vec(),
-                    sights: vec![Sight { prefix: 1, ..Sight::default() }; rows.len()],
+                    spans: vec![
+                        AttentionSpan { prefix: 1, ..AttentionSpan::default() };
+                        rows.len()
+                    ],
                     changes: vec![(0, 1)],
                     slots: list[..1].to_vec(),
                     ..ForwardPlan::default()
@@ -70,13 +73,13 @@ impl Scene {
             plan.tokens.push(self.token());
             plan.positions.push((context + path.len() - 1) as u32);
             plan.writes.push(slot);
-            plan.sights.push(Sight {
+            plan.spans.push(AttentionSpan {
                 start: 0,
                 prefix: context as u32,
-                tail_start: plan.tails.len() as u32,
+                tree_start: plan.tree_slots.len() as u32,
                 tail: path.len() as u32,
             });
-            plan.tails.extend(&path);
+            plan.tree_slots.extend(&path);
             plan.outputs.push(node as u32);
             paths.push(path);
         }
@@ -95,7 +98,7 @@ impl Scene {
                 plan.positions.push((context + row) as u32);
                 plan.writes.push(self.lists[r][context + row]);
                 let prefix = (context + row + 1) as u32;
-                plan.sights.push(Sight { start, prefix, ..Sight::default() });
+                plan.spans.push(AttentionSpan { start, prefix, ..AttentionSpan::default() });
             }
             if share > 0 {
                 plan.outputs.push(plan.rows() as u32 - 1);
@@ -111,10 +114,10 @@ pub fn alone(plan: &ForwardPlan, row: usize) -> ForwardPlan {
         tokens: vec![plan.tokens[row]],
         positions: vec![plan.positions[row]],
         writes: vec![plan.writes[row]],
-        sights: vec![plan.sights[row]],
+        spans: vec![plan.spans[row]],
         changes: plan.changes.clone(),
         slots: plan.slots.clone(),
-        tails: plan.tails.clone(),
+        tree_slots: plan.tree_slots.clone(),
         outputs: vec![0],
         sources: Vec::new(),
         destinations: Vec::new(),

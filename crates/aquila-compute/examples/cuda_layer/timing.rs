@@ -1,7 +1,9 @@
 //! How long a layer takes, eager and replayed, and each projection for itself.
 
 use aquila_compute::cuda::CudaBackend;
-use aquila_compute::{Backend, ForwardPlan, HostTensor, PlanBounds, Result, Sight, Sink};
+use aquila_compute::{
+    Accumulate, AttentionSpan, Backend, ForwardPlan, HostTensor, PlanBounds, Result,
+};
 
 use crate::layer::{Layer, Random, Tensors, layer};
 
@@ -85,12 +87,12 @@ pub fn layers(
 fn fill(b: &CudaBackend, width: usize, rows: &mut <CudaBackend as Backend>::Rows) -> Result<()> {
     let table = b.table(&Random(11).tensor(&[8, width], 0.0, 1.0)?)?;
     let mut plan = b.plan(PlanBounds { rows: 8, outputs: 0, slots: 1 })?;
-    let sight = Sight { prefix: 1, ..Sight::default() };
+    let span = AttentionSpan { prefix: 1, ..AttentionSpan::default() };
     let host = ForwardPlan {
         tokens: (0..8).collect(),
         positions: vec![0; 8],
         writes: vec![0; 8],
-        sights: vec![sight; 8],
+        spans: vec![span; 8],
         changes: vec![(0, 1)],
         slots: vec![0],
         ..ForwardPlan::default()
@@ -120,7 +122,7 @@ pub fn projections(b: &CudaBackend, t: &Tensors, row_counts: &[usize]) -> Result
             let graph = b.graph_of(|b| {
                 copies
                     .iter()
-                    .try_for_each(|w| b.project(w, None, &input, rows, Sink::Set, &mut out))
+                    .try_for_each(|w| b.project(w, None, &input, rows, Accumulate::Set, &mut out))
             })?;
             let mut spread = time(b, || graph.replay())?;
             for seconds in [&mut spread.median, &mut spread.low, &mut spread.high] {

@@ -2,46 +2,48 @@
 //!
 //! A copy of the row is made only where something changes it.
 
-use super::{Ask, Sampling};
+use super::{SampleQuery, Sampling};
 
-/// Whether the ask changes any logit.
-pub fn is_needed(ask: &Ask<'_>) -> bool {
-    ask.sampling.has_penalties() || !ask.sampling.logit_bias.is_empty() || !ask.banned.is_empty()
+/// Whether the query changes any logit.
+pub fn is_needed(query: &SampleQuery<'_>) -> bool {
+    query.sampling.has_penalties()
+        || !query.sampling.logit_bias.is_empty()
+        || !query.banned.is_empty()
 }
 
 /// The row as penalties, bias and bans leave it.
-pub fn adjust(logits: &[f32], ask: &Ask<'_>, out: &mut Vec<f32>) {
+pub fn adjust(logits: &[f32], query: &SampleQuery<'_>, out: &mut Vec<f32>) {
     out.clear();
     out.extend_from_slice(logits);
-    if ask.sampling.has_penalties() {
-        penalize(logits, ask, out);
+    if query.sampling.has_penalties() {
+        penalize(logits, query, out);
     }
-    for &(token, bias) in &ask.sampling.logit_bias {
+    for &(token, bias) in &query.sampling.logit_bias {
         if let Some(l) = out.get_mut(token as usize) {
             *l += bias;
         }
     }
     // Whatever else forbids tokens belongs here, after all that could raise them again.
-    for &token in ask.banned {
+    for &token in query.banned {
         if let Some(l) = out.get_mut(token as usize) {
             *l = f32::NEG_INFINITY;
         }
     }
 }
 
-fn penalize(logits: &[f32], ask: &Ask<'_>, out: &mut [f32]) {
+fn penalize(logits: &[f32], query: &SampleQuery<'_>, out: &mut [f32]) {
     let mut set = |token: u32, output: u32| {
         if let (Some(l), Some(&raw)) = (out.get_mut(token as usize), logits.get(token as usize)) {
-            *l = penalized(raw, output, ask.sampling);
+            *l = penalized(raw, output, query.sampling);
         }
     };
-    for (token, _, output) in ask.history.iter() {
+    for (token, _, output) in query.history.iter() {
         set(token, output);
     }
     // From the raw logit again: a token of the path may be in the history too.
-    for &token in ask.path {
-        let on_path = ask.path.iter().filter(|&&t| t == token).count() as u32;
-        set(token, ask.history.get(token).1 + on_path);
+    for &token in query.path {
+        let on_path = query.path.iter().filter(|&&t| t == token).count() as u32;
+        set(token, query.history.get(token).1 + on_path);
     }
 }
 

@@ -4,7 +4,7 @@
 //! [`weight`]s, which are multiples of 2^-34: their sums are exact in f64 for up to 2^19 tokens,
 //! so no order of adding is part of the definition.
 
-use super::{Ask, Candidate, Choice, Sampling, Weights, noise};
+use super::{Candidate, Choice, SampleQuery, Sampling, Weights, noise};
 use crate::math;
 
 /// `e^d` to the nearest multiple of 2^-34, half to even, where `d` is a logit less the largest
@@ -36,9 +36,9 @@ pub fn weight(d: f32) -> f64 {
 pub(super) const WEIGHTLESS: f32 = -24.3;
 
 /// Chooses for one row; `logits` are that row's.
-pub fn choose(logits: &[f32], ask: &Ask<'_>) -> Choice {
-    let token = ask.given.unwrap_or_else(|| token(logits, ask));
-    let Some(top) = ask.top_logprobs else {
+pub fn choose(logits: &[f32], query: &SampleQuery<'_>) -> Choice {
+    let token = query.given.unwrap_or_else(|| token(logits, query));
+    let Some(top) = query.top_logprobs else {
         return Choice { token, logprob: None, top: Vec::new() };
     };
     let logprobs = logprobs(logits);
@@ -58,28 +58,28 @@ fn logprobs(logits: &[f32]) -> Vec<f32> {
 }
 
 /// The token alone.
-fn token(logits: &[f32], ask: &Ask<'_>) -> u32 {
-    let sampling = ask.sampling;
-    let values = adjusted(logits, ask);
+fn token(logits: &[f32], query: &SampleQuery<'_>) -> u32 {
+    let sampling = query.sampling;
+    let values = adjusted(logits, query);
     if sampling.is_greedy() {
         let best = best_first(&values).first().copied();
-        return best.unwrap_or_else(|| lowest_allowed(ask.banned, logits.len()));
+        return best.unwrap_or_else(|| lowest_allowed(query.banned, logits.len()));
     }
     let values: Vec<f32> = values.iter().map(|&l| scaled(l, sampling.temperature)).collect();
     let kept = filtered(&values, sampling);
     let score = |v: u32| {
-        let noise = noise::gumbel(sampling.seed, ask.choice, ask.position, v);
+        let noise = noise::gumbel(sampling.seed, query.choice, query.position, v);
         f64::from(values[v as usize]) + noise
     };
     kept.into_iter()
         .reduce(|a, b| if (score(b), a) > (score(a), b) { b } else { a })
-        .unwrap_or_else(|| lowest_allowed(ask.banned, logits.len()))
+        .unwrap_or_else(|| lowest_allowed(query.banned, logits.len()))
 }
 
-/// What a draft offers after one row; see [`super::offer`].
-pub fn offer(logits: &[f32], ask: &Ask<'_>, count: usize) -> Vec<Candidate> {
-    let sampling = ask.sampling;
-    let values = adjusted(logits, ask);
+/// What a draft offers after one row; see [`super::topk_candidates`].
+pub fn topk_candidates(logits: &[f32], query: &SampleQuery<'_>, count: usize) -> Vec<Candidate> {
+    let sampling = query.sampling;
+    let values = adjusted(logits, query);
     // Each token with how far its score is below the best one.
     let below: Vec<(f32, u32)> = if sampling.is_greedy() {
         let values: Vec<f32> = values.iter().map(|&l| scaled(l, 1.0)).collect();
@@ -89,7 +89,7 @@ pub fn offer(logits: &[f32], ask: &Ask<'_>, count: usize) -> Vec<Candidate> {
     } else {
         let values: Vec<f32> = values.iter().map(|&l| scaled(l, sampling.temperature)).collect();
         let noisy = |v: u32| {
-            let noise = noise::gumbel(sampling.seed, ask.choice, ask.position, v);
+            let noise = noise::gumbel(sampling.seed, query.choice, query.position, v);
             (f64::from(values[v as usize]) + noise, v)
         };
         let mut scores: Vec<_> = filtered(&values, sampling).into_iter().map(noisy).collect();
@@ -105,27 +105,27 @@ pub fn offer(logits: &[f32], ask: &Ask<'_>, count: usize) -> Vec<Candidate> {
 }
 
 /// The distribution of which the token is a sample; a greedy one is certain.
-pub fn weigh(logits: &[f32], ask: &Ask<'_>) -> Weights {
-    if ask.sampling.is_greedy() {
-        return Weights::certain(token(logits, ask));
+pub fn filtered_probs(logits: &[f32], query: &SampleQuery<'_>) -> Weights {
+    if query.sampling.is_greedy() {
+        return Weights::certain(token(logits, query));
     }
-    let values = adjusted(logits, ask);
-    let values: Vec<f32> = values.iter().map(|&l| scaled(l, ask.sampling.temperature)).collect();
-    let kept = filtered(&values, ask.sampling);
+    let values = adjusted(logits, query);
+    let values: Vec<f32> = values.iter().map(|&l| scaled(l, query.sampling.temperature)).collect();
+    let kept = filtered(&values, query.sampling);
     let Some(&best) = kept.first() else {
-        return Weights::certain(lowest_allowed(ask.banned, logits.len()));
+        return Weights::certain(lowest_allowed(query.banned, logits.len()));
     };
     let max = values[best as usize];
     Weights::new(kept.into_iter().map(|v| (v, weight(values[v as usize] - max))).collect())
 }
 
 /// Penalties, bias and bans.
-fn adjusted(logits: &[f32], ask: &Ask<'_>) -> Vec<f32> {
-    let s = ask.sampling;
+fn adjusted(logits: &[f32], query: &SampleQuery<'_>) -> Vec<f32> {
+    let s = query.sampling;
     let mut values = logits.to_vec();
     for (v, l) in (0u32..).zip(&mut values) {
-        let (prompt, output) = ask.history.get(v);
-        let output = output as usize + ask.path.iter().filter(|&&t| t == v).count();
+        let (prompt, output) = query.history.get(v);
+        let output = output as usize + query.path.iter().filter(|&&t| t == v).count();
         if (prompt || output > 0) && s.repetition_penalty != 1.0 {
             *l = if *l > 0.0 { *l / s.repetition_penalty } else { *l * s.repetition_penalty };
         }
@@ -136,7 +136,7 @@ fn adjusted(logits: &[f32], ask: &Ask<'_>) -> Vec<f32> {
         for (_, bias) in s.logit_bias.iter().filter(|(t, _)| *t == v) {
             *l += bias;
         }
-        if l.is_nan() || ask.banned.contains(&v) {
+        if l.is_nan() || query.banned.contains(&v) {
             *l = f32::NEG_INFINITY;
         }
     }

@@ -21,11 +21,11 @@ mod widest;
 
 pub use history::History;
 pub use params::Sampling;
-pub use row::{choose, offer, weigh};
+pub use row::{choose, filtered_probs, topk_candidates};
 
 /// What is asked about one row of logits.
 #[derive(Debug, Clone, Copy)]
-pub struct Ask<'a> {
+pub struct SampleQuery<'a> {
     /// The row of the logits.
     pub row: usize,
     /// The request's settings.

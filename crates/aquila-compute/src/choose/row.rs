@@ -1,4 +1,4 @@
-//! The choice for one row of logits, in as few passes as the ask allows.
+//! The choice for one row of logits, in as few passes as the query allows.
 //!
 //! It answers what [`definition::choose`](super::definition::choose) answers, bit for bit.
 
@@ -8,7 +8,7 @@ use super::definition::{WEIGHTLESS, lowest_allowed, min_p_floor, scaled, weight}
 use super::keep::{self, Nucleus, Row, nucleus_of};
 use super::race::{Leader, Race};
 use super::weight::{BLOCK, maxima, total, total_of};
-use super::{Ask, Candidate, Choice, Weights, adjust, noise};
+use super::{Candidate, Choice, SampleQuery, Weights, adjust, noise};
 use crate::{DraftIds, math};
 
 /// Memory that choices of one thread share, so that none allocates.
@@ -27,14 +27,14 @@ thread_local! {
 }
 
 /// Chooses for one row; `logits` are that row's.
-pub fn choose(logits: &[f32], ask: &Ask<'_>) -> Choice {
-    SCRATCH.with_borrow_mut(|scratch| scratch.choose(logits, ask))
+pub fn choose(logits: &[f32], query: &SampleQuery<'_>) -> Choice {
+    SCRATCH.with_borrow_mut(|scratch| scratch.choose(logits, query))
 }
 
 impl Scratch {
-    fn choose(&mut self, logits: &[f32], ask: &Ask<'_>) -> Choice {
-        let Some(top) = ask.top_logprobs else {
-            let token = ask.given.unwrap_or_else(|| self.token(logits, ask, None));
+    fn choose(&mut self, logits: &[f32], query: &SampleQuery<'_>) -> Choice {
+        let Some(top) = query.top_logprobs else {
+            let token = query.given.unwrap_or_else(|| self.token(logits, query, None));
             return Choice { token, logprob: None, top: Vec::new() };
         };
         let raw_max = maxima(logits, &mut self.maxima);
@@ -50,7 +50,7 @@ impl Scratch {
         let top =
             self.keys.iter().map(|&key| (keep::token(key), logprob(keep::logit(key)))).collect();
 
-        let token = ask.given.unwrap_or_else(|| self.token(logits, ask, Some(raw_max)));
+        let token = query.given.unwrap_or_else(|| self.token(logits, query, Some(raw_max)));
         let chosen = logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
         let chosen = scaled(chosen, 1.0);
         let possible = chosen > f32::NEG_INFINITY;
@@ -59,25 +59,30 @@ impl Scratch {
     }
 
     /// The token alone; `raw_max` is the largest logit where `maxima` holds those of `logits`.
-    fn token(&mut self, logits: &[f32], ask: &Ask<'_>, raw_max: Option<f32>) -> u32 {
-        match self.prepare(logits, ask, raw_max) {
-            Field::Nothing => lowest_allowed(ask.banned, logits.len()),
+    fn token(&mut self, logits: &[f32], query: &SampleQuery<'_>, raw_max: Option<f32>) -> u32 {
+        match self.prepare(logits, query, raw_max) {
+            Field::Nothing => lowest_allowed(query.banned, logits.len()),
             Field::Greedy(first, _) => first,
-            Field::Row(race, max) => race.over_row(self.row(logits, ask, max)).token,
+            Field::Row(race, max) => race.over_row(self.row(logits, query, max)).token,
             Field::Keys(race) => race.over_keys(&self.keys).token,
         }
     }
 
-    /// What a draft offers, best first: see [`offer`].
-    fn offer(&mut self, logits: &[f32], ask: &Ask<'_>, count: usize) -> Vec<Candidate> {
+    /// What a draft offers, best first: see [`topk_candidates`].
+    fn topk_candidates(
+        &mut self,
+        logits: &[f32],
+        query: &SampleQuery<'_>,
+        count: usize,
+    ) -> Vec<Candidate> {
         let certain = |token: u32| vec![Candidate { token, probability: 1.0 }];
         let mut near = std::mem::take(&mut self.near);
-        let offered = match self.prepare(logits, ask, None) {
+        let offered = match self.prepare(logits, query, None) {
             Field::Nothing => Vec::new(),
             Field::Greedy(first, _) if count == 1 => certain(first),
-            Field::Greedy(_, max) => self.most_likely(logits, ask, max, count),
+            Field::Greedy(_, max) => self.most_likely(logits, query, max, count),
             Field::Row(race, max) => {
-                let row = self.row(logits, ask, max);
+                let row = self.row(logits, query, max);
                 let leader = race.over_row(row);
                 if count == 1 {
                     certain(leader.token)
@@ -100,13 +105,13 @@ impl Scratch {
         offered
     }
 
-    /// The distribution of which the token is a sample: see [`weigh`].
-    fn weigh(&mut self, logits: &[f32], ask: &Ask<'_>) -> Weights {
-        match self.prepare(logits, ask, None) {
-            Field::Nothing => Weights::certain(lowest_allowed(ask.banned, logits.len())),
+    /// The distribution of which the token is a sample: see [`filtered_probs`].
+    fn filtered_probs(&mut self, logits: &[f32], query: &SampleQuery<'_>) -> Weights {
+        match self.prepare(logits, query, None) {
+            Field::Nothing => Weights::certain(lowest_allowed(query.banned, logits.len())),
             Field::Greedy(first, _) => Weights::certain(first),
             Field::Row(race, max) => {
-                let row = self.row(logits, ask, max);
+                let row = self.row(logits, query, max);
                 let mut tokens = Vec::new();
                 for (block, &largest) in row.maxima.iter().enumerate() {
                     if scaled(largest, row.temperature) - max < WEIGHTLESS {
@@ -134,13 +139,13 @@ impl Scratch {
     fn most_likely(
         &mut self,
         logits: &[f32],
-        ask: &Ask<'_>,
+        query: &SampleQuery<'_>,
         max: f32,
         count: usize,
     ) -> Vec<Candidate> {
         let mut keys = std::mem::take(&mut self.keys);
         let mut spare = std::mem::take(&mut self.spare);
-        let row = Row { temperature: 1.0, ..self.row(logits, ask, max) };
+        let row = Row { temperature: 1.0, ..self.row(logits, query, max) };
         let total = total(row.values, row.maxima, 1.0, max);
         row.most_likely(count, &mut spare, &mut keys);
         keys.sort_unstable();
@@ -153,17 +158,17 @@ impl Scratch {
         offered
     }
 
-    /// The row that [`Scratch::prepare`] left: adjusted where the ask changes it.
-    fn row<'a>(&'a self, logits: &'a [f32], ask: &Ask<'_>, max: f32) -> Row<'a> {
-        let values = if adjust::is_needed(ask) { self.adjusted.as_slice() } else { logits };
-        Row { values, maxima: &self.maxima, temperature: ask.sampling.temperature, max }
+    /// The row that [`Scratch::prepare`] left: adjusted where the query changes it.
+    fn row<'a>(&'a self, logits: &'a [f32], query: &SampleQuery<'_>, max: f32) -> Row<'a> {
+        let values = if adjust::is_needed(query) { self.adjusted.as_slice() } else { logits };
+        Row { values, maxima: &self.maxima, temperature: query.sampling.temperature, max }
     }
 
     /// Adjusts and filters: what is left is in `keys`, or is a part of the row.
-    fn prepare(&mut self, logits: &[f32], ask: &Ask<'_>, raw_max: Option<f32>) -> Field {
-        let (values, raw_max) = match adjust::is_needed(ask) {
+    fn prepare(&mut self, logits: &[f32], query: &SampleQuery<'_>, raw_max: Option<f32>) -> Field {
+        let (values, raw_max) = match adjust::is_needed(query) {
             true => {
-                adjust::adjust(logits, ask, &mut self.adjusted);
+                adjust::adjust(logits, query, &mut self.adjusted);
                 (self.adjusted.as_slice(), None)
             }
             false => (logits, raw_max),
@@ -172,7 +177,7 @@ impl Scratch {
         if max == f32::NEG_INFINITY {
             return Field::Nothing;
         }
-        let sampling = ask.sampling;
+        let sampling = query.sampling;
         let first = first_of(values, &self.maxima, max);
         if sampling.is_greedy() {
             return Field::Greedy(first, scaled(max, 1.0));
@@ -188,7 +193,7 @@ impl Scratch {
             true => min_p_floor(sampling.min_p),
             false => f64::NEG_INFINITY,
         };
-        let key = noise::key(sampling.seed, ask.choice, ask.position);
+        let key = noise::key(sampling.seed, query.choice, query.position);
         let race = Race { key, max, first, floor, limit: u64::MAX };
 
         let top_k = sampling.top_k as usize;
@@ -218,7 +223,7 @@ impl Scratch {
 enum Field {
     /// No token is possible.
     Nothing,
-    /// A greedy ask: the first of the most likely tokens, and its logit.
+    /// A greedy query: the first of the most likely tokens, and its logit.
     Greedy(u32, f32),
     /// The tokens of the row that the race admits; the largest quotient.
     Row(Race, f32),
@@ -247,19 +252,23 @@ fn best_of(near: &mut [Leader], leader: Leader, count: usize) -> Vec<Candidate> 
 /// tokens whose scores are at most `NEAR` below the best. A single candidate is taken for certain.
 ///
 /// Where the draft has a vocabulary of its own, tokens that it lacks are impossible.
-pub fn offer(
+pub fn topk_candidates(
     logits: &[f32],
-    ask: &Ask<'_>,
+    query: &SampleQuery<'_>,
     count: usize,
     ids: Option<DraftIds<'_>>,
 ) -> Vec<Candidate> {
-    spread(logits, ids, |scratch, logits| scratch.offer(logits, ask, count))
+    spread(logits, ids, |scratch, logits| scratch.topk_candidates(logits, query, count))
 }
 
 /// The distribution of which the token that [`choose`] answers is a sample: adjusted, filtered,
-/// without noise; where the ask is greedy, that token alone.
-pub fn weigh(logits: &[f32], ask: &Ask<'_>, ids: Option<DraftIds<'_>>) -> Weights {
-    spread(logits, ids, |scratch, logits| scratch.weigh(logits, ask))
+/// without noise; where the query is greedy, that token alone.
+pub fn filtered_probs(
+    logits: &[f32],
+    query: &SampleQuery<'_>,
+    ids: Option<DraftIds<'_>>,
+) -> Weights {
+    spread(logits, ids, |scratch, logits| scratch.filtered_probs(logits, query))
 }
 
 /// Does something with a row whose tokens are the target's: those that a draft lacks are

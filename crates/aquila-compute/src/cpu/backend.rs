@@ -22,8 +22,8 @@ use crate::round::{
     RoundState, Simulate, StateBounds, Tree, TreeLimits,
 };
 use crate::{
-    Backend, DraftIds, Error, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds, Result,
-    RopeTable, Sink, WeightFormat,
+    Accumulate, Backend, DraftIds, Error, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds,
+    Result, RopeTable, WeightFormat,
 };
 
 /// The CPU, with its kernels and threads.
@@ -71,7 +71,7 @@ impl CpuBackend {
         logits: &CpuRows,
         ids: Option<DraftIds<'_>>,
     ) -> Vec<Candidates> {
-        self.answer(&queries, |query| query.answer(logits.row(query.ask.row), count, ids))
+        self.answer(&queries, |query| query.answer(logits.row(query.query.row), count, ids))
     }
 
     /// Bytes that a projection takes once packed.
@@ -191,11 +191,11 @@ impl Backend for CpuBackend {
         bias: Option<&Vec<f32>>,
         input: &CpuRows,
         rows: usize,
-        sink: Sink,
+        accumulate: Accumulate,
         out: &mut CpuRows,
     ) -> Result<()> {
         let _reported = self.report(Operation::project(weight));
-        self.run_product(weight, bias, input, rows, (sink, false), out)
+        self.run_product(weight, bias, input, rows, (accumulate, false), out)
     }
 
     fn project_gated(
@@ -210,9 +210,9 @@ impl Backend for CpuBackend {
         let _reported = self.report(Operation::project(weight));
         if weight.outputs().is_multiple_of(2 * LANES) && out.width() == weight.outputs() / 2 {
             // A thread gates what it has just summed up: other threads' sums are far away.
-            return self.run_product(weight, bias, input, rows, (Sink::Set, true), out);
+            return self.run_product(weight, bias, input, rows, (Accumulate::Set, true), out);
         }
-        self.run_product(weight, bias, input, rows, (Sink::Set, false), both)?;
+        self.run_product(weight, bias, input, rows, (Accumulate::Set, false), both)?;
         self.gate_rows(both, rows, out)
     }
 
@@ -486,8 +486,9 @@ impl Backend for CpuBackend {
     fn sample(&self, state: &mut RoundState, logits: &CpuRows) -> Result<()> {
         let _reported = self.report(Operation::Sample);
         let (chosen, weighed) = state.sample_queries();
-        let choices = self.answer(&chosen, |ask| choose::choose(logits.row(ask.row), ask));
-        let weights = self.answer(&weighed, |ask| choose::weigh(logits.row(ask.row), ask, None));
+        let choices = self.answer(&chosen, |query| choose::choose(logits.row(query.row), query));
+        let weights = self
+            .answer(&weighed, |query| choose::filtered_probs(logits.row(query.row), query, None));
         state.take_samples(choices, weights);
         Ok(())
     }
@@ -498,7 +499,7 @@ impl Backend for CpuBackend {
         logits: &CpuRows,
         simulate: Option<&Simulate>,
     ) -> Result<()> {
-        state.accept(simulate, |ask| choose::choose(logits.row(ask.row), ask));
+        state.accept(simulate, |query| choose::choose(logits.row(query.row), query));
         Ok(())
     }
 

@@ -25,9 +25,9 @@ pub(super) const MOST_HEADS: usize = 24;
 /// How many rows from `row` on see the same positions of the block at `start`: all of it, from
 /// one block table.
 pub(super) fn rows_alike(a: &Attention<'_>, row: usize, last: usize, start: usize) -> usize {
-    let first = a.plan.sights[row];
+    let first = a.plan.spans[row];
     let whole = (start + BLOCK) as u64;
-    let alike = a.plan.sights[row..last]
+    let alike = a.plan.spans[row..last]
         .iter()
         .take_while(|s| s.start == first.start && u64::from(s.prefix) >= whole);
     alike.count().max(1)
@@ -56,15 +56,15 @@ impl Block {
         kv_head: usize,
         start: usize,
     ) -> bool {
-        let sight = a.plan.sights[row];
-        if start >= sight.len() {
+        let span = a.plan.spans[row];
+        if start >= span.len() {
             return false;
         }
-        self.count = (sight.len() - start).min(BLOCK);
+        self.count = (span.len() - start).min(BLOCK);
         self.first = start == 0;
         let head = a.kv.layer + kv_head * a.kv.head_stride;
-        let near = a.tables.prefix(&sight);
-        let far = &a.plan.tails[sight.tail_start as usize..][..sight.tail as usize];
+        let near = a.tables.prefix(&span);
+        let far = &a.plan.tree_slots[span.tree_start as usize..][..span.tail as usize];
         let place = |slot: &u32| head + *slot as usize * a.kv.width;
         if start + self.count <= near.len() {
             // The usual case.
@@ -90,9 +90,9 @@ impl Block {
         kv_head: usize,
         start: usize,
     ) {
-        let sight = a.plan.sights[row];
+        let span = a.plan.spans[row];
         let head = a.kv.layer + kv_head * a.kv.head_stride;
-        let near = a.tables.prefix(&sight);
+        let near = a.tables.prefix(&span);
         let next = near.iter().skip(start).take(BLOCK);
         self.ahead_count = next.len();
         for (at, slot) in self.ahead.iter_mut().zip(next) {

@@ -4,7 +4,9 @@
 //! is exact, so only the order of the groups matters, and that is the order of the inputs.
 
 use super::isa::{Detected, DetectedInt8};
-use super::lanes::{Floats, Int8Lanes, LANES, Lanes, Portable, Tile, kernel, tiles, unroll};
+use super::lanes::{
+    ExecutorHandle, Floats, Int8Lanes, LANES, Portable, Tile, kernel, tiles, unroll,
+};
 use super::project::{Product, Tiling, opaque, over_groups};
 use super::weight::{GROUP_LINES, LINE, PAIR_BYTES};
 use crate::shape::INT8_GROUP;
@@ -222,7 +224,7 @@ unsafe fn four_inputs<L: Int8Lanes, const R: usize, const P: usize>(
 ) {
     // SAFETY: the caller says that the line and the inputs exist.
     unsafe {
-        if !L::Lanes::MANY_REGISTERS {
+        if !L::ExecutorHandle::MANY_REGISTERS {
             // Loads inputs once per panel, since sums leave room for one panel's weights.
             unroll!(n < P {
                 let w = l.weights(line.add(n * panel_bytes), step);

@@ -20,22 +20,22 @@ impl CpuPlan {
         self.tables.change(host);
         let whole = host.positions.len() == rows
             && host.writes.len() == rows
-            && host.sights.len() == rows
+            && host.spans.len() == rows
             && host.outputs.iter().all(|&row| (row as usize) < rows)
-            && host.sights.iter().all(|s| {
+            && host.spans.iter().all(|s| {
                 !s.is_empty()
                     && self.tables.hold(s)
-                    && s.tail_start as usize + s.tail as usize <= host.tails.len()
+                    && s.tree_start as usize + s.tail as usize <= host.tree_slots.len()
             });
         if !whole {
             return Err(Error::Tensor(
                 "a plan refers to rows or slots that it does not have".into(),
             ));
         }
-        let slots = host.writes.iter().chain(&host.tails).max();
+        let slots = host.writes.iter().chain(&host.tree_slots).max();
         self.slots = slots.map_or(0, |&slot| slot as usize + 1).max(self.tables.bound());
         self.positions = host.positions.iter().max().map_or(0, |&p| p as usize + 1);
-        self.seen = host.sights.iter().map(|sight| sight.len()).sum();
+        self.seen = host.spans.iter().map(|span| span.len()).sum();
         self.host.clone_from(host);
         let mut writes = host.writes.clone();
         writes.sort_unstable();

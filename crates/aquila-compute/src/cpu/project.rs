@@ -9,10 +9,10 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 
 use super::isa::Detected;
-use super::lanes::{LANES, Lanes, Portable, Tile, kernel, tiles, unroll};
+use super::lanes::{ExecutorHandle, LANES, Portable, Tile, kernel, tiles, unroll};
 use super::rowwise::gated;
 use super::weight::LINE;
-use crate::Sink;
+use crate::Accumulate;
 
 /// What a projection reads and writes. Pointers are valid for `rows` rows.
 #[derive(Clone, Copy)]
@@ -27,7 +27,7 @@ pub(super) struct Product {
     pub out: *mut f32,
     pub out_stride: usize,
     pub bias: *const f32,
-    pub sink: Sink,
+    pub accumulate: Accumulate,
     /// Of a gated product, how many panels of gates come before those of ups.
     pub gates: Option<usize>,
 }
@@ -55,7 +55,7 @@ trait Stored {
     ///
     /// # Safety
     /// The line must be readable.
-    unsafe fn read<L: Lanes>(l: L, line: *const u8, which: usize) -> L::F;
+    unsafe fn read<L: ExecutorHandle>(l: L, line: *const u8, which: usize) -> L::F;
 }
 
 struct Bf16;
@@ -65,7 +65,7 @@ impl Stored for Bf16 {
     const INPUTS: usize = 2;
 
     #[inline(always)]
-    unsafe fn read<L: Lanes>(l: L, line: *const u8, which: usize) -> L::F {
+    unsafe fn read<L: ExecutorHandle>(l: L, line: *const u8, which: usize) -> L::F {
         // SAFETY: vouched for by the caller.
         unsafe { if which == 0 { l.load_low(line.cast()) } else { l.load_high(line.cast()) } }
     }
@@ -75,7 +75,7 @@ impl Stored for F32 {
     const INPUTS: usize = 1;
 
     #[inline(always)]
-    unsafe fn read<L: Lanes>(l: L, line: *const u8, _which: usize) -> L::F {
+    unsafe fn read<L: ExecutorHandle>(l: L, line: *const u8, _which: usize) -> L::F {
         // SAFETY: vouched for by the caller.
         unsafe { l.load(line.cast()) }
     }
@@ -98,7 +98,7 @@ struct FloatTile<'a, S> {
 
 const MAX_PANELS: usize = 8;
 
-impl<L: Lanes, S: Stored> Tile<L> for FloatTile<'_, S> {
+impl<L: ExecutorHandle, S: Stored> Tile<L> for FloatTile<'_, S> {
     #[inline(always)]
     unsafe fn sum<const R: usize, const P: usize>(&self, l: L) {
         // SAFETY: the caller vouches for the product; the tile lies within it.
@@ -168,7 +168,7 @@ pub(super) fn opaque<T>(mut at: *const T) -> *const T {
 
 /// One input of every row, times its weights.
 #[inline(always)]
-unsafe fn step<L: Lanes, S: Stored, const R: usize, const P: usize>(
+unsafe fn step<L: ExecutorHandle, S: Stored, const R: usize, const P: usize>(
     l: L,
     sums: &mut [[L::F; P]; R],
     line: *const u8,
@@ -205,7 +205,7 @@ unsafe fn step<L: Lanes, S: Stored, const R: usize, const P: usize>(
 
 /// Puts 16 outputs of one row where they belong.
 #[inline(always)]
-unsafe fn finish<L: Lanes>(l: L, p: &Product, row: usize, panel: usize, sum: L::F) {
+unsafe fn finish<L: ExecutorHandle>(l: L, p: &Product, row: usize, panel: usize, sum: L::F) {
     // SAFETY: the row and the panel's outputs are within the product.
     unsafe {
         let column = panel * LANES;
@@ -216,7 +216,7 @@ unsafe fn finish<L: Lanes>(l: L, p: &Product, row: usize, panel: usize, sum: L::
             if !p.bias.is_null() {
                 value = l.add(value, l.load(p.bias.add(column)));
             }
-            if p.sink == Sink::Add {
+            if p.accumulate == Accumulate::Add {
                 value = l.add(l.load(out), value);
             }
             l.store(out, value);
@@ -224,7 +224,7 @@ unsafe fn finish<L: Lanes>(l: L, p: &Product, row: usize, panel: usize, sum: L::
             if !p.bias.is_null() {
                 value = l.add(value, l.load_first(p.bias.add(column), width));
             }
-            if p.sink == Sink::Add {
+            if p.accumulate == Accumulate::Add {
                 value = l.add(l.load_first(out, width), value);
             }
             l.store_first(out, width, value);
@@ -233,7 +233,13 @@ unsafe fn finish<L: Lanes>(l: L, p: &Product, row: usize, panel: usize, sum: L::
 }
 
 #[inline(always)]
-unsafe fn finish_all<L: Lanes>(l: L, p: &Product, panel: usize, panels: usize, sums: *const f32) {
+unsafe fn finish_all<L: ExecutorHandle>(
+    l: L,
+    p: &Product,
+    panel: usize,
+    panels: usize,
+    sums: *const f32,
+) {
     for row in 0..p.rows {
         for n in 0..panels {
             // SAFETY: the caller vouches for the product and the sums.
@@ -254,7 +260,7 @@ kernel! {
 
 /// The value of a sum of one output, of a panel that is full.
 #[inline(always)]
-unsafe fn biased<L: Lanes>(l: L, p: &Product, panel: usize, sum: *const f32) -> L::F {
+unsafe fn biased<L: ExecutorHandle>(l: L, p: &Product, panel: usize, sum: *const f32) -> L::F {
     // SAFETY: the caller says that the panel is within the product and the sums are there.
     unsafe {
         let sum = l.load(sum);
@@ -263,7 +269,7 @@ unsafe fn biased<L: Lanes>(l: L, p: &Product, panel: usize, sum: *const f32) -> 
 }
 
 #[inline(always)]
-unsafe fn gate_all<L: Lanes>(
+unsafe fn gate_all<L: ExecutorHandle>(
     l: L,
     p: &Product,
     panel: usize,

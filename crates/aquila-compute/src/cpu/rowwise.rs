@@ -1,6 +1,6 @@
 //! Operations on one row after the other: norms, rotary embedding, gated units.
 
-use super::lanes::{LANES, Lanes, kernel};
+use super::lanes::{ExecutorHandle, LANES, kernel};
 
 /// Calls `$body` for every 16 elements of `$n`, the last time with fewer.
 macro_rules! chunks {
@@ -15,19 +15,19 @@ macro_rules! chunks {
 }
 
 #[inline(always)]
-unsafe fn load<L: Lanes>(l: L, at: *const f32, left: usize) -> L::F {
+unsafe fn load<L: ExecutorHandle>(l: L, at: *const f32, left: usize) -> L::F {
     // SAFETY: the caller says that `left` values are readable.
     unsafe { if left == LANES { l.load(at) } else { l.load_first(at, left) } }
 }
 
 #[inline(always)]
-unsafe fn store<L: Lanes>(l: L, at: *mut f32, left: usize, value: L::F) {
+unsafe fn store<L: ExecutorHandle>(l: L, at: *mut f32, left: usize, value: L::F) {
     // SAFETY: the caller says that `left` values are writable.
     unsafe { if left == LANES { l.store(at, value) } else { l.store_first(at, left, value) } }
 }
 
 #[inline(always)]
-unsafe fn norm<L: Lanes>(
+unsafe fn norm<L: ExecutorHandle>(
     l: L,
     input: *const f32,
     weight: *const f32,
@@ -66,13 +66,19 @@ kernel! {
 
 /// `silu(gate) * up` of some lanes.
 #[inline(always)]
-pub(super) fn gated<L: Lanes>(l: L, gate: L::F, up: L::F) -> L::F {
+pub(super) fn gated<L: ExecutorHandle>(l: L, gate: L::F, up: L::F) -> L::F {
     let one_and_more = l.add(l.splat(1.0), l.exp(l.mul(gate, l.splat(-1.0))));
     l.mul(l.div(gate, one_and_more), up)
 }
 
 #[inline(always)]
-unsafe fn gate_row<L: Lanes>(l: L, gate: *const f32, up: *const f32, width: usize, out: *mut f32) {
+unsafe fn gate_row<L: ExecutorHandle>(
+    l: L,
+    gate: *const f32,
+    up: *const f32,
+    width: usize,
+    out: *mut f32,
+) {
     // SAFETY: the caller vouches for `width` values of each.
     unsafe {
         chunks!(i, left of width => {
@@ -91,7 +97,13 @@ kernel! {
 }
 
 #[inline(always)]
-unsafe fn turned<L: Lanes>(l: L, head: *mut f32, cos: *const f32, sin: *const f32, half: usize) {
+unsafe fn turned<L: ExecutorHandle>(
+    l: L,
+    head: *mut f32,
+    cos: *const f32,
+    sin: *const f32,
+    half: usize,
+) {
     // SAFETY: the caller vouches for the sizes.
     unsafe {
         let minus = l.splat(-1.0);

@@ -10,7 +10,7 @@ use super::project::{self, Product};
 use super::rows::CpuRows;
 use super::rowwise;
 use super::weight::CpuWeight;
-use crate::{Error, HeadShape, Result, Sink, WeightFormat};
+use crate::{Accumulate, Error, HeadShape, Result, WeightFormat};
 
 /// Packed bytes below which a product is not worth waking anyone for.
 const SMALL_PRODUCT: usize = 128 << 10;
@@ -38,7 +38,7 @@ impl CpuBackend {
         bias: Option<&Vec<f32>>,
         input: &CpuRows,
         rows: usize,
-        (sink, gated): (Sink, bool),
+        (accumulate, gated): (Accumulate, bool),
         out: &mut CpuRows,
     ) -> Result<()> {
         if rows == 0 {
@@ -68,7 +68,7 @@ impl CpuBackend {
             out: out.shared().as_mut_ptr(),
             out_stride: out.stride(),
             bias: bias.map_or(std::ptr::null(), |b| b.as_ptr()),
-            sink,
+            accumulate,
             gates: gated.then(|| weight.panels() / 2),
         };
         if weight.format() == WeightFormat::Int8 {

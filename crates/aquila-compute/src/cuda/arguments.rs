@@ -41,7 +41,7 @@ arguments! {
     /// Where the parts of a placed plan are.
     Plan {
         counts: Address,
-        sights: Address,
+        spans: Address,
         tokens: Address,
         positions: Address,
         writes: Address,

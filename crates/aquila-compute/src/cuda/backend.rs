@@ -17,8 +17,8 @@ use crate::round::{
     TreeLimits,
 };
 use crate::{
-    Backend, DraftIds, Error, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds, Result,
-    RopeTable, Sink, WeightFormat,
+    Accumulate, Backend, DraftIds, Error, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds,
+    Result, RopeTable, WeightFormat,
 };
 
 /// Threads of a block in kernels that give each element a thread, and in most others.
@@ -170,7 +170,7 @@ impl Backend for CudaBackend {
         bias: Option<&CudaVector>,
         input: &CudaRows,
         rows: usize,
-        sink: Sink,
+        accumulate: Accumulate,
         out: &mut CudaRows,
     ) -> Result<()> {
         input.hold("a projection's input", rows, weight.inputs)?;
@@ -193,7 +193,7 @@ impl Backend for CudaBackend {
                 in_stride: input.stride as u32,
                 out_stride: out.stride as u32,
                 rows: count as u32,
-                add: u32::from(sink == Sink::Add),
+                add: u32::from(accumulate == Accumulate::Add),
             };
             let (kernel, per_warp) =
                 self.kernels.project(weight.bf16, count, weight.outputs, self.multiprocessors);

@@ -235,7 +235,7 @@ impl CudaKv {
 const COUNTS: usize = 4;
 
 /// A plan on the device. Its parts lie at fixed places, so that a captured pass finds the next plan
-/// where it found the last one; block tables and tails share the end, so that one copy moves no more
+/// where it found the last one; block tables and tree_slots share the end, so that one copy moves no more
 /// than there is.
 pub struct CudaPlan {
     mailbox: Mailbox,
@@ -265,7 +265,7 @@ impl CudaPlan {
         let at = |word: usize| self.mailbox.memory.at(4 * word);
         arguments::Plan {
             counts: at(0),
-            sights: at(COUNTS),
+            spans: at(COUNTS),
             tokens: at(COUNTS + 4 * rows),
             positions: at(COUNTS + 5 * rows),
             writes: at(COUNTS + 6 * rows),
@@ -281,12 +281,12 @@ impl CudaPlan {
         let tables = self.tables.slots();
         let PlanBounds { rows, outputs, .. } = self.bounds;
         let lists = COUNTS + 8 * rows + outputs;
-        let tails = tables.len() as u32;
+        let tree_slots = tables.len() as u32;
         self.mailbox.post(device, |words| {
             words[..2].copy_from_slice(&[host.rows() as u32, host.outputs.len() as u32]);
-            for (out, sight) in words[COUNTS..].chunks_exact_mut(4).zip(&host.sights) {
-                let tail_start = tails + sight.tail_start;
-                out.copy_from_slice(&[sight.start, sight.prefix, tail_start, sight.tail]);
+            for (out, span) in words[COUNTS..].chunks_exact_mut(4).zip(&host.spans) {
+                let tree_start = tree_slots + span.tree_start;
+                out.copy_from_slice(&[span.start, span.prefix, tree_start, span.tail]);
             }
             let mut copy =
                 |at: usize, list: &[u32]| words[at..][..list.len()].copy_from_slice(list);
@@ -296,8 +296,8 @@ impl CudaPlan {
             copy(COUNTS + 7 * rows, &host.sources);
             copy(COUNTS + 8 * rows, &host.outputs);
             copy(lists, tables);
-            copy(lists + tables.len(), &host.tails);
-            lists + tables.len() + host.tails.len()
+            copy(lists + tables.len(), &host.tree_slots);
+            lists + tables.len() + host.tree_slots.len()
         })?;
         (self.rows, self.outputs) = (host.rows(), host.outputs.len());
         Ok(())
@@ -307,7 +307,7 @@ impl CudaPlan {
 /// Refuses a plan that does not fit or whose parts disagree; the kernels then need not look.
 fn check(host: &ForwardPlan, tables: &BlockTables, bounds: PlanBounds) -> Result<()> {
     let rows = host.rows();
-    let slots = tables.len() + host.tails.len();
+    let slots = tables.len() + host.tree_slots.len();
     if rows > bounds.rows || host.outputs.len() > bounds.outputs || slots > bounds.slots {
         return Err(Error::Tensor(format!(
             "a plan of {rows} rows, {} outputs and {slots} slots exceeds {bounds:?}",
@@ -316,13 +316,13 @@ fn check(host: &ForwardPlan, tables: &BlockTables, bounds: PlanBounds) -> Result
     }
     let within =
         |start: u32, count: u32, list: &[u32]| start as usize + count as usize <= list.len();
-    let sound = [host.positions.len(), host.writes.len(), host.sights.len()] == [rows; 3]
+    let sound = [host.positions.len(), host.writes.len(), host.spans.len()] == [rows; 3]
         && (host.sources.is_empty() || host.sources.len() == rows)
         && host.outputs.iter().all(|&row| (row as usize) < rows)
-        && host.sights.iter().all(|sight| {
-            !sight.is_empty()
-                && tables.hold(sight)
-                && within(sight.tail_start, sight.tail, &host.tails)
+        && host.spans.iter().all(|span| {
+            !span.is_empty()
+                && tables.hold(span)
+                && within(span.tree_start, span.tail, &host.tree_slots)
         });
     if sound { Ok(()) } else { Err(Error::Tensor("a plan whose parts disagree".into())) }
 }

@@ -53,7 +53,7 @@ pub struct Batch {
 pub struct Admitted {
     /// Its place.
     pub place: usize,
-    /// What it asks.
+    /// What it queries.
     pub params: Arc<RequestParams>,
     /// Prompt and answer so far.
     pub tokens: Vec<u32>,

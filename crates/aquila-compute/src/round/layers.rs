@@ -13,7 +13,7 @@
 use std::collections::HashMap;
 
 use super::state::RoundState;
-use crate::Sight;
+use crate::AttentionSpan;
 
 /// Where hidden states that outlive a pass are: behind the rows of a pass, some for each place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +53,11 @@ impl RoundState {
                 plan.tokens.push(sequence.tokens[row + 1 + layer]);
                 plan.positions.push((row + layer) as u32);
                 plan.writes.push(sequence.tables[group][row]);
-                plan.sights.push(Sight { start, prefix: row as u32 + 1, ..Sight::default() });
+                plan.spans.push(AttentionSpan {
+                    start,
+                    prefix: row as u32 + 1,
+                    ..AttentionSpan::default()
+                });
                 plan.sources.push(if layer == 0 {
                     extending.target.of(row)
                 } else {
@@ -92,21 +96,22 @@ impl RoundState {
             for &node in tree.growth.beam() {
                 let path = tree.growth.path_tokens(node);
                 let parent = tree.growth.parent(node).and_then(|at| tree.rows.get(&at));
-                let tail_start = plan.tails.len() as u32;
+                let tree_start = plan.tree_slots.len() as u32;
                 run.insert(node, plan.rows() as u32);
                 // Near the beginning of a text there are fewer rows than the node is deep.
                 for (row, &slot) in (certain..committed).zip(own.by_ref()) {
                     plan.tokens.push(path[row + depth - committed]);
                     plan.positions.push((row + depth) as u32);
                     plan.writes.push(slot);
-                    plan.tails.push(slot);
+                    plan.tree_slots.push(slot);
                     plan.sources.push(match parent {
                         _ if !kept.chained => kept.row(place, committed - 1 - row),
                         Some(first) if row >= before => first + (row - before) as u32,
                         _ => kept.row(place, 0),
                     });
-                    let (prefix, tail) = (certain as u32, plan.tails.len() as u32 - tail_start);
-                    plan.sights.push(Sight { start, prefix, tail_start, tail });
+                    let (prefix, tail) =
+                        (certain as u32, plan.tree_slots.len() as u32 - tree_start);
+                    plan.spans.push(AttentionSpan { start, prefix, tree_start, tail });
                 }
                 plan.outputs.push(plan.rows() as u32 - 1);
                 level.push((at, path));

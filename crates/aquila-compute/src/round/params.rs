@@ -1,4 +1,4 @@
-//! What a request asks of every round, and what a draft keeps for it.
+//! What a request queries of every round, and what a draft keeps for it.
 
 use super::{Shape, Verify};
 use crate::choose::Sampling;
@@ -71,7 +71,7 @@ impl DraftLimits {
     };
 }
 
-/// What a request asks of every round. It never changes while the request runs.
+/// What a request queries of every round. It never changes while the request runs.
 #[derive(Debug, Clone)]
 pub struct RequestParams {
     /// The request's number.

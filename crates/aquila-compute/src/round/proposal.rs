@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::{Growth, Proposal, Shape};
 use crate::DraftIds;
-use crate::choose::{self, Ask, Candidate, History, Sampling, Weights};
+use crate::choose::{self, Candidate, History, SampleQuery, Sampling, Weights};
 
-/// What a request asks of every token, wherever it is sampled.
+/// What a request queries of every token, wherever it is sampled.
 #[derive(Debug, Clone, Copy)]
 pub struct SamplingContext<'a> {
     /// The request's settings.
@@ -29,12 +29,12 @@ pub struct SamplingContext<'a> {
 impl<'a> SamplingContext<'a> {
     /// The query of a draft about row `row`, after `path` below the bonus.
     pub fn draft(&self, path: &'a [u32], row: usize) -> DraftQuery<'a> {
-        DraftQuery { ask: self.after(path, row), drawn: self.drawn && !self.sampling.is_greedy() }
+        DraftQuery { query: self.after(path, row), drawn: self.drawn && !self.sampling.is_greedy() }
     }
 
     /// The query about row `row`, after `path` below the bonus.
-    pub fn after(&self, path: &'a [u32], row: usize) -> Ask<'a> {
-        Ask {
+    pub fn after(&self, path: &'a [u32], row: usize) -> SampleQuery<'a> {
+        SampleQuery {
             row,
             sampling: self.sampling,
             history: self.history,
@@ -52,7 +52,7 @@ impl<'a> SamplingContext<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct DraftQuery<'a> {
     /// As it is asked of the target.
-    pub ask: Ask<'a>,
+    pub query: SampleQuery<'a>,
     /// Whether tokens are drawn.
     pub drawn: bool,
 }
@@ -62,11 +62,11 @@ impl DraftQuery<'_> {
     /// not all.
     pub fn answer(&self, logits: &[f32], count: usize, ids: Option<DraftIds<'_>>) -> Candidates {
         if !self.drawn {
-            let candidates = choose::offer(logits, &self.ask, count, ids);
+            let candidates = choose::topk_candidates(logits, &self.query, count, ids);
             return Candidates { candidates, drawn_from: None };
         }
-        let Ask { sampling, choice, position, .. } = self.ask;
-        let weights = choose::weigh(logits, &self.ask, ids);
+        let SampleQuery { sampling, choice, position, .. } = self.query;
+        let weights = choose::filtered_probs(logits, &self.query, ids);
         let proposal = Proposal::draw(weights, sampling.seed, choice, position, count);
         let candidate = |(rank, token)| Candidate { token, probability: Proposal::prior(rank) };
         let candidates = proposal.tokens.into_iter().enumerate().map(candidate).collect();

@@ -6,7 +6,7 @@
 //! these counts, never kept.
 
 use super::state::RoundState;
-use crate::Sight;
+use crate::AttentionSpan;
 
 impl RoundState {
     /// The rows whose tokens have become certain.
@@ -23,7 +23,11 @@ impl RoundState {
                 plan.tokens.push(sequence.tokens[row + lookahead]);
                 plan.positions.push(row as u32);
                 plan.writes.push(sequence.tables[1][row]);
-                plan.sights.push(Sight { start, prefix: row as u32 + 1, ..Sight::default() });
+                plan.spans.push(AttentionSpan {
+                    start,
+                    prefix: row as u32 + 1,
+                    ..AttentionSpan::default()
+                });
                 if hidden {
                     plan.sources.push(extending.target.of(row));
                 }
@@ -55,13 +59,13 @@ impl RoundState {
                 let depth = tree.growth.depth();
                 let own = sequence.tables[1][certain + tree.slots.len()];
                 tree.slots.insert(node, own);
-                let tail_start = plan.tails.len();
+                let tree_start = plan.tree_slots.len();
                 let mut next = Some(node);
                 while let Some(ancestor) = next {
-                    plan.tails.push(tree.slots[&ancestor]);
+                    plan.tree_slots.push(tree.slots[&ancestor]);
                     next = tree.growth.parent(ancestor);
                 }
-                plan.tails[tail_start..].reverse();
+                plan.tree_slots[tree_start..].reverse();
                 let source = match tree.growth.parent(node) {
                     Some(parent) if !first => tree.rows[&parent],
                     _ => place as u32,
@@ -72,10 +76,10 @@ impl RoundState {
                 plan.positions.push((certain + depth - 1) as u32);
                 plan.writes.push(own);
                 plan.sources.push(source);
-                plan.sights.push(Sight {
+                plan.spans.push(AttentionSpan {
                     start,
                     prefix: certain as u32,
-                    tail_start: tail_start as u32,
+                    tree_start: tree_start as u32,
                     tail: depth as u32,
                 });
                 level.push((at, tree.growth.path_tokens(node)));

@@ -20,7 +20,7 @@ impl RoundState {
                 plan.tokens.remove(first);
                 plan.positions.remove(first);
                 plan.writes.remove(first);
-                plan.sights.remove(first);
+                plan.spans.remove(first);
                 if !plan.sources.is_empty() {
                     plan.sources.remove(first);
                 }
@@ -44,8 +44,8 @@ impl RoundState {
                 let sequence = sequences[rows[owner].place].as_ref().expect("it runs");
                 let topk = rows[owner].shape.topk();
                 let levels = &sequence.tables[1][sequence.rows[1]..];
-                let sight = plan.sights[row];
-                let tail = &mut plan.tails[sight.tail_start as usize..][..sight.tail as usize];
+                let span = plan.spans[row];
+                let tail = &mut plan.tree_slots[span.tree_start as usize..][..span.tail as usize];
                 for (level, seen) in tail.iter_mut().enumerate() {
                     *seen = levels[level * topk + rank];
                 }

@@ -1,7 +1,7 @@
 //! The state of all running requests, and the steps of a round over it: the plain reference that
 //! the CPU backend runs.
 //!
-//! What needs logits or stores is the backend's: it asks for queries, answers them and hands the
+//! What needs logits or stores is the backend's: it queries for queries, answers them and hands the
 //! answers in. The rows of the passes are in `target.rs`, `recurrent.rs` and `layers.rs`.
 
 use std::ops::Range;

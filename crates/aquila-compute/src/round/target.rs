@@ -9,8 +9,8 @@ use super::{
     Accepted, Coins, DraftFeedback, Ended, RequestOutput, SamplingContext, Simulate,
     SimulatedRound, Tree, accept,
 };
-use crate::Sight;
-use crate::choose::{Ask, Choice, Weights};
+use crate::AttentionSpan;
+use crate::choose::{Choice, SampleQuery, Weights};
 
 #[cfg(feature = "known-bugs")]
 use crate::known_bugs::Bug;
@@ -39,7 +39,11 @@ impl RoundState {
                         plan.positions.push(token as u32);
                         plan.writes.push(sequence.tables[0][token]);
                         let prefix = token as u32 + 1;
-                        plan.sights.push(Sight { start, prefix, ..Sight::default() });
+                        plan.spans.push(AttentionSpan {
+                            start,
+                            prefix,
+                            ..AttentionSpan::default()
+                        });
                     }
                 }
                 Work::Verify { tree } => {
@@ -47,16 +51,16 @@ impl RoundState {
                     let slots = &sequence.tables[0];
                     for (at, node) in tree.nodes().iter().enumerate() {
                         let path = tree.path(at);
-                        let tail_start = plan.tails.len() as u32;
-                        plan.tails.extend(path.iter().map(|&node| slots[committed + node]));
+                        let tree_start = plan.tree_slots.len() as u32;
+                        plan.tree_slots.extend(path.iter().map(|&node| slots[committed + node]));
                         plan.outputs.push(plan.rows() as u32);
                         plan.tokens.push(node.token);
                         plan.positions.push((committed + node.depth) as u32);
                         plan.writes.push(slots[committed + at]);
-                        plan.sights.push(Sight {
+                        plan.spans.push(AttentionSpan {
                             start,
                             prefix: committed as u32,
-                            tail_start,
+                            tree_start,
                             tail: path.len() as u32,
                         });
                         let tokens = path[1..].iter().map(|&node| tree.nodes()[node].token);
@@ -69,19 +73,19 @@ impl RoundState {
 
     /// What is asked about the target's logits, in the order of its outputs: the rows for which a
     /// token is chosen, then those for which distributions are wanted.
-    pub fn sample_queries(&self) -> (Vec<Ask<'_>>, Vec<Ask<'_>>) {
+    pub fn sample_queries(&self) -> (Vec<SampleQuery<'_>>, Vec<SampleQuery<'_>>) {
         let (mut chosen, mut weighed) = (Vec::new(), Vec::new());
         let mut output = 0;
         for row in &self.rows {
             let sequence = self.sequences[row.place].as_ref().expect("it runs");
             let context = sequence.context();
             let is_weighed = row.is_weighed(sequence.params.limits.verify);
-            let asks = if is_weighed { &mut weighed } else { &mut chosen };
+            let queries = if is_weighed { &mut weighed } else { &mut chosen };
             match &row.work {
                 Work::Prefill { outputs, .. } => {
                     for token in outputs.clone() {
                         let given = sequence.tokens.get(token + 1).copied();
-                        asks.push(Ask {
+                        queries.push(SampleQuery {
                             top_logprobs: match given {
                                 Some(_) => sequence.params.prompt_logprobs,
                                 None => sequence.params.logprobs,
@@ -94,7 +98,7 @@ impl RoundState {
                 }
                 Work::Verify { tree } => {
                     for _ in 0..tree.len() {
-                        asks.push(Ask {
+                        queries.push(SampleQuery {
                             top_logprobs: sequence.params.logprobs,
                             ..context.after(&self.paths[output], output)
                         });
@@ -130,7 +134,11 @@ impl RoundState {
 
     /// Finds out what each row yields and adds it to the request's text. `choose` answers what is
     /// asked about single outputs of the target.
-    pub fn accept(&mut self, simulate: Option<&Simulate>, choose: impl Fn(&Ask<'_>) -> Choice) {
+    pub fn accept(
+        &mut self,
+        simulate: Option<&Simulate>,
+        choose: impl Fn(&SampleQuery<'_>) -> Choice,
+    ) {
         let mut first_output = 0;
         let Self { rows, sequences, kept, round, .. } = self;
         for row in rows {
@@ -227,14 +235,14 @@ fn accept_weighed(
     tree: &Tree,
     weights: &[Weights],
     first_output: usize,
-    choose: impl Fn(&Ask<'_>) -> Choice,
+    choose: impl Fn(&SampleQuery<'_>) -> Choice,
 ) -> (Accepted, Vec<Choice>) {
     let SamplingContext { sampling, choice, tokens, .. } = sequence.context();
     let coins = Coins { seed: sampling.seed, choice, position: tokens as u32 };
     let accepted = sequence.params.limits.verify.accept(tree, weights, coins);
     let token = |(&node, &token): (&usize, &u32)| match sequence.params.logprobs {
         None => Choice { token, logprob: None, top: Vec::new() },
-        top_logprobs => choose(&Ask {
+        top_logprobs => choose(&SampleQuery {
             given: Some(token),
             top_logprobs,
             ..sequence.context().after(&[], first_output + node)

@@ -42,7 +42,7 @@ impl Verify {
     /// The path that is accepted; `target` has the target's distribution at each node.
     ///
     /// # Panics
-    /// For [`Verify::Match`], which asks for choices and not for distributions.
+    /// For [`Verify::Match`], which queries for choices and not for distributions.
     pub fn accept(&self, tree: &Tree, target: &[Weights], coins: Coins) -> Accepted {
         assert_eq!(tree.len(), target.len(), "one distribution for each node");
         let mut path = vec![0];

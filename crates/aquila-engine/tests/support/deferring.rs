@@ -11,8 +11,8 @@ use aquila_compute::round::{
     TreeLimits,
 };
 use aquila_compute::{
-    Backend, DraftIds, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds, Result, RopeTable,
-    Sink, WeightFormat,
+    Accumulate, Backend, DraftIds, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds, Result,
+    RopeTable, WeightFormat,
 };
 
 type Cpu<T> = Arc<Mutex<T>>;
@@ -155,12 +155,12 @@ impl Backend for Deferring {
         bias: Option<&Self::Vector>,
         input: &Self::Rows,
         rows: usize,
-        sink: Sink,
+        accumulate: Accumulate,
         out: &mut Self::Rows,
     ) -> Result<()> {
         let bias = bias.cloned();
         defer!(self, [weight, input, out], |cpu| {
-            cpu.project(&weight, bias.as_deref(), &lock(&input), rows, sink, &mut lock(&out))
+            cpu.project(&weight, bias.as_deref(), &lock(&input), rows, accumulate, &mut lock(&out))
         })
     }
 

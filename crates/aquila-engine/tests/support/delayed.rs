@@ -1,8 +1,8 @@
-//! A compute lane that dawdles: some rounds take longer, as a seeded schedule says.
+//! An executor that dawdles: some rounds take longer, as a seeded schedule says.
 
 use std::time::Duration;
 
-use aquila_engine::lanes::{Compute, Done, Job, Profile};
+use aquila_engine::executor::{BatchOutput, Executor, Profile, ScheduledBatch};
 
 use super::Numbers;
 
@@ -18,14 +18,14 @@ pub fn dawdle(schedule: &mut Numbers) {
     }
 }
 
-impl<C: Compute> Compute for Delayed<C> {
+impl<C: Executor> Executor for Delayed<C> {
     fn profile(&self) -> Profile {
         self.compute.profile()
     }
 
-    fn run(&mut self, job: Job) -> Done {
+    fn run(&mut self, batch: ScheduledBatch) -> BatchOutput {
         dawdle(&mut self.schedule);
-        let done = self.compute.run(job);
+        let done = self.compute.run(batch);
         dawdle(&mut self.schedule);
         done
     }

@@ -67,15 +67,17 @@ pub fn engine_on<B: Backend>(
         &mut |_| (),
     )
     .unwrap();
-    in_lanes(Scheduler::new(Runner::new(backend, decoder, None, &config).unwrap(), config).unwrap())
+    with_overlap(
+        Scheduler::new(Runner::new(backend, decoder, None, &config).unwrap(), config).unwrap(),
+    )
 }
 
-/// The engine with its lanes as `AQUILA_TEST_LANES` says: `apart`, or joined.
-pub fn in_lanes(engine: Scheduler) -> Scheduler {
-    match std::env::var("AQUILA_TEST_LANES").as_deref() {
-        Ok("apart") => engine.apart().unwrap(),
-        Ok("joined") | Err(_) => engine,
-        Ok(other) => panic!("AQUILA_TEST_LANES is apart or joined, not {other}"),
+/// The engine, with overlap if `AQUILA_TEST_OVERLAP` says `on`.
+pub fn with_overlap(engine: Scheduler) -> Scheduler {
+    match std::env::var("AQUILA_TEST_OVERLAP").as_deref() {
+        Ok("on") => engine.overlapped().unwrap(),
+        Ok("off") | Err(_) => engine,
+        Ok(other) => panic!("AQUILA_TEST_OVERLAP is on or off, not {other}"),
     }
 }
 

@@ -69,7 +69,7 @@ pub fn engine_with(
 ) -> Scheduler {
     let backend = CpuBackend::new(IsaChoice::Auto, 0).unwrap();
     let runner = runner_of(backend, algorithm, &config, wrap);
-    super::in_lanes(Scheduler::new(runner, config).unwrap())
+    super::with_overlap(Scheduler::new(runner, config).unwrap())
 }
 
 /// An engine on a backend that is watched.
@@ -80,7 +80,7 @@ pub fn engine_watched(
 ) -> Scheduler {
     let backend = CpuBackend::new(IsaChoice::Auto, 0).unwrap().watched(watch);
     let runner = runner_of(backend, algorithm, &config, |draft| draft);
-    super::in_lanes(Scheduler::new(runner, config).unwrap())
+    super::with_overlap(Scheduler::new(runner, config).unwrap())
 }
 
 /// What runs the rounds of such an engine.
@@ -127,11 +127,11 @@ fn runner_of(
 
 /// An engine whose algorithm is found by its name; n-grams are those of each request alone.
 pub fn named(name: &str, config: EngineConfig) -> Scheduler {
-    super::in_lanes(joined(name, config))
+    super::with_overlap(inline(name, config))
 }
 
 /// The same, without overlap whatever the environment says.
-pub fn joined(name: &str, config: EngineConfig) -> Scheduler {
+pub fn inline(name: &str, config: EngineConfig) -> Scheduler {
     let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
     let target = Checkpoint::open(&resolve("tiny").unwrap(), LoadFormat::Auto).unwrap();
     let decoder = decoder(&backend, "tiny", config.context_length);

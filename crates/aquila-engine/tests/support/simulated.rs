@@ -1,13 +1,14 @@
-//! A compute lane without a model: texts follow from their own tokens, and slots remember whose
+//! An executor without a model: texts follow from their own tokens, and slots remember whose
 //! row they hold, so that a row which was lost, moved or overwritten is noticed by who reads it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use aquila_compute::round::{RequestParams, RowWork};
-use aquila_engine::lanes::{Compute, Done, Job, Part, Profile, Yield};
-use aquila_engine::{EngineConfig, FinishReason, RequestId, StopCause, Times, Token};
+use aquila_compute::choose::Choice;
+use aquila_compute::round::{Ended, RequestOutput, RequestParams, RowWork};
+use aquila_engine::executor::{BatchOutput, Executor, Profile, RequestWork, ScheduledBatch};
+use aquila_engine::{EngineConfig, RequestId, Times};
 use aquila_spec::{Declaration, HiddenStates, Travels};
 
 use super::VOCABULARY;
@@ -17,7 +18,7 @@ pub struct Simulated {
     pub pause: Duration,
     /// Whether rows are written and read; without, only tokens are made.
     pub remembers: bool,
-    /// The job that panics, if one does.
+    /// The batch that panics, if one does.
     pub fails: Option<u64>,
     drafts: bool,
     memory: Vec<u64>,
@@ -57,7 +58,7 @@ impl Simulated {
         }
     }
 
-    fn part(&mut self, part: &Part) -> Option<Yield> {
+    fn part(&mut self, part: &RequestWork) -> Option<RequestOutput> {
         let row = self.rows.get_mut(&part.request).expect("a request that was admitted");
         if row.ended {
             return None;
@@ -68,9 +69,9 @@ impl Simulated {
                 memory[slot as usize] = seen;
             }
         };
-        let mut yielded = Yield::default();
+        let mut output = RequestOutput::default();
         let known = row.seen.len();
-        let wanted = match &part.task {
+        let wanted = match &part.work {
             RowWork::Prefill { rows, outputs, .. } => {
                 assert_eq!(rows.start, row.committed, "chunks follow each other");
                 if self.remembers {
@@ -83,41 +84,41 @@ impl Simulated {
                 assert_eq!(row.committed + 1, known, "the bonus alone has no row");
                 let shape = row.params.granted(*shape, known);
                 let most = row.seen[known - 1] >> 40;
-                yielded.proposed = shape.nodes() - 1;
-                yielded.lesson.depth = shape.steps();
-                yielded.correct = (most % (shape.steps() as u64 + 1)) as usize;
+                output.proposed = shape.nodes() - 1;
+                output.feedback.depth = shape.steps();
+                output.correct = (most % (shape.steps() as u64 + 1)) as usize;
                 if self.remembers {
                     let nodes = row.committed..row.committed + shape.nodes();
                     write(&row.table, nodes, &vec![u64::MAX; shape.nodes()]);
                 }
-                yielded.correct + 1
+                output.correct + 1
             }
         };
         for _ in 0..wanted {
             let seen = row.seen[row.seen.len() - 1];
             let id = next_token(seen);
             row.seen.push(look(seen, id));
-            yielded.tokens.push(Token { id, logprob: None, top: Vec::new() });
+            output.tokens.push(Choice { token: id, logprob: None, top: Vec::new() });
             if row.params.stop_ids.contains(&id) {
-                yielded.ended = Some(FinishReason::Stop(StopCause::Token(id)));
+                output.ended = Some(Ended::Token(id));
             } else if row.seen.len() >= row.params.longest {
-                yielded.ended = Some(FinishReason::Length);
+                output.ended = Some(Ended::Length);
             }
-            if yielded.ended.is_some() {
+            if output.ended.is_some() {
                 break;
             }
         }
-        if matches!(part.task, RowWork::Decode { .. }) {
-            let end = row.committed + yielded.tokens.len();
+        if matches!(part.work, RowWork::Decode { .. }) {
+            let end = row.committed + output.tokens.len();
             if self.remembers {
                 write(&row.table, row.committed..end, &row.seen[row.committed..end]);
             }
             row.committed = end;
         } else if row.committed == known && wanted == 0 && known >= row.params.longest {
-            yielded.ended = Some(FinishReason::Length);
+            output.ended = Some(Ended::Length);
         }
-        yielded.known = row.seen.len();
-        row.ended = yielded.ended.is_some();
+        output.known = row.seen.len();
+        row.ended = output.ended.is_some();
         if self.remembers {
             let held = row.table[..row.committed].iter().map(|&slot| self.memory[slot as usize]);
             assert!(
@@ -126,11 +127,11 @@ impl Simulated {
                 part.request
             );
         }
-        Some(yielded)
+        Some(output)
     }
 }
 
-impl Compute for Simulated {
+impl Executor for Simulated {
     fn profile(&self) -> Profile {
         let declaration = self.drafts.then(|| Declaration {
             name: "SIMULATED",
@@ -141,11 +142,11 @@ impl Compute for Simulated {
         Profile { vocabulary: VOCABULARY as usize, declaration }
     }
 
-    fn run(&mut self, job: Job) -> Done {
-        for left in &job.left {
+    fn run(&mut self, batch: ScheduledBatch) -> BatchOutput {
+        for left in &batch.departed {
             assert!(self.rows.remove(&left.request).is_some(), "who leaves was admitted");
         }
-        for admission in job.admitted {
+        for admission in batch.admitted {
             let mut before = 0;
             let see = |&token: &u32| {
                 before = look(before, token);
@@ -162,25 +163,25 @@ impl Compute for Simulated {
             let before = self.rows.insert(RequestId(admission.params.id), row);
             assert!(before.is_none(), "nobody is admitted twice");
         }
-        for change in &job.tables {
+        for change in &batch.tables {
             let table = &mut self.rows.get_mut(&change.request).expect("it was admitted").table;
             assert!(change.from <= table.len());
             table.truncate(change.from);
-            table.extend_from_slice(&job.slots[change.slots.clone()]);
+            table.extend_from_slice(&batch.slots[change.slots.clone()]);
         }
-        let refused = self.broken == Some(job.era);
-        self.broken = Some(job.era);
-        if self.fails == Some(job.number) {
+        let refused = self.broken == Some(batch.epoch);
+        self.broken = Some(batch.epoch);
+        if self.fails == Some(batch.number) {
             panic!("this round was told to fail");
         }
         std::thread::sleep(self.pause);
         let outcome = match refused {
             true => Err("a round before it failed".to_owned()),
-            false => Ok(job.parts.iter().map(|part| self.part(part)).collect()),
+            false => Ok(batch.requests.iter().map(|part| self.part(part)).collect()),
         };
         if outcome.is_ok() {
             self.broken = None;
         }
-        Done { number: job.number, outcome, times: Times::default() }
+        BatchOutput { number: batch.number, outcome, times: Times::default() }
     }
 }

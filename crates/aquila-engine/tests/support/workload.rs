@@ -211,7 +211,7 @@ pub fn together(engine: &mut Scheduler, cases: &[Case], schedule: &mut Numbers) 
         }
         engine.step();
         engine.check().unwrap();
-        if engine.is_apart() {
+        if engine.overlaps() {
             dawdle(schedule);
         }
         step += 1;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use aquila_compute::choose::{self, Ask, History, Sampling};
+use aquila_compute::choose::{self, History, SampleQuery, Sampling};
 use aquila_compute::cpu::{CpuBackend, Operation};
 use aquila_compute::{ForwardPlan, WeightFormat};
 
@@ -60,11 +60,11 @@ pub fn run(backend: CpuBackend, machine: Machine, batch: Batch, options: &Option
 /// One round: a pass, and a greedy choice for each of its rows.
 fn round(backend: &CpuBackend, scene: &mut Scene<CpuBackend>, plan: &ForwardPlan) -> f64 {
     let (sampling, history) = (Sampling::default(), History::default());
-    let asks: Vec<Ask<'_>> = plan
+    let queries: Vec<SampleQuery<'_>> = plan
         .positions
         .iter()
         .enumerate()
-        .map(|(row, &position)| Ask {
+        .map(|(row, &position)| SampleQuery {
             row,
             sampling: &sampling,
             history: &history,
@@ -79,7 +79,7 @@ fn round(backend: &CpuBackend, scene: &mut Scene<CpuBackend>, plan: &ForwardPlan
     let since = Instant::now();
     scene.forward(backend, plan);
     let logits = scene.logits();
-    asks.iter().for_each(|ask| drop(choose::choose(logits.row(ask.row), ask)));
+    queries.iter().for_each(|query| drop(choose::choose(logits.row(query.row), query)));
     since.elapsed().as_secs_f64()
 }
 
@@ -163,7 +163,7 @@ fn floor(
     machine: Machine,
 ) -> Option<f64> {
     let (rows, heads) = (plan.rows(), scene.spec().heads);
-    let seen: usize = plan.sights.iter().map(|sight| sight.len()).sum();
+    let seen: usize = plan.spans.iter().map(|span| span.len()).sum();
     let (bytes, work, peak) = match operation {
         Operation::Project { outputs, inputs } => {
             let int8 = scene.format == WeightFormat::Int8;

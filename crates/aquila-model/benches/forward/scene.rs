@@ -2,7 +2,7 @@
 //! their last positions.
 
 use aquila_compute::cpu::CpuBackend;
-use aquila_compute::{Backend, ForwardPlan, KvDtype, PlanBounds, Sight, WeightFormat};
+use aquila_compute::{AttentionSpan, Backend, ForwardPlan, KvDtype, PlanBounds, WeightFormat};
 use aquila_model::{Checkpoint, Decoder, LoadFormat, ModelSpec, Scratch, resolve};
 
 /// What the rows of a pass are.
@@ -69,7 +69,7 @@ impl<B: Backend> Scene<B> {
             plan.tokens.push(token as u32);
             plan.positions.push(position);
             plan.writes.push(first_slot + position);
-            plan.sights.push(Sight { start, prefix: position + 1, tail_start: 0, tail: 0 });
+            plan.spans.push(AttentionSpan { start, prefix: position + 1, tree_start: 0, tail: 0 });
         }
     }
 

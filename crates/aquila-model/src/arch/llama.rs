@@ -2,14 +2,14 @@
 
 use crate::config::Settings;
 use crate::layout::TensorNames;
-use crate::spec::Habits;
+use crate::spec::FamilyDefaults;
 use crate::{ModelSpec, Result};
 
 pub(super) const NAME: &str = "LlamaForCausalLM";
 
 pub(super) fn read(config: &Settings<'_>) -> Result<ModelSpec> {
     let attention_bias = config.flag("attention_bias", false)?;
-    let habits = Habits {
+    let defaults = FamilyDefaults {
         head_dim: None,
         qk_norm: false,
         qkv_bias: attention_bias,
@@ -17,5 +17,5 @@ pub(super) fn read(config: &Settings<'_>) -> Result<ModelSpec> {
         mlp_bias: config.flag("mlp_bias", false)?,
         names: &TensorNames::HUGGING_FACE,
     };
-    ModelSpec::read(config, NAME, habits)
+    ModelSpec::read(config, NAME, defaults)
 }

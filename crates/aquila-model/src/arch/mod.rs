@@ -17,7 +17,7 @@ const ARCHITECTURES: &[(&str, &str, Read)] = &[
     (qwen::NAME_3, "qwen3", qwen::read_3),
 ];
 
-/// What the names of draft heads have in them, by their publishers' habits.
+/// What the names of draft heads have in them, by their publishers' defaults.
 const DRAFT_HEADS: &[&str] = &["Eagle", "MTP", "Speculator", "DraftModel"];
 
 /// The names of all architectures that can be served.

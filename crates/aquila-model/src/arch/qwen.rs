@@ -2,14 +2,14 @@
 
 use crate::config::Settings;
 use crate::layout::TensorNames;
-use crate::spec::Habits;
+use crate::spec::FamilyDefaults;
 use crate::{ModelSpec, Result};
 
 pub(super) const NAME_2: &str = "Qwen2ForCausalLM";
 pub(super) const NAME_3: &str = "Qwen3ForCausalLM";
 
 pub(super) fn read_2(config: &Settings<'_>) -> Result<ModelSpec> {
-    let habits = Habits {
+    let defaults = FamilyDefaults {
         head_dim: None,
         qk_norm: false,
         qkv_bias: true,
@@ -17,12 +17,12 @@ pub(super) fn read_2(config: &Settings<'_>) -> Result<ModelSpec> {
         mlp_bias: false,
         names: &TensorNames::HUGGING_FACE,
     };
-    ModelSpec::read(config, NAME_2, habits)
+    ModelSpec::read(config, NAME_2, defaults)
 }
 
 pub(super) fn read_3(config: &Settings<'_>) -> Result<ModelSpec> {
     let attention_bias = config.flag("attention_bias", false)?;
-    let habits = Habits {
+    let defaults = FamilyDefaults {
         // transformers' default for this family, whatever the hidden size.
         head_dim: Some(128),
         qk_norm: true,
@@ -31,5 +31,5 @@ pub(super) fn read_3(config: &Settings<'_>) -> Result<ModelSpec> {
         mlp_bias: false,
         names: &TensorNames::HUGGING_FACE,
     };
-    ModelSpec::read(config, NAME_3, habits)
+    ModelSpec::read(config, NAME_3, defaults)
 }

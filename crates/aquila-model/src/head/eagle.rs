@@ -11,7 +11,7 @@ use super::fused_checkpoint::{FusedCheckpoint, Stored};
 use super::fusion::FusedLayout;
 use super::is_eagle3;
 use super::kind::{HeadKind, check_target, layer_spec, refuse_unknown_kinds, seed, stored};
-use super::unrooted::Unrooted;
+use super::strip_prefix::StripModelPrefix;
 use crate::checkpoint::{Configs, LoadFormat};
 use crate::config::Settings;
 use crate::dummy::Dummy;
@@ -71,7 +71,7 @@ impl EagleSpec {
         architecture: &str,
         tensors: &dyn TensorSource,
     ) -> Result<Self> {
-        let tensors = Unrooted(tensors);
+        let tensors = StripModelPrefix(tensors);
         let spec = Self::read(&layer_config(config)?, architecture, Some(&tensors))?;
         layout::check(spec.tensors(), &tensors)?;
         Ok(spec)
@@ -136,7 +136,7 @@ impl EagleCheckpoint {
             }
             None => {}
         }
-        let stored = stored.map(Unrooted);
+        let stored = stored.map(StripModelPrefix);
         let named = stored.as_ref().map(|tensors| tensors as &dyn TensorSource);
         let layer = layer_config(&settings)?;
         let spec = EagleSpec::read(&layer, architecture, named)?;

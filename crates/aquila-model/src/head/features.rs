@@ -1,6 +1,6 @@
 //! Hidden states of a target on their way into an EAGLE-3 head: normed, if at all, and joined.
 
-use aquila_compute::{Backend, Sink};
+use aquila_compute::{Accumulate, Backend};
 
 use super::{Eagle3Spec, FeatureNorm};
 use crate::Result;
@@ -85,6 +85,6 @@ impl<B: Backend> Features<B> {
             }
             (_, None) => given,
         };
-        self.fc.project(backend, input, rows, Sink::Set, out)
+        self.fc.project(backend, input, rows, Accumulate::Set, out)
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use aquila_compute::round::Extent;
 use aquila_compute::{
-    Backend, DraftIds, ForwardPlan, KvDtype, KvShape, PlanBounds, Sink, WeightFormat,
+    Accumulate, Backend, DraftIds, ForwardPlan, KvDtype, KvShape, PlanBounds, WeightFormat,
 };
 
 use super::fused_checkpoint::Stored;
@@ -377,7 +377,7 @@ impl<B: Backend> FusedHead<B> {
             };
             backend.copy_columns(input, rows, column, &mut s.joined)?;
         }
-        layer.join.project(backend, &s.joined, rows, Sink::Set, &mut s.work.residual)?;
+        layer.join.project(backend, &s.joined, rows, Accumulate::Set, &mut s.work.residual)?;
         match &layer.input_norm {
             Some(norm) => backend.rms_norm(&s.work.residual, norm, epsilon, rows, &mut s.normed)?,
             None => backend.copy_columns(&s.work.residual, rows, 0, &mut s.normed)?,

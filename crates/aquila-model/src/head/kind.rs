@@ -8,7 +8,7 @@ use crate::checkpoint::LoadFormat;
 use crate::config::Settings;
 use crate::layout::TensorNames;
 use crate::source::{TensorSource, open_folder};
-use crate::spec::Habits;
+use crate::spec::FamilyDefaults;
 use crate::{Error, Location, ModelSpec, Result};
 
 use super::mtp::MtpNaming;
@@ -139,11 +139,11 @@ pub(super) fn layer_spec(
     tensors: Option<&dyn TensorSource>,
     prefix: &str,
 ) -> Result<ModelSpec> {
-    let habits = match tensors {
+    let defaults = match tensors {
         Some(tensors) => {
             refuse_other_blocks(config, tensors, prefix)?;
             let has = |part: &str| tensors.contains(&format!("{prefix}.{part}"));
-            Habits {
+            FamilyDefaults {
                 head_dim: head_dim(config, tensors, prefix)?,
                 qk_norm: has("self_attn.q_norm.weight"),
                 qkv_bias: has("self_attn.q_proj.bias"),
@@ -154,7 +154,7 @@ pub(super) fn layer_spec(
         }
         None => {
             let attention_bias = config.flag("attention_bias", false)?;
-            Habits {
+            FamilyDefaults {
                 head_dim: None,
                 qk_norm: false,
                 qkv_bias: attention_bias,
@@ -164,7 +164,7 @@ pub(super) fn layer_spec(
             }
         }
     };
-    let spec = ModelSpec::read(config, architecture, habits)?;
+    let spec = ModelSpec::read(config, architecture, defaults)?;
     Ok(ModelSpec { layers: 1, ..spec })
 }
 

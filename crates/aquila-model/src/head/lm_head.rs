@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use aquila_compute::{Backend, DraftIds, HostTensor, Sink, WeightFormat};
+use aquila_compute::{Accumulate, Backend, DraftIds, HostTensor, WeightFormat};
 
 use crate::{Checkpoint, Error, Result, memory};
 
@@ -51,7 +51,7 @@ impl<B: Backend> LmHead<B> {
         if rows == 0 {
             return Ok(());
         }
-        Ok(backend.project(&self.weight, None, states, rows, Sink::Set, logits)?)
+        Ok(backend.project(&self.weight, None, states, rows, Accumulate::Set, logits)?)
     }
 }
 

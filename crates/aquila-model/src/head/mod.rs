@@ -20,8 +20,8 @@ mod lm_head;
 mod mtp;
 mod mtp_names;
 mod spec;
+mod strip_prefix;
 mod token_map;
-mod unrooted;
 mod vocabulary;
 
 pub use aux_layers::{AuxLayerConvention, AuxLayers};

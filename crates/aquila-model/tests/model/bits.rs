@@ -1,7 +1,7 @@
 //! A row's bits do not depend on chunks, slots, threads, instruction sets or company.
 
 use aquila_compute::cpu::{CpuBackend, Isa, IsaChoice};
-use aquila_compute::{Backend, ForwardPlan, KvDtype, Sight, WeightFormat};
+use aquila_compute::{AttentionSpan, Backend, ForwardPlan, KvDtype, WeightFormat};
 use aquila_model::Decoder;
 use proptest::prelude::*;
 
@@ -190,15 +190,15 @@ fn ancestors_in_a_tail_are_seen_like_a_prefix() {
     let mut plan = ForwardPlan::default();
     plan.add_table(0..committed as u32);
     for (branch, first_slot) in [(0, 100), (1, 110)] {
-        let tail_start = plan.tails.len() as u32;
+        let tree_start = plan.tree_slots.len() as u32;
         for (depth, &id) in ids[committed..end].iter().enumerate() {
             plan.outputs.push(plan.tokens.len() as u32);
             plan.tokens.push((id + branch) % 320);
             plan.positions.push((committed + depth) as u32);
             plan.writes.push(first_slot + depth as u32);
-            plan.tails.push(first_slot + depth as u32);
+            plan.tree_slots.push(first_slot + depth as u32);
             let (prefix, tail) = (committed as u32, depth as u32 + 1);
-            plan.sights.push(Sight { start: 0, prefix, tail_start, tail });
+            plan.spans.push(AttentionSpan { start: 0, prefix, tree_start, tail });
         }
     }
     decoder.forward(&backend, &plan, &mut sequence.kv, &mut sequence.scratch, None).unwrap();
@@ -221,7 +221,7 @@ fn a_plan_that_leaves_the_model_is_refused_with_the_number_at_fault() {
     assert!(refused(|p| p.tokens[1] = 320).contains("token 320, vocabulary 320"));
     assert!(refused(|p| p.positions[2] = 512).contains("position 512, context 512"));
     assert!(refused(|p| p.outputs.push(3)).contains("output 3 of 3 rows"));
-    assert!(refused(|p| p.sights[0].prefix = 9).contains("leaves the block tables"));
+    assert!(refused(|p| p.spans[0].prefix = 9).contains("leaves the block tables"));
     assert!(refused(|p| p.change_table(3, &[0; 9])).contains("12 slots exceed"));
     assert!(
         refused(|p| {

@@ -2,7 +2,7 @@
 //! keeps, against the figures of the code that trained them.
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
-use aquila_compute::{Backend, ForwardPlan, KvDtype, Sight, WeightFormat};
+use aquila_compute::{AttentionSpan, Backend, ForwardPlan, KvDtype, WeightFormat};
 use aquila_model::{
     Capture, Checkpoint, Decoder, EagleCheckpoint, FusedHead, Hidden, LmHead, LoadFormat,
     MtpCheckpoint,
@@ -116,10 +116,10 @@ fn mtp_chains(target: &Target, head: &FusedHead<CpuBackend>, text: &Text) -> Vec
             plan.outputs.clear();
         }
         for (c, chain) in chains.iter().enumerate() {
-            let (bonus, tail_start) = (prompt + c, plan.tails.len() as u32);
+            let (bonus, tree_start) = (prompt + c, plan.tree_slots.len() as u32);
             for (i, &token) in chain.iter().enumerate() {
                 let row = plan.rows() as u32;
-                plan.tails.push(row);
+                plan.tree_slots.push(row);
                 plan.tokens.push(token);
                 plan.positions.push((bonus + i) as u32);
                 plan.writes.push(row);
@@ -128,7 +128,7 @@ fn mtp_chains(target: &Target, head: &FusedHead<CpuBackend>, text: &Text) -> Vec
                     _ => certain + 1 + c * (layer - 1) + i - 1,
                 } as u32);
                 let prefix = (bonus - layer) as u32;
-                plan.sights.push(Sight { start: 0, prefix, tail_start, tail: i as u32 + 1 });
+                plan.spans.push(AttentionSpan { start: 0, prefix, tree_start, tail: i as u32 + 1 });
             }
             if layer > 0 {
                 plan.outputs.push(plan.rows() as u32 - 1);

@@ -2,7 +2,7 @@
 //! do not depend on chunks.
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
-use aquila_compute::{Backend, ForwardPlan, KvDtype, Sight, WeightFormat};
+use aquila_compute::{AttentionSpan, Backend, ForwardPlan, KvDtype, WeightFormat};
 use aquila_model::{
     Capture, Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, HeadScratch, Hidden, LoadFormat,
     Location, TensorSource, memory,
@@ -98,14 +98,14 @@ impl Drafting<'_> {
 /// its own slot.
 pub fn node(plan: &mut ForwardPlan, token: u32, source: u32, prefix: usize, tail: &[u32]) {
     let start = plan.add_table(0..prefix as u32);
-    let tail_start = plan.tails.len() as u32;
-    plan.tails.extend(tail);
+    let tree_start = plan.tree_slots.len() as u32;
+    plan.tree_slots.extend(tail);
     plan.tokens.push(token);
     plan.sources.push(source);
     plan.positions.push((prefix + tail.len() - 1) as u32);
     plan.writes.push(*tail.last().unwrap());
     let (prefix, tail) = (prefix as u32, tail.len() as u32);
-    plan.sights.push(Sight { start, prefix, tail_start, tail });
+    plan.spans.push(AttentionSpan { start, prefix, tree_start, tail });
 }
 
 /// A text of `tiny`.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use aquila_compute::cpu::CpuBackend;
-use aquila_compute::{Backend, ForwardPlan, KvDtype, PlanBounds, Sight, WeightFormat};
+use aquila_compute::{AttentionSpan, Backend, ForwardPlan, KvDtype, PlanBounds, WeightFormat};
 use aquila_model::{
     Capture, Checkpoint, Decoder, LoadFormat, Location, Places, Safetensors, Scratch, TensorSource,
 };
@@ -60,7 +60,7 @@ pub fn chunk(plan: &mut ForwardPlan, ids: &[u32], slots: &[u32], from: usize, to
         plan.tokens.push(ids[i]);
         plan.positions.push(i as u32);
         plan.writes.push(slots[i]);
-        plan.sights.push(Sight { start, prefix: i as u32 + 1, tail_start: 0, tail: 0 });
+        plan.spans.push(AttentionSpan { start, prefix: i as u32 + 1, tree_start: 0, tail: 0 });
     }
 }
 

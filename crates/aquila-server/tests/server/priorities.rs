@@ -46,7 +46,7 @@ fn an_urgent_request_takes_the_place_of_another_on_every_route_and_no_text_chang
         let mut under_way = server.connect().post("/generate", long.as_bytes());
         server.wait_until("running", |s| s.running == 1);
         let mut urgent = server.connect().post(route, urgent.to_string().as_bytes());
-        server.wait_until(route, |s| s.retractions == times as u64 + 1);
+        server.wait_until(route, |s| s.preemptions == times as u64 + 1);
         server.run_freely();
         urgent.reply().ok();
         assert_eq!(under_way.reply().ok()["text"], undisturbed["text"], "{route}");
@@ -88,7 +88,7 @@ fn the_server_says_whether_rounds_overlap_and_why() {
         let generator = generator_of(
             engine_config(),
             |cpu| cpu,
-            |engine| if apart { engine.apart().unwrap() } else { engine },
+            |engine| if apart { engine.overlapped().unwrap() } else { engine },
         );
         let server = Running::start(generator, settings());
         let info = server.get("/server_info").ok();

@@ -29,7 +29,7 @@ pub use entry::NgramSources;
 pub use grow::Guess;
 use grow::{Anchor, first_guess, grow};
 pub use settings::{MOST_TRIE_DEPTH, MatchType, NgramError, NgramScope, NgramSettings};
-use trie::{NGRAM_BYTES, Reading, Trie};
+use trie::{NGRAM_BYTES, TextCursor, Trie};
 
 use crate::{DraftRequest, HostProposer, Shape, Tree};
 
@@ -46,7 +46,7 @@ pub struct Ngram {
 /// What was read of a request.
 #[derive(Debug)]
 struct Text {
-    reading: Reading,
+    cursor: TextCursor,
     /// Its n-grams, in the scope of requests.
     own: Option<Trie>,
 }
@@ -78,24 +78,24 @@ impl Ngram {
         let Self { settings, shared, requests, .. } = self;
         let text = requests.entry(request).or_insert_with(|| {
             let own = || Trie::new(settings.max_trie_depth, settings.capacity, 0);
-            Text { reading: Reading::default(), own: shared.is_none().then(own) }
+            Text { cursor: TextCursor::default(), own: shared.is_none().then(own) }
         });
         let Some(trie) = text.own.as_mut().or(shared.as_mut()) else { return };
-        for &token in tokens.get(text.reading.tokens..).unwrap_or_default() {
-            trie.push(&mut text.reading, token);
+        for &token in tokens.get(text.cursor.tokens..).unwrap_or_default() {
+            trie.push(&mut text.cursor, token);
         }
     }
 
     /// How many of a request's tokens have been read.
     pub fn tokens_read(&self, request: u64) -> usize {
-        self.requests.get(&request).map_or(0, |text| text.reading.tokens)
+        self.requests.get(&request).map_or(0, |text| text.cursor.tokens)
     }
 
     /// The next token of a request by what was read, the corpora left out.
     pub fn guess(&self, request: u64) -> Option<Guess> {
         let text = self.requests.get(&request)?;
         let trie = text.own.as_ref().or(self.shared.as_ref())?;
-        let &(length, place) = trie.matches(&text.reading).first()?;
+        let &(length, place) = trie.matches(&text.cursor).first()?;
         let anchor = Anchor { source: trie, length, place };
         first_guess(&self.settings, &anchor)
     }
@@ -134,7 +134,7 @@ impl Ngram {
         if let Some(text) = self.requests.get(&request)
             && let Some(trie) = text.own.as_ref().or(self.shared.as_ref())
         {
-            for (length, place) in trie.matches(&text.reading) {
+            for (length, place) in trie.matches(&text.cursor) {
                 anchors.push(Anchor { source: trie, length, place });
             }
         }

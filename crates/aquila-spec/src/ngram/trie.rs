@@ -49,7 +49,7 @@ impl Node {
 
 /// Where a text has come to: the nodes of its last token, its last two, and so on.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Reading {
+pub(super) struct TextCursor {
     tips: Vec<Option<Tip>>,
     /// How many of the text's tokens are in the trie.
     pub tokens: usize,
@@ -100,14 +100,14 @@ impl Trie {
     }
 
     /// Takes in the next token of a text.
-    pub fn push(&mut self, reading: &mut Reading, token: u32) {
+    pub fn push(&mut self, cursor: &mut TextCursor, token: u32) {
         self.clock = self.clock.wrapping_add(1);
-        reading.tokens += 1;
-        if reading.tips.len() < self.depth {
-            reading.tips.push(None);
+        cursor.tokens += 1;
+        if cursor.tips.len() < self.depth {
+            cursor.tips.push(None);
         }
         let mut parent = Some(Tip { node: ROOT, born: 0 });
-        for tip in &mut reading.tips {
+        for tip in &mut cursor.tips {
             // What room was made for may have been the parent itself.
             let living = parent.and_then(|parent| self.living(parent));
             let node = living.and_then(|parent| self.see(parent, token));
@@ -118,11 +118,11 @@ impl Trie {
 
     /// The places of the contexts that end a text and that something followed, with their
     /// lengths, the longest first.
-    pub fn matches(&self, reading: &Reading) -> Vec<(usize, u32)> {
+    pub fn matches(&self, cursor: &TextCursor) -> Vec<(usize, u32)> {
         let followed = |tip: &Option<Tip>| {
             tip.and_then(|tip| self.living(tip)).filter(|&node| self.at(node).child != NONE)
         };
-        let places = reading.tips.iter().enumerate().rev();
+        let places = cursor.tips.iter().enumerate().rev();
         places.filter_map(|(place, tip)| Some((place + 1, followed(tip)?))).collect()
     }
 

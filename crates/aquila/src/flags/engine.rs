@@ -125,7 +125,7 @@ pub struct Overlap {
 
 impl EngineFlags {
     /// Whether rounds overlap, and why: a flag, `SGLANG_ENABLE_SPEC_V2`, or what suits a backend
-    /// that computes on the cores which the host lane needs.
+    /// that computes on the cores which the scheduler needs.
     pub fn overlap(&self) -> Overlap {
         let spec_v2 = std::env::var("SGLANG_ENABLE_SPEC_V2").unwrap_or_default();
         if self.disable_overlap_schedule {
@@ -137,7 +137,7 @@ impl EngineFlags {
         } else if ["1", "true", "True"].contains(&spec_v2.as_str()) {
             Overlap { on: true, why: "SGLANG_ENABLE_SPEC_V2" }
         } else {
-            Overlap { on: false, why: "the lanes share the CPU's cores" }
+            Overlap { on: false, why: "the executor share the CPU's cores" }
         }
     }
 

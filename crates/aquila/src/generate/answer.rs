@@ -74,7 +74,7 @@ pub fn line(id: &Value, answers: &[Answer], has_text: bool, logprobs: bool) -> V
         "prompt_tokens": shared.prompt_tokens,
         "completion_tokens": usages().map(|usage| usage.completion_tokens).sum::<usize>(),
         "cached_tokens": shared.cached_tokens,
-        "retractions": usages().map(|usage| usage.retractions).sum::<usize>(),
+        "retractions": usages().map(|usage| usage.preemptions).sum::<usize>(),
     });
     let mut spec = SpecStats::default();
     answers.iter().for_each(|answer| spec.add(&answer.usage.spec));

@@ -53,7 +53,7 @@ fn token_ids_and_texts_are_those_of_transformers_in_the_order_of_the_input() {
         let meta = &line["meta_info"];
         assert_eq!(
             keys(meta)[..4],
-            ["prompt_tokens", "completion_tokens", "cached_tokens", "retractions"]
+            ["prompt_tokens", "completion_tokens", "cached_tokens", "preemptions"]
         );
         // The shipped model drafts, unless it is told not to.
         assert!(keys(meta)[4..].iter().all(|key| key.starts_with("spec_")), "{meta}");

@@ -15,7 +15,7 @@ fn generate(args: &[&str], spec_v2: Option<&str>) -> Ran {
 #[test]
 fn the_start_says_whether_rounds_overlap_and_why_and_the_text_is_the_same() {
     let cases = [
-        (&[][..], None, "overlap off: the lanes share the CPU's cores"),
+        (&[][..], None, "overlap off: the executor share the CPU's cores"),
         (&["--disable-overlap-schedule"], None, "overlap off: --disable-overlap-schedule"),
         (&["--enable-overlap-schedule"], None, "overlap on: --enable-overlap-schedule"),
         (&[], Some("0"), "overlap off: SGLANG_ENABLE_SPEC_V2"),

@@ -92,8 +92,8 @@ fn a_pool_so_small_that_requests_are_retracted_changes_no_text() {
         request["sampling"]["ignore_eos"] = json!(true);
     }
     let lines = answers(&["--max-total-tokens", "200"], &requests);
-    let retractions = |line: &Value| line["meta_info"]["retractions"].as_u64().unwrap();
-    assert!(lines.iter().map(retractions).sum::<u64>() > 0);
+    let preemptions = |line: &Value| line["meta_info"]["preemptions"].as_u64().unwrap();
+    assert!(lines.iter().map(preemptions).sum::<u64>() > 0);
     assert_eq!(lines.into_iter().map(essence).collect::<Vec<_>>(), essences(&[], &requests));
 }
 

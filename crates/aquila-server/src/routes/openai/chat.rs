@@ -8,14 +8,14 @@ use serde_json::{Map, Value};
 
 use super::logprobs::ChatLogprobs;
 use super::{Common, FINGERPRINT, UsageReport, finish_reason, matched_stop};
-use crate::answer::{Answer, News};
-use crate::ask::{Ask, Holds};
+use crate::answer::{Answer, StreamEvent};
+use crate::ask::{Ask, RequestGuards};
 use crate::body;
 use crate::fields::Fields;
 use crate::refusal::Refusal;
 use crate::routes::json as respond;
 use crate::state::{App, Shared, unix_time};
-use crate::stream::{self, EventWriter, Wording};
+use crate::stream::{self, EventWriter, ResponseFormat};
 
 /// A conversation, checked.
 struct Chat {
@@ -144,13 +144,13 @@ pub(crate) async fn chat(State(app): State<Shared>, request: Request) -> Result<
     let ask = Ask { name: id.clone(), prompt, params: params.clone() };
     let head = Head { id, created: unix_time() };
     if chat.common.stream {
-        let pieces = app.ask_in_pieces(vec![ask], "messages")?;
+        let pieces = app.submit_streaming(vec![ask], "messages")?;
         let include_usage = chat.common.include_usage;
         let begun = vec![false; params.n as usize];
         let usage = UsageReport::default();
         let name = head.id.clone();
-        let wording = Chunks { app, head, params, include_usage, begun, usage };
-        return Ok(stream::respond(pieces, wording, &name));
+        let format = Chunks { app, head, params, include_usage, begun, usage };
+        return Ok(stream::respond(pieces, format, &name));
     }
     let answers = app.ask_for_all(vec![ask], "messages").await?;
     Ok(respond(&whole(&app, &head, &params, &answers), Some(&head.id)))
@@ -300,16 +300,22 @@ impl Chunks {
     }
 }
 
-impl Wording for Chunks {
-    fn write(&mut self, index: usize, news: News, _: &Holds, out: &mut EventWriter) {
+impl ResponseFormat for Chunks {
+    fn write(
+        &mut self,
+        index: usize,
+        event: StreamEvent,
+        _: &RequestGuards,
+        out: &mut EventWriter,
+    ) {
         if !std::mem::replace(&mut self.begun[index], true) {
             let role = ChunkDelta { role: Some("assistant"), content: Some("") };
             self.chunk(&[ChunkChoice::new(index, role)], None, out);
         }
-        match news {
-            News::Prompt(_) => (),
-            News::Delta(delta) => self.delta(index, &delta, out),
-            News::End(end) => {
+        match event {
+            StreamEvent::Prompt(_) => (),
+            StreamEvent::Delta(delta) => self.delta(index, &delta, out),
+            StreamEvent::End(end) => {
                 if !end.text.is_empty() {
                     self.chunk(&[ChunkChoice::text(index, &end.text)], None, out);
                 }

@@ -9,15 +9,15 @@ use serde_json::Value;
 
 use super::logprobs::{Columns, CompletionLogprobs};
 use super::{Common, FINGERPRINT, UsageReport, finish_reason, matched_stop};
-use crate::answer::{Answer, News};
-use crate::ask::{Ask, Holds};
+use crate::answer::{Answer, StreamEvent};
+use crate::ask::{Ask, RequestGuards};
 use crate::body;
 use crate::fields::Fields;
 use crate::prompts::Prompts;
 use crate::refusal::Refusal;
 use crate::routes::json as respond;
 use crate::state::{App, Shared, unix_time};
-use crate::stream::{self, EventWriter, Wording};
+use crate::stream::{self, EventWriter, ResponseFormat};
 
 /// Tokens of an answer where nothing says how many, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -88,14 +88,14 @@ pub(crate) async fn completions(
     let asks: Vec<Ask> = prompts.into_iter().map(ask).collect();
     let head = Head { id: id.clone(), created: unix_time() };
     if common.stream {
-        let pieces = app.ask_in_pieces(asks, "prompt")?;
-        let answers = (0..pieces.holds.answers()).map(|_| Progress::default()).collect();
+        let pieces = app.submit_streaming(asks, "prompt")?;
+        let answers = (0..pieces.guards.answers()).map(|_| Progress::default()).collect();
         let include_usage = common.include_usage;
         let usage = UsageReport::default();
         let prompt_tokens = vec![Vec::new(); echoes.len()];
-        let wording =
+        let format =
             Chunks { app, head, params, include_usage, echoes, prompt_tokens, answers, usage };
-        return Ok(stream::respond(pieces, wording, &id));
+        return Ok(stream::respond(pieces, format, &id));
     }
     let answers = app.ask_for_all(asks, "prompt").await?;
     let choices = choices(&app, &params, &echoes, &answers);
@@ -288,19 +288,25 @@ impl Chunks {
     }
 }
 
-impl Wording for Chunks {
-    fn write(&mut self, index: usize, news: News, holds: &Holds, out: &mut EventWriter) {
-        let prompt = holds.prompt_of(index);
-        if let News::Prompt(tokens) = news {
+impl ResponseFormat for Chunks {
+    fn write(
+        &mut self,
+        index: usize,
+        event: StreamEvent,
+        guards: &RequestGuards,
+        out: &mut EventWriter,
+    ) {
+        let prompt = guards.prompt_of(index);
+        if let StreamEvent::Prompt(tokens) = event {
             if let Some(place) = self.prompt_tokens.get_mut(prompt) {
                 *place = tokens;
             }
             return;
         }
         self.begin(index, prompt, out);
-        match news {
-            News::Prompt(_) => (),
-            News::Delta(delta) => {
+        match event {
+            StreamEvent::Prompt(_) => (),
+            StreamEvent::Delta(delta) => {
                 let mut columns = CompletionLogprobs::default();
                 let progress = &mut self.answers[index];
                 progress.answer(&self.app, &self.params, &delta.tokens, &mut columns);
@@ -309,7 +315,7 @@ impl Wording for Chunks {
                     self.chunk(index, delta.text, logprobs, None, out);
                 }
             }
-            News::End(end) => {
+            StreamEvent::End(end) => {
                 let last = Some((&end.reason, end.stop.as_ref()));
                 self.chunk(index, end.text, None, last, out);
                 self.usage.add(&end.usage, index.is_multiple_of(self.params.n as usize));

@@ -21,7 +21,7 @@ pub(crate) async fn abort(
         return Err(Refusal::param("rid", "name a request, or set `abort_all`"));
     }
     let engine = app.generator.engine();
-    let aborted = app.under_way.abort(engine, name.as_deref());
+    let aborted = app.active_requests.abort(engine, name.as_deref());
     tracing::debug!(aborted, "aborted by name");
     Ok(().into_response())
 }

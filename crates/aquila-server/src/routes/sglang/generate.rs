@@ -10,15 +10,15 @@ use axum::response::Response;
 use serde_json::{Map, Value, json};
 
 use super::item::{Item, Report, SoFar};
-use crate::answer::News;
-use crate::ask::{Ask, Holds};
+use crate::answer::StreamEvent;
+use crate::ask::{Ask, RequestGuards};
 use crate::body;
 use crate::fields::{Fields, OneOrMany};
 use crate::intake::Received;
 use crate::refusal::Refusal;
 use crate::routes::json as respond;
 use crate::state::{App, Shared};
-use crate::stream::{self, EventWriter, Wording};
+use crate::stream::{self, EventWriter, ResponseFormat};
 
 /// Sampling settings by SGLang's names, and by ours where they differ.
 const SAMPLING: &[(&str, &str)] = &[
@@ -93,12 +93,12 @@ pub(crate) async fn generate(
 
     if stream {
         let name = asks[0].name.clone();
-        let pieces = app.ask_in_pieces(asks, param)?;
+        let pieces = app.submit_streaming(asks, param)?;
         let items =
             plans.iter().flat_map(|plan| std::iter::repeat_n(&plan.report, plan.n).map(Item::new));
         let items = items.collect();
-        let wording = Updates { app, asked, plans, items, is_list };
-        return Ok(stream::respond(pieces, wording, &name));
+        let format = Updates { app, asked, plans, items, is_list };
+        return Ok(stream::respond(pieces, format, &name));
     }
     let name = asks[0].name.clone();
     let answers = app.ask_for_all(asks, param).await?;
@@ -240,7 +240,7 @@ impl Finish<'_> {
     }
 }
 
-/// Answers as they grow: every event holds the whole text so far.
+/// Answers as they grow: every event guards the whole text so far.
 struct Updates {
     app: Shared,
     asked: Instant,
@@ -249,18 +249,24 @@ struct Updates {
     is_list: bool,
 }
 
-impl Wording for Updates {
-    fn write(&mut self, index: usize, news: News, holds: &Holds, out: &mut EventWriter) {
+impl ResponseFormat for Updates {
+    fn write(
+        &mut self,
+        index: usize,
+        event: StreamEvent,
+        guards: &RequestGuards,
+        out: &mut EventWriter,
+    ) {
         let item = &mut self.items[index];
-        match news {
-            News::Prompt(tokens) => return item.prompt(&tokens),
-            News::Delta(delta) => item.add(&delta.text, delta.tokens),
-            News::End(end) => {
+        match event {
+            StreamEvent::Prompt(tokens) => return item.prompt(&tokens),
+            StreamEvent::Delta(delta) => item.add(&delta.text, delta.tokens),
+            StreamEvent::End(end) => {
                 item.add(&end.text, Vec::<Token>::new());
                 let stop = end.stop.as_deref();
                 let finish =
                     Finish { asked: self.asked, reason: &end.reason, stop, usage: &end.usage };
-                finish.put(item, &self.plans[holds.prompt_of(index)]);
+                finish.put(item, &self.plans[guards.prompt_of(index)]);
             }
         }
         let tokenizer: Option<&Tokenizer> = self.app.generator.tokenizer();

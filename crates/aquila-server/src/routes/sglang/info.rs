@@ -46,7 +46,7 @@ pub(crate) async fn server(State(app): State<Shared>) -> Response {
         "max_queued_requests": config.max_queued_requests,
         "max_total_tokens": config.pages() * config.page_size,
         "disable_radix_cache": !config.prefix_cache,
-        "disable_overlap_schedule": !app.generator.engine().is_apart(),
+        "disable_overlap_schedule": !app.generator.engine().overlaps(),
         "overlap_schedule_reason": app.settings.overlap_reason,
         "enable_priority_scheduling": ranked,
         "schedule_low_priority_values_first": low_first,

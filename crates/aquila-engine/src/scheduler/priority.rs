@@ -1,4 +1,4 @@
-//! Priorities: who goes before whom, and who may take whose place.
+//! Priorities: which requests go before others, and which may take the place of others.
 //!
 //! A priority is a wish of the client's; its *rank* is what the scheduler compares, higher first
 //! whichever way values are counted. Where priorities are off every rank is the same, and nothing
@@ -12,7 +12,7 @@ pub enum Priorities {
     Ignored,
     /// A request that brings one is refused.
     Refused,
-    /// They decide who is admitted first, and whose KV goes first where memory runs short.
+    /// They decide which request is admitted first, and which is preempted first.
     Ranked {
         /// Whether low values go before high ones.
         low_values_first: bool,
@@ -37,7 +37,7 @@ impl Priorities {
         matches!(self, Self::Ranked { .. })
     }
 
-    /// Whether who waits with one rank may take the place of who runs with the other. Equals never
+    /// Whether a request that waits with one rank may take the place of one that runs with the other. Equals never
     /// may, whatever the threshold: they would take it from each other without end.
     pub(crate) fn may_displace(self, waiting: i64, running: i64) -> bool {
         match self {

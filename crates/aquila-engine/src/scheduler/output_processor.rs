@@ -25,11 +25,11 @@ pub(crate) struct OutputProcessor {
 
 enum Place {
     Inline { processor: Processor, replies: Vec<Reply> },
-    Apart(Apart),
+    OnThread(OnThread),
 }
 
 /// A thread on which listeners hear.
-struct Apart {
+struct OnThread {
     messages: Option<Sender<Message>>,
     /// Those of a round, then nothing.
     replies: Receiver<Option<Reply>>,
@@ -70,7 +70,7 @@ pub(crate) struct Reply {
 }
 
 impl OutputProcessor {
-    /// On the thread of whoever asks.
+    /// On the caller's thread.
     pub fn inline(stats: Arc<Stats>) -> Self {
         let processor = Processor { listeners: HashMap::new(), stats };
         Self { place: Place::Inline { processor, replies: Vec::new() }, awaits: false }
@@ -92,14 +92,14 @@ impl OutputProcessor {
             }
         };
         let thread = std::thread::Builder::new().name("aquila-output".into()).spawn(work)?;
-        let apart = Apart { messages: Some(messages), replies, thread: Some(thread) };
-        Ok(Self { place: Place::Apart(apart), awaits: false })
+        let thread_end = OnThread { messages: Some(messages), replies, thread: Some(thread) };
+        Ok(Self { place: Place::OnThread(thread_end), awaits: false })
     }
 
     fn tell(&mut self, message: Message) {
         match &mut self.place {
             Place::Inline { processor, replies } => replies.extend(processor.hear(message)),
-            Place::Apart(Apart { messages, .. }) => {
+            Place::OnThread(OnThread { messages, .. }) => {
                 if let Some(messages) = messages {
                     // The thread catches the panics of listeners, so it is there.
                     let _ = messages.send(message);
@@ -138,7 +138,7 @@ impl OutputProcessor {
     pub fn round_ends(&mut self) -> Vec<Reply> {
         match &mut self.place {
             Place::Inline { replies, .. } => std::mem::take(replies),
-            Place::Apart(_) => {
+            Place::OnThread(_) => {
                 self.tell(Message::RoundEnds);
                 self.awaits = true;
                 Vec::new()
@@ -151,13 +151,15 @@ impl OutputProcessor {
     pub fn replies(&mut self) -> Vec<Reply> {
         let awaits = std::mem::take(&mut self.awaits);
         match &mut self.place {
-            Place::Apart(apart) if awaits => apart.replies.iter().map_while(|r| r).collect(),
+            Place::OnThread(thread_end) if awaits => {
+                thread_end.replies.iter().map_while(|r| r).collect()
+            }
             _ => Vec::new(),
         }
     }
 }
 
-impl Drop for Apart {
+impl Drop for OnThread {
     fn drop(&mut self) {
         self.messages = None;
         if let Some(thread) = self.thread.take() {

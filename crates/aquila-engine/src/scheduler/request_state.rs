@@ -1,4 +1,4 @@
-//! A request's life on the host lane, as types: [`Waiting`], then [`Running`].
+//! A request's life in the scheduler, as types: [`Waiting`], then [`Running`].
 //!
 //! Only a request that runs holds KV, so a state without a [`Sequence`] cannot leak one. While a
 //! request decodes, all its tokens but the last are committed: the last one, the *bonus*, is
@@ -12,10 +12,10 @@ use aquila_kv::{Group, KvCache, Namespace, Sequence};
 use aquila_spec::policy::RequestView;
 use aquila_spec::{DraftGroup, MOST_DRAFT_GROUPS, Shape};
 
-use crate::lanes::params_of;
 use crate::listener::{Listener, Token, Usage};
-use crate::queue::MOST_OVERTAKEN;
 use crate::request::{Request, RequestId};
+use crate::scheduler::params::params_of;
+use crate::scheduler::queue::MOST_OVERTAKEN;
 
 /// The KV group of the target model.
 pub(crate) const TARGET: Group = Group::new(0);
@@ -31,7 +31,7 @@ const GROUPS: [Group; 1 + MOST_DRAFT_GROUPS] = {
 };
 
 /// What stays with a request wherever it is.
-pub(crate) struct Seat {
+pub(crate) struct RequestState {
     pub params: Arc<RequestParams>,
     pub namespace: Namespace,
     pub family: Option<u64>,
@@ -53,8 +53,8 @@ pub(crate) struct Seat {
     pub speculates: bool,
 }
 
-impl Seat {
-    /// The seat of a request that comes, and who hears it.
+impl RequestState {
+    /// The state of a request that comes, and its listener.
     pub fn new(
         id: RequestId,
         request: Request,
@@ -64,7 +64,7 @@ impl Seat {
     ) -> (Self, Box<dyn Listener>) {
         let params = Arc::new(params_of(id, &request, longest, limits));
         let usage = Usage { prompt_tokens: request.prompt.len(), ..Usage::default() };
-        let seat = Self {
+        let state = Self {
             speculates: params.drafts(),
             params,
             namespace: request.namespace,
@@ -78,7 +78,7 @@ impl Seat {
             rank,
             overtaken: 0,
         };
-        (seat, request.listener)
+        (state, request.listener)
     }
 
     /// Nothing is drafted for it after all.
@@ -100,7 +100,7 @@ impl Seat {
         &GROUPS[..self.params.groups()]
     }
 
-    /// Whether the first token of the answer is still to be chosen. A request that was retracted
+    /// Whether the first token of the answer is still to be chosen. A request that was preempted
     /// while it decoded keeps its bonus, and only rebuilds the rows before it.
     pub fn is_fresh(&self) -> bool {
         self.tokens.len() == self.params.prompt
@@ -123,7 +123,7 @@ impl Seat {
         }
     }
 
-    /// Whether it was overtaken often enough: it is next, and makes way for nobody.
+    /// Whether it was overtaken often enough: it is next, and is not preempted for others.
     pub fn is_overdue(&self) -> bool {
         self.overtaken >= MOST_OVERTAKEN
     }
@@ -143,27 +143,27 @@ pub(crate) struct LastRound {
 
 /// A request without KV.
 pub(crate) struct Waiting {
-    pub seat: Box<Seat>,
+    pub state: Box<RequestState>,
 }
 
 /// Bounds on the tokens that rounds on their way bring a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Coming {
+pub(crate) struct PendingTokens {
     pub least: usize,
     pub most: usize,
 }
 
 /// A request that holds KV.
 pub(crate) struct Running {
-    pub seat: Box<Seat>,
+    pub state: Box<RequestState>,
     pub sequence: Sequence,
     /// How many rows its prefill commits.
     pub goal: usize,
     /// How many of them are committed or on their way.
     pub read: usize,
     /// What rounds on their way bring.
-    pub coming: Coming,
-    /// How many slots of each group the compute lane was told; none before it knows the request.
+    pub pending: PendingTokens,
+    /// How many slots of each group the executor was told; none before it knows the request.
     pub told: Option<Vec<usize>>,
     /// Rounds that its draft has missed since it was paused.
     pub missed: usize,
@@ -173,16 +173,16 @@ impl Waiting {
     /// How many slots it must get to be admitted with what `sequence` has found in the cache: those
     /// of the whole prefill and of the row after it.
     pub fn rows_to_admit(&self, sequence: &Sequence, group: Group) -> usize {
-        let next = usize::from(self.seat.remaining() > 0);
-        self.seat.prefill_goal() - sequence.committed(group) + next
+        let next = usize::from(self.state.remaining() > 0);
+        self.state.prefill_goal() - sequence.committed(group) + next
     }
 
     /// Takes the slots that it must get and leaves `headroom` of them to others, or stays as it was.
     pub fn admit(mut self, cache: &mut KvCache, headroom: usize) -> Result<Running, Waiting> {
-        let goal = self.seat.prefill_goal();
-        let limit = self.seat.match_limit();
-        let groups = self.seat.groups();
-        let mut sequence = cache.admit(&self.seat.namespace, &self.seat.tokens, limit, groups);
+        let goal = self.state.prefill_goal();
+        let limit = self.state.match_limit();
+        let groups = self.state.groups();
+        let mut sequence = cache.admit(&self.state.namespace, &self.state.tokens, limit, groups);
         let matched = sequence.committed(TARGET);
         let fits = |cache: &mut KvCache, sequence: &mut Sequence, group: Group| {
             let wanted = self.rows_to_admit(sequence, group);
@@ -193,16 +193,16 @@ impl Waiting {
             cache.discard(sequence);
             return Err(self);
         }
-        if !self.seat.seen {
-            self.seat.seen = true;
-            self.seat.usage.cached_tokens = matched;
+        if !self.state.seen {
+            self.state.seen = true;
+            self.state.usage.cached_tokens = matched;
         }
         Ok(Running {
-            seat: self.seat,
+            state: self.state,
             sequence,
             goal,
             read: matched,
-            coming: Coming::default(),
+            pending: PendingTokens::default(),
             told: None,
             missed: 0,
         })
@@ -223,7 +223,8 @@ impl Running {
     /// Whether the next round decodes it. It does not where the rounds on their way are sure to
     /// end it.
     pub fn decodes_next(&self) -> bool {
-        self.unread() == 0 && self.seat.tokens.len() + self.coming.least < self.seat.params.longest
+        self.unread() == 0
+            && self.state.tokens.len() + self.pending.least < self.state.params.longest
     }
 
     /// Notes whether its next round pauses its draft.
@@ -233,19 +234,19 @@ impl Running {
 
     /// What a policy is told of it; `most_missed` is how many rounds its draft may miss.
     pub fn view(&self, most_missed: usize) -> RequestView {
-        let steps = self.seat.params.most_steps(self.seat.tokens.len() + self.coming.least);
+        let steps = self.state.params.most_steps(self.state.tokens.len() + self.pending.least);
         let cap = if self.missed > most_missed { 0 } else { steps };
-        RequestView { id: self.seat.id().0, cap: Some(cap), behind: self.missed }
+        RequestView { id: self.state.id().0, cap: Some(cap), behind: self.missed }
     }
 
     /// How many rows beyond its committed ones the next round may need in each of its groups,
     /// whatever the rounds on their way bring; `declared` are the draft's groups.
     pub fn rows_of_next_round(&self, declared: &[DraftGroup]) -> Vec<usize> {
-        let params = &self.seat.params;
-        let tokens = self.seat.tokens.len();
-        let most = (tokens + self.coming.most).min(params.longest - 1);
-        let mut rows = vec![0; self.seat.groups().len()];
-        for tokens in tokens + self.coming.least..=most {
+        let params = &self.state.params;
+        let tokens = self.state.tokens.len();
+        let most = (tokens + self.pending.most).min(params.longest - 1);
+        let mut rows = vec![0; self.state.groups().len()];
+        for tokens in tokens + self.pending.least..=most {
             let shape = params.shape_at(tokens);
             rows[0] = rows[0].max(tokens - 1 + shape.nodes());
             for (rows, draft) in rows[1..].iter_mut().zip(declared) {
@@ -253,31 +254,31 @@ impl Running {
                 *rows = (*rows).max(certain + tree_rows(draft, shape));
             }
         }
-        for (rows, &group) in rows.iter_mut().zip(self.seat.groups()) {
+        for (rows, &group) in rows.iter_mut().zip(self.state.groups()) {
             *rows = rows.saturating_sub(self.sequence.committed(group));
         }
         rows
     }
 
     /// Gives its KV back, what is committed to the prefix cache, and waits again.
-    pub fn retract(self, cache: &mut KvCache) -> Waiting {
-        let mut seat = self.release(cache);
-        seat.usage.retractions += 1;
+    pub fn preempt(self, cache: &mut KvCache) -> Waiting {
+        let mut state = self.release(cache);
+        state.usage.preemptions += 1;
         // Log-probabilities of the prompt are collected anew by the next prefill.
-        seat.prompt_tokens.clear();
-        Waiting { seat }
+        state.prompt_tokens.clear();
+        Waiting { state }
     }
 
     /// Gives its KV back, what is committed to the prefix cache.
-    pub fn release(self, cache: &mut KvCache) -> Box<Seat> {
-        cache.release(self.sequence, &self.seat.tokens);
-        self.seat
+    pub fn release(self, cache: &mut KvCache) -> Box<RequestState> {
+        cache.release(self.sequence, &self.state.tokens);
+        self.state
     }
 
     /// Gives its KV back, and nothing to the prefix cache.
-    pub fn discard(self, cache: &mut KvCache) -> Box<Seat> {
+    pub fn discard(self, cache: &mut KvCache) -> Box<RequestState> {
         cache.discard(self.sequence);
-        self.seat
+        self.state
     }
 }
 

@@ -1,8 +1,20 @@
-//! The host lane: takes requests, and drives rounds through both lanes.
+//! The scheduler: takes requests, plans rounds, sends them to the executor and settles what comes
+//! back.
 //!
-//! A step plans a round and sends it to the compute lane, then settles what came of an earlier
-//! one: that very round where the lanes are joined, the one before it where they are apart. What
+//! A step plans a round and sends it to the executor, then settles what came of an earlier one:
+//! that very round without overlap, the one before it with overlap. What
 //! is planned is in `plan.rs`, what is settled in `settle.rs`.
+
+mod costs;
+mod output_processor;
+mod params;
+mod plan;
+mod preempt;
+mod priority;
+mod queue;
+mod report;
+mod request_state;
+mod settle;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,24 +32,25 @@ use aquila_spec::known_bugs::Bug;
 
 use crate::config::EngineConfig;
 use crate::error::{Error, Result, SubmitError};
-use crate::lanes::{Compute, Lane, Lanes, Left, Profile, Runner};
-use crate::life::{Running, Seat, TARGET, Waiting};
+use crate::executor::{Departed, Executor, ExecutorHandle, ModelExecutor, Profile, Runner};
 use crate::listener::{FinishReason, Outcome, Token};
-use crate::output_processor::{Last, OutputProcessor};
-use crate::plan::Planning;
-use crate::priority::Priorities;
-use crate::queue::{AdmissionOrder, Queue};
-use crate::report::{REPORT_EVERY, Report};
 use crate::request::{Request, RequestId};
-use crate::settle::Flight;
+use crate::scheduler::output_processor::{Last, OutputProcessor};
+use crate::scheduler::plan::Planning;
+use crate::scheduler::report::{REPORT_EVERY, Report};
+use crate::scheduler::request_state::{RequestState, Running, TARGET, Waiting};
+use crate::scheduler::settle::InFlightBatch;
 use crate::stats::{DraftingState, Stats};
 use crate::times::Times;
+pub use priority::Priorities;
+pub use queue::AdmissionOrder;
+use queue::Queue;
 
 /// Requests into rounds, on the caller's thread; rounds are run by what computes.
 pub struct Scheduler {
     pub(crate) config: EngineConfig,
     pub(crate) profile: Profile,
-    pub(crate) lanes: Lanes,
+    pub(crate) executor: ExecutorHandle,
     pub(crate) outputs: OutputProcessor,
     pub(crate) cache: KvCache,
     pub(crate) waiting: Queue,
@@ -47,11 +60,11 @@ pub struct Scheduler {
     pub(crate) drafting: Box<dyn Policy>,
     pub(crate) running: Vec<Running>,
     /// The rounds on their way, oldest first.
-    pub(crate) flights: VecDeque<Flight>,
-    /// Who left since the last job.
-    pub(crate) left: Vec<Left>,
-    pub(crate) jobs: u64,
-    pub(crate) era: u64,
+    pub(crate) in_flight: VecDeque<InFlightBatch>,
+    /// Requests that departed since the last batch.
+    pub(crate) departed: Vec<Departed>,
+    pub(crate) batches: u64,
+    pub(crate) epoch: u64,
     pub(crate) next_id: u64,
     pub(crate) stats: Arc<Stats>,
     /// Whether trees are filled up to their shape.
@@ -63,13 +76,13 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// A scheduler over `runner`, which was made with the same settings. Its lanes are joined.
+    /// A scheduler over `runner`, which was made with the same settings. Nothing overlaps.
     pub fn new<B: Backend>(runner: Runner<B>, config: EngineConfig) -> Result<Self> {
-        Self::over(Lane::new(runner, config.clone()), config)
+        Self::over(ModelExecutor::new(runner, config.clone()), config)
     }
 
     /// A scheduler whose rounds are run by `compute`, on the same thread.
-    pub fn over(compute: impl Compute, config: EngineConfig) -> Result<Self> {
+    pub fn over(compute: impl Executor, config: EngineConfig) -> Result<Self> {
         config.check().map_err(Error::Config)?;
         let profile = compute.profile();
         let group = |name: &str, lookahead| GroupConfig {
@@ -100,7 +113,7 @@ impl Scheduler {
         Ok(Self {
             config,
             profile,
-            lanes: Lanes::joined(Box::new(compute)),
+            executor: ExecutorHandle::inline(Box::new(compute)),
             outputs: OutputProcessor::inline(stats.clone()),
             cache,
             waiting: Queue::default(),
@@ -108,10 +121,10 @@ impl Scheduler {
             priorities: Priorities::default(),
             drafting,
             running: Vec::new(),
-            flights: VecDeque::new(),
-            left: Vec::new(),
-            jobs: 0,
-            era: 0,
+            in_flight: VecDeque::new(),
+            departed: Vec::new(),
+            batches: 0,
+            epoch: 0,
             next_id: 0,
             stats,
             fill_trees: false,
@@ -121,13 +134,13 @@ impl Scheduler {
         })
     }
 
-    /// Puts the compute lane on a thread of its own: a round is then planned while the one before
+    /// Puts the executor on a thread of its own: a round is then planned while the one before
     /// it runs. Nothing else changes.
     ///
     /// # Errors
     /// If the thread cannot be started.
-    pub fn apart(mut self) -> std::io::Result<Self> {
-        self.lanes = self.lanes.apart()?;
+    pub fn overlapped(mut self) -> std::io::Result<Self> {
+        self.executor = self.executor.overlapped()?;
         Ok(self)
     }
 
@@ -137,7 +150,7 @@ impl Scheduler {
     ///
     /// # Errors
     /// If the thread cannot be started.
-    pub fn listen_apart(mut self) -> std::io::Result<Self> {
+    pub fn with_output_thread(mut self) -> std::io::Result<Self> {
         self.outputs = self.outputs.on_a_thread()?;
         Ok(self)
     }
@@ -150,9 +163,9 @@ impl Scheduler {
         self.follow_listeners(replies);
     }
 
-    /// Whether the lanes are apart.
-    pub fn is_apart(&self) -> bool {
-        self.lanes.ahead() > 0
+    /// Whether rounds overlap.
+    pub fn overlaps(&self) -> bool {
+        self.executor.ahead() > 0
     }
 
     /// The engine's counters.
@@ -194,26 +207,26 @@ impl Scheduler {
         }
         let rank = self.priorities.rank(request.priority);
         let longest = self.config.longest_sequence();
-        let (seat, listener) = Seat::new(id, request, rank, longest, self.draft_limits());
+        let (state, listener) = RequestState::new(id, request, rank, longest, self.draft_limits());
         self.outputs.open(id, listener);
-        let mut seat = Box::new(seat);
-        if seat.speculates && !self.draft_reads_prompt(&seat) {
-            seat.decode_plainly();
+        let mut state = Box::new(state);
+        if state.speculates && !self.draft_reads_prompt(&state) {
+            state.decode_plainly();
         }
-        self.waiting.put(Waiting { seat });
+        self.waiting.put(Waiting { state });
         self.count();
     }
 
     /// Whether the policy lets the draft of a request process its prompt.
-    fn draft_reads_prompt(&mut self, seat: &Seat) -> bool {
+    fn draft_reads_prompt(&mut self, state: &RequestState) -> bool {
         let there = self.running.len() + self.waiting.len() + 1;
         let batch = there.min(self.config.max_running_requests);
         let cached = |groups: &[Group]| {
-            self.cache.peek(&seat.namespace, &seat.tokens, seat.match_limit(), groups)
+            self.cache.peek(&state.namespace, &state.tokens, state.match_limit(), groups)
         };
-        let both = cached(seat.groups());
+        let both = cached(state.groups());
         let target = cached(&[TARGET]).saturating_sub(both);
-        self.drafting.reads_prompt(batch, PromptRows { draft: seat.tokens.len() - both, target })
+        self.drafting.reads_prompt(batch, PromptRows { draft: state.tokens.len() - both, target })
     }
 
     pub(crate) fn draft_limits(&self) -> DraftLimits {
@@ -234,8 +247,8 @@ impl Scheduler {
     pub fn abort(&mut self, id: RequestId) -> bool {
         let reason = FinishReason::Abort("aborted".into());
         if let Some(waiting) = self.waiting.take_by_id(id) {
-            self.finish(waiting.seat, reason);
-        } else if let Some(at) = self.running.iter().position(|r| r.seat.id() == id) {
+            self.finish(waiting.state, reason);
+        } else if let Some(at) = self.running.iter().position(|r| r.state.id() == id) {
             let request = self.running.remove(at);
             self.end(request, reason);
         } else {
@@ -248,7 +261,7 @@ impl Scheduler {
     /// Gives every request up.
     pub fn abort_all(&mut self, why: &str) {
         for request in self.waiting.take_if(|_| true) {
-            self.finish(request.seat, FinishReason::Abort(why.into()));
+            self.finish(request.state, FinishReason::Abort(why.into()));
         }
         for request in std::mem::take(&mut self.running) {
             self.end(request, FinishReason::Abort(why.into()));
@@ -256,7 +269,7 @@ impl Scheduler {
         self.count();
     }
 
-    /// Drops every cached prefix that nobody uses; answers how many pages that were.
+    /// Drops every cached prefix that no request uses; answers how many pages that were.
     pub fn flush_cache(&mut self) -> usize {
         self.cache.flush()
     }
@@ -266,15 +279,15 @@ impl Scheduler {
         self.waiting.len()
     }
 
-    /// Whether nothing waits, nothing runs, and the compute lane knows of nobody.
+    /// Whether nothing waits, nothing runs, and the executor knows of no request.
     pub fn is_idle(&self) -> bool {
         self.running.is_empty()
             && self.waiting.len() == 0
-            && self.flights.is_empty()
-            && self.left.is_empty()
+            && self.in_flight.is_empty()
+            && self.departed.is_empty()
     }
 
-    /// Who is admitted next, from now on.
+    /// In which order requests are admitted, from now on.
     pub fn admit_by(&mut self, order: AdmissionOrder) {
         self.admission_order = order;
     }
@@ -289,7 +302,7 @@ impl Scheduler {
         self.priorities
     }
 
-    /// Who decides how large the trees of each round are, from now on.
+    /// Which policy decides how large the trees of each round are, from now on.
     ///
     /// # Errors
     /// If it may choose a tree that the engine has no room for.
@@ -341,7 +354,7 @@ impl Scheduler {
     /// Plans and sends a round, and settles the one that is due; false if there was no round.
     pub fn step(&mut self) -> bool {
         let began = Instant::now();
-        if self.running.is_empty() && self.flights.is_empty() {
+        if self.running.is_empty() && self.in_flight.is_empty() {
             self.report.begin(began, &self.stats.snapshot());
         }
         self.give_up_expired(began);
@@ -349,7 +362,7 @@ impl Scheduler {
             self.settle_oldest();
         }
         let sent = self.send_round(began);
-        let due = self.flights.len() > if sent { self.lanes.ahead() } else { 0 };
+        let due = self.in_flight.len() > if sent { self.executor.ahead() } else { 0 };
         let mut ran = sent;
         if due {
             ran |= self.settle_oldest();
@@ -363,11 +376,11 @@ impl Scheduler {
 
     fn give_up_expired(&mut self, now: Instant) {
         let reason = || FinishReason::Abort("deadline exceeded".into());
-        for waiting in self.waiting.take_if(|w| w.seat.is_expired(now)) {
-            self.finish(waiting.seat, reason());
+        for waiting in self.waiting.take_if(|w| w.state.is_expired(now)) {
+            self.finish(waiting.state, reason());
         }
         for index in (0..self.running.len()).rev() {
-            if self.running[index].seat.is_expired(now) {
+            if self.running[index].state.is_expired(now) {
                 let request = self.running.remove(index);
                 self.end(request, reason());
             }
@@ -377,15 +390,15 @@ impl Scheduler {
     /// Ends a request that holds KV; what it has committed goes to the prefix cache.
     pub(crate) fn end(&mut self, request: Running, reason: FinishReason) {
         self.leave(&request);
-        let seat = request.release(&mut self.cache);
-        self.finish(seat, reason);
+        let state = request.release(&mut self.cache);
+        self.finish(state, reason);
     }
 
-    /// Notes that the compute lane is to forget a request, if it knows it.
+    /// Notes that the executor is to forget a request, if it knows it.
     pub(crate) fn leave(&mut self, request: &Running) {
         if request.told.is_some() {
-            let tokens = request.seat.tokens.len();
-            self.left.push(Left { request: request.seat.id(), tokens });
+            let tokens = request.state.tokens.len();
+            self.departed.push(Departed { request: request.state.id(), tokens });
         }
     }
 
@@ -395,17 +408,17 @@ impl Scheduler {
             return self.end(request, reason);
         }
         self.leave(&request);
-        let seat = request.release(&mut self.cache);
-        self.drafting.leave(seat.id().0);
-        let (id, drafts) = (seat.id(), seat.last_round.drafts);
-        self.outputs.last(id, Last { tokens, reason, usage: seat.usage, drafts });
+        let state = request.release(&mut self.cache);
+        self.drafting.leave(state.id().0);
+        let (id, drafts) = (state.id(), state.last_round.drafts);
+        self.outputs.last(id, Last { tokens, reason, usage: state.usage, drafts });
     }
 
     /// Tells a listener that its request has ended.
-    pub(crate) fn finish(&mut self, seat: Box<Seat>, reason: FinishReason) {
-        let id = seat.id();
+    pub(crate) fn finish(&mut self, state: Box<RequestState>, reason: FinishReason) {
+        let id = state.id();
         self.drafting.leave(id.0);
-        self.outputs.end(id, Outcome { reason, usage: seat.usage });
+        self.outputs.end(id, Outcome { reason, usage: state.usage });
     }
 
     pub(crate) fn count(&self) {

@@ -1,18 +1,18 @@
-//! The requests that wait, first come first, with those that were retracted in their old place.
+//! The requests that wait, first come first, with those that were preempted in their old place.
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 
-use crate::life::Waiting;
 use crate::request::RequestId;
+use crate::scheduler::request_state::Waiting;
 
-/// Who of those that wait is admitted next.
+/// Which waiting request is admitted next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AdmissionOrder {
-    /// Who came first, among those of the highest priority; but nobody is overtaken without end.
+    /// The first that came, among those of the highest priority; none is overtaken without end.
     #[default]
     FirstCome,
-    /// Whose prompt has the longest cached prefix, among those of the highest priority; but nobody
+    /// The one with the longest cached prefix, among those of the highest priority; none
     /// is overtaken without end.
     LongestPrefix,
 }
@@ -34,10 +34,10 @@ impl Queue {
         self.requests.len()
     }
 
-    /// Puts a request where its arrival belongs: a new one at the end, a retracted one before
+    /// Puts a request where its arrival belongs: a new one at the end, a preempted one before
     /// all that came after it.
     pub fn put(&mut self, request: Waiting) {
-        let at = self.requests.partition_point(|other| other.seat.id() < request.seat.id());
+        let at = self.requests.partition_point(|other| other.state.id() < request.state.id());
         self.requests.insert(at, request);
     }
 
@@ -55,20 +55,20 @@ impl Queue {
     /// `may_go`.
     pub fn find_highest(&self, index: usize, may_go: impl Fn(&Waiting) -> bool) -> Option<usize> {
         let candidates = (index..self.requests.len()).filter(|&at| may_go(&self.requests[at]));
-        candidates.max_by_key(|&at| (self.requests[at].seat.rank, Reverse(at)))
+        candidates.max_by_key(|&at| (self.requests[at].state.rank, Reverse(at)))
     }
 
     /// The highest rank of those that wait.
     pub fn highest_rank(&self) -> Option<i64> {
-        self.requests.iter().map(|request| request.seat.rank).max()
+        self.requests.iter().map(|request| request.state.rank).max()
     }
 
     /// Counts for the request that came first that `admitted`, if it came later, overtook it. Those
     /// behind it are not counted for: else a crowd would be due at once, and hold up everybody who
     /// was to go before it.
     pub fn overtake(&mut self, admitted: RequestId) {
-        if let Some(first) = self.requests.front_mut().filter(|r| r.seat.id() < admitted) {
-            first.seat.overtaken += 1;
+        if let Some(first) = self.requests.front_mut().filter(|r| r.state.id() < admitted) {
+            first.state.overtaken += 1;
         }
     }
 
@@ -79,7 +79,7 @@ impl Queue {
 
     /// Takes a request by its name.
     pub fn take_by_id(&mut self, id: RequestId) -> Option<Waiting> {
-        let at = self.requests.iter().position(|request| request.seat.id() == id)?;
+        let at = self.requests.iter().position(|request| request.state.id() == id)?;
         self.requests.remove(at)
     }
 

@@ -1,19 +1,19 @@
-//! Who loses its KV to others: where a round finds no slots, and where somebody of higher priority
-//! waits for a place.
+//! Which requests lose their KV to others: where a round finds no slots, and where a request of
+//! higher priority waits for a place.
 //!
-//! The lowest rank loses first, then who was admitted last; whoever was overtaken as often as
-//! anybody may be loses last of all, so that it ends. A request is retracted only when no round is
+//! The scheduler preempts the youngest request of the lowest priority first; a request that was
+//! overtaken as often as any may be comes last of all, so that it ends. A request is preempted only when no round is
 //! on its way, and keeps its tokens, so its text does not change.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use aquila_kv::{Group, Sequence};
 
-use crate::engine::Scheduler;
 use crate::error::Failure;
-use crate::life::Seat;
 use crate::listener::FinishReason;
-use crate::plan::headroom;
+use crate::scheduler::Scheduler;
+use crate::scheduler::plan::headroom;
+use crate::scheduler::request_state::RequestState;
 
 /// Whether a waiting request got a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,77 +59,77 @@ impl Slots {
 }
 
 impl Scheduler {
-    /// Retracts who loses first; a request that does not fit alone is given up.
-    pub(crate) fn retract_first_loser(&mut self) {
+    /// Preempts the first in that order; a request that does not fit alone is given up.
+    pub(crate) fn preempt_first(&mut self) {
         let losers = self.losing_order(|_| true);
         let loser = *losers.first().expect("the request that found no slot runs");
         if self.running.len() > 1 {
-            return self.retract(loser);
+            return self.preempt(loser);
         }
         let request = self.running.remove(loser);
-        let why = Failure::DoesNotFit(request.seat.id()).to_string();
+        let why = Failure::DoesNotFit(request.state.id()).to_string();
         self.leave(&request);
-        let seat = request.discard(&mut self.cache);
-        self.finish(seat, FinishReason::Abort(why));
+        let state = request.discard(&mut self.cache);
+        self.finish(state, FinishReason::Abort(why));
     }
 
     /// Retracts requests that the waiting one at `at` may displace, if that gives it a place: no
     /// more of them than it takes, and none if all would not do. A round on its way must be
     /// settled first, which may do as well.
     pub(crate) fn make_way(&mut self, at: usize) -> Way {
-        let rank = self.waiting.get(at).seat.rank;
-        let mut losers = self.losing_order(|seat| {
-            !seat.is_overdue() && self.priorities.may_displace(rank, seat.rank)
+        let rank = self.waiting.get(at).state.rank;
+        let mut losers = self.losing_order(|state| {
+            !state.is_overdue() && self.priorities.may_displace(rank, state.rank)
         });
         let Some(count) = self.fewest_losers(at, &losers) else { return Way::None };
-        if !self.flights.is_empty() {
+        if !self.in_flight.is_empty() {
             return Way::NeedsResult;
         }
         losers.truncate(count);
         // From the end, so that the others stay where they are.
         losers.sort_unstable();
-        losers.into_iter().rev().for_each(|loser| self.retract(loser));
+        losers.into_iter().rev().for_each(|loser| self.preempt(loser));
         Way::Made
     }
 
-    /// Whether somebody who waits outranks somebody who runs by enough to take its place.
+    /// Whether a waiting request outranks a running one by enough to take its place.
     pub(crate) fn somebody_may_displace(&self) -> bool {
         if !self.priorities.are_ranked() {
             return false;
         }
-        let losing = self.running.iter().map(|request| &request.seat);
-        let lowest = losing.filter(|seat| !seat.is_overdue()).map(|seat| seat.rank).min();
+        let losing = self.running.iter().map(|request| &request.state);
+        let lowest = losing.filter(|state| !state.is_overdue()).map(|state| state.rank).min();
         let highest = self.waiting.highest_rank();
         highest.zip(lowest).is_some_and(|(high, low)| self.priorities.may_displace(high, low))
     }
 
-    /// Where those stand who run and `may_lose`, who loses first ahead.
-    fn losing_order(&self, may_lose: impl Fn(&Seat) -> bool) -> Vec<usize> {
-        let seat = |index: usize| &*self.running[index].seat;
+    /// The running requests that `may_lose`, in the order of being preempted.
+    fn losing_order(&self, may_lose: impl Fn(&RequestState) -> bool) -> Vec<usize> {
+        let state = |index: usize| &*self.running[index].state;
         let youngest_first = (0..self.running.len()).rev();
-        let mut losers: Vec<usize> = youngest_first.filter(|&at| may_lose(seat(at))).collect();
-        losers.sort_by_key(|&at| (seat(at).is_overdue(), seat(at).rank));
+        let mut losers: Vec<usize> = youngest_first.filter(|&at| may_lose(state(at))).collect();
+        losers.sort_by_key(|&at| (state(at).is_overdue(), state(at).rank));
         losers
     }
 
-    /// How many of `losers`, the first ones, must go for the waiting request at `at` to have a
+    /// How many of `losers`, the first ones, must be preempted for the waiting request at `at` to have a
     /// place.
     fn fewest_losers(&mut self, at: usize, losers: &[usize]) -> Option<usize> {
         if losers.is_empty() {
             return None;
         }
         let waiting = self.waiting.get(at);
-        let seat = &waiting.seat;
+        let state = &waiting.state;
         // What it finds in the cache is locked while slots are counted, as it will be.
-        let limit = seat.match_limit();
-        let sequence = self.cache.admit(&seat.namespace, &seat.tokens, limit, seat.groups());
+        let limit = state.match_limit();
+        let sequence = self.cache.admit(&state.namespace, &state.tokens, limit, state.groups());
         let count_slots = |&group: &Group| Slots {
             group,
             wanted: waiting.rows_to_admit(&sequence, group),
             available: self.cache.available(group),
             holders: Vec::new(),
         };
-        let mut groups: Vec<Slots> = seat.groups().iter().map(count_slots).collect();
+        let mut groups: Vec<Slots> = state.groups().iter().map(count_slots).collect();
         // Cheap, and mostly the answer where there is too little to be had.
         let may_do = groups.iter().all(|slots| {
             let held = losers.iter().map(|&at| self.running[at].sequence.reserved(slots.group));
@@ -154,12 +154,12 @@ impl Scheduler {
         fewest.map(|last| last + 1)
     }
 
-    fn retract(&mut self, index: usize) {
+    fn preempt(&mut self, index: usize) {
         let request = self.running.remove(index);
         self.leave(&request);
-        tracing::debug!(id = %request.seat.id(), "retracted");
-        self.stats.retractions.fetch_add(1, Relaxed);
-        let waiting = request.retract(&mut self.cache);
+        tracing::debug!(id = %request.state.id(), "preempted");
+        self.stats.preemptions.fetch_add(1, Relaxed);
+        let waiting = request.preempt(&mut self.cache);
         self.waiting.put(waiting);
     }
 }

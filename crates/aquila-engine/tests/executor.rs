@@ -1,5 +1,5 @@
-//! The seam between the lanes, over a compute lane whose slots remember what was written: every
-//! order of arrivals, ends and failures of a few requests, joined and apart.
+//! The seam between scheduler and executor, over one whose slots remember what was written: every
+//! order of arrivals, ends and failures of a few requests, without and with overlap.
 
 mod support;
 
@@ -10,11 +10,11 @@ use aquila_spec::Shape;
 use support::simulated::Simulated;
 use support::{Heard, Notes, Numbers, config, request, run};
 
-fn scheduler(config: &EngineConfig, apart: bool, fails: Option<u64>) -> Scheduler {
+fn scheduler(config: &EngineConfig, overlapped: bool, fails: Option<u64>) -> Scheduler {
     let mut compute = Simulated::new(config);
     compute.fails = fails;
     let engine = Scheduler::over(compute, config.clone()).unwrap();
-    if apart { engine.apart().unwrap() } else { engine }
+    if overlapped { engine.overlapped().unwrap() } else { engine }
 }
 
 /// A few requests: two that begin alike, one that its listener stops, one long one.
@@ -50,8 +50,8 @@ struct Event {
     fails: Option<u64>,
 }
 
-fn check(config: &EngineConfig, apart: bool, event: Event, wanted: &[Heard]) {
-    let mut engine = scheduler(config, apart, event.fails);
+fn check(config: &EngineConfig, overlapped: bool, event: Event, wanted: &[Heard]) {
+    let mut engine = scheduler(config, overlapped, event.fails);
     let mut heard: Vec<Option<Arc<Mutex<Heard>>>> = vec![None; 4];
     let mut id = None;
     for step in 0.. {
@@ -106,17 +106,17 @@ fn every_order_of_arrivals_and_ends_gives_the_same_texts_and_loses_no_slot() {
     for shape in [Shape::PLAIN, Shape::chain(3), Shape::new(3, 4, 12).unwrap()] {
         let roomy = EngineConfig { shape, chunked_prefill_size: 4, ..config() };
         let wanted = wanted(&roomy);
-        // Enough for two or three of them: somebody is retracted.
+        // Enough for two or three of them: somebody is preempted.
         let small = EngineConfig { max_total_tokens: 40, ..roomy.clone() };
         let paged = EngineConfig { page_size: 4, max_total_tokens: 48, ..roomy };
         for config in [small, paged] {
-            for apart in [false, true] {
+            for overlapped in [false, true] {
                 for which in 0..4 {
                     for arrives in 0..6 {
                         let aborted = (0..8).map(|after| Some(arrives + after)).chain([None]);
                         for aborted in aborted {
                             let event = Event { which, arrives, aborted, fails: None };
-                            check(&config, apart, event, &wanted);
+                            check(&config, overlapped, event, &wanted);
                         }
                     }
                 }
@@ -129,13 +129,13 @@ fn every_order_of_arrivals_and_ends_gives_the_same_texts_and_loses_no_slot() {
 fn a_round_that_fails_takes_those_behind_it_along_and_the_engine_serves_on() {
     let config = EngineConfig { shape: Shape::chain(3), chunked_prefill_size: 4, ..config() };
     let wanted = wanted(&config);
-    for apart in [false, true] {
+    for overlapped in [false, true] {
         for which in 0..4 {
             for arrives in 0..8 {
                 for fails in 0..8 {
                     for aborted in [None, Some(arrives + 1), Some(arrives + 3)] {
                         let event = Event { which, arrives, aborted, fails: Some(fails) };
-                        check(&config, apart, event, &wanted);
+                        check(&config, overlapped, event, &wanted);
                     }
                 }
             }

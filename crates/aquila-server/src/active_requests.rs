@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 /// All requests under way.
 #[derive(Debug, Default)]
-pub(crate) struct UnderWay {
+pub(crate) struct ActiveRequests {
     entries: Mutex<Entries>,
     none_left: Notify,
     begun: Notify,
@@ -31,7 +31,7 @@ struct Entry {
     aborted: Arc<AtomicBool>,
 }
 
-impl UnderWay {
+impl ActiveRequests {
     fn entries(&self) -> MutexGuard<'_, Entries> {
         // Every change of the map is a single step, so a panic leaves it whole.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
@@ -95,7 +95,7 @@ impl UnderWay {
 
 /// One request's place in the list; dropping it gives the request up.
 pub(crate) struct Hold {
-    list: Arc<UnderWay>,
+    list: Arc<ActiveRequests>,
     engine: EngineHandle,
     key: u64,
     aborted: Arc<AtomicBool>,

@@ -9,27 +9,26 @@ use std::sync::Arc;
 
 use aquila_compute::Backend;
 use aquila_compute::round::{
-    Admitted, Batch, BatchRow, Ended, ExtendRows, Extent, RequestOutput, RequestParams, RowWork,
-    Shape, TableChange, Tree, TreeLimits,
+    Admitted, Batch, BatchRow, ExtendRows, Extent, RequestOutput, RequestParams, RowWork, Shape,
+    TableChange, Tree, TreeLimits,
 };
 use aquila_spec::{DraftBound, DraftRequest};
 
-use super::job::{Compute, Done, Job, Part, Profile, Yield};
+use super::batch::{BatchOutput, Executor, Profile, RequestWork, ScheduledBatch};
 use super::runner::Runner;
 use crate::config::EngineConfig;
 use crate::error::Result;
-use crate::listener::{FinishReason, StopCause, Token};
 use crate::request::RequestId;
 use crate::times::{Times, timed};
 
 /// Runs rounds on a model.
-pub struct Lane<B: Backend> {
+pub struct ModelExecutor<B: Backend> {
     runner: Runner<B>,
     config: EngineConfig,
     /// Places that no request has.
     places: Vec<usize>,
     held: HashMap<RequestId, Held>,
-    /// The era of a round that did not come to its end.
+    /// The epoch of a round that did not come to its end.
     broken: Option<u64>,
 }
 
@@ -44,7 +43,7 @@ struct Held {
     ended: bool,
 }
 
-impl<B: Backend> Compute for Lane<B> {
+impl<B: Backend> Executor for ModelExecutor<B> {
     fn profile(&self) -> Profile {
         Profile {
             vocabulary: self.runner.vocabulary(),
@@ -58,17 +57,17 @@ impl<B: Backend> Compute for Lane<B> {
         }
     }
 
-    fn run(&mut self, mut job: Job) -> Done {
-        let number = job.number;
+    fn run(&mut self, mut scheduled: ScheduledBatch) -> BatchOutput {
+        let number = scheduled.number;
         let mut times = Times { rounds: 1, ..Times::default() };
-        let refused = self.broken == Some(job.era);
-        let batch = self.batch(&mut job, refused);
-        self.broken = Some(job.era);
+        let refused = self.broken == Some(scheduled.epoch);
+        let batch = self.batch(&mut scheduled, refused);
+        self.broken = Some(scheduled.epoch);
         let outcome = self.runner.begin(batch).and_then(|()| {
-            if refused || job.parts.is_empty() {
+            if refused || scheduled.requests.is_empty() {
                 return Ok(Vec::new());
             }
-            self.round(&job, &mut times)
+            self.round(&scheduled, &mut times)
         });
         if !refused && outcome.is_ok() {
             self.broken = None;
@@ -77,11 +76,11 @@ impl<B: Backend> Compute for Lane<B> {
             true => Err("a round before it failed".into()),
             false => outcome.map_err(|error| error.to_string()),
         };
-        Done { number, outcome, times }
+        BatchOutput { number, outcome, times }
     }
 }
 
-impl<B: Backend> Lane<B> {
+impl<B: Backend> ModelExecutor<B> {
     /// An executor over `runner`, which was made with the same settings.
     pub fn new(runner: Runner<B>, config: EngineConfig) -> Self {
         let places = (0..config.max_running_requests).rev().collect();
@@ -90,10 +89,13 @@ impl<B: Backend> Lane<B> {
 
     /// What the backend is told: who departed, who was admitted, and what runs unless the round is
     /// refused.
-    fn batch(&mut self, job: &mut Job, refused: bool) -> Batch {
-        let mut batch =
-            Batch { round: job.number, slots: std::mem::take(&mut job.slots), ..Batch::default() };
-        for left in &job.left {
+    fn batch(&mut self, scheduled: &mut ScheduledBatch, refused: bool) -> Batch {
+        let mut batch = Batch {
+            round: scheduled.number,
+            slots: std::mem::take(&mut scheduled.slots),
+            ..Batch::default()
+        };
+        for left in &scheduled.departed {
             let Some(held) = self.held.remove(&left.request) else { continue };
             self.places.push(held.place);
             batch.departed.push(held.place);
@@ -102,7 +104,7 @@ impl<B: Backend> Lane<B> {
             }
         }
         let reads = self.runner.host().is_some();
-        for admission in job.admitted.drain(..) {
+        for admission in scheduled.admitted.drain(..) {
             let place = self.places.pop().expect("no more requests hold KV than may run");
             let held = Held {
                 place,
@@ -122,29 +124,36 @@ impl<B: Backend> Lane<B> {
             });
         }
         let place = |request: RequestId| self.held[&request].place;
-        batch.tables.extend(job.tables.drain(..).map(|change| TableChange {
+        batch.tables.extend(scheduled.tables.drain(..).map(|change| TableChange {
             place: place(change.request),
             group: change.group,
             from: change.from,
             slots: change.slots,
         }));
         if !refused {
-            let row =
-                |part: &Part| BatchRow { place: place(part.request), work: part.task.clone() };
-            batch.rows.extend(job.parts.iter().map(row));
+            let row = |part: &RequestWork| BatchRow {
+                place: place(part.request),
+                work: part.work.clone(),
+            };
+            batch.rows.extend(scheduled.requests.iter().map(row));
         }
         batch
     }
 
-    fn round(&mut self, job: &Job, times: &mut Times) -> Result<Vec<Option<Yield>>> {
-        let plan = self.plan(job);
+    fn round(
+        &mut self,
+        scheduled: &ScheduledBatch,
+        times: &mut Times,
+    ) -> Result<Vec<Option<RequestOutput>>> {
+        let plan = self.plan(scheduled);
         timed(&mut times.extend, || {
             let mut passes = plan.catch_up.iter().enumerate();
             passes.try_for_each(|(at, &bound)| self.runner.extend(ExtendRows::CatchUp(at), bound))
         })?;
         timed(&mut times.draft, || {
-            let given = self.host_trees(&job.parts)?;
-            let limits = TreeLimits { row_budget: job.row_budget, fill: job.fill_trees };
+            let given = self.host_trees(&scheduled.requests)?;
+            let limits =
+                TreeLimits { row_budget: scheduled.row_budget, fill: scheduled.fill_trees };
             self.runner.draft(given, plan.draft, limits)
         })?;
         timed(&mut times.verify, || self.runner.verify(plan.target, plan.hidden))?;
@@ -156,12 +165,12 @@ impl<B: Backend> Lane<B> {
             _ => self.runner.extend(ExtendRows::Round, plan.extend),
         })?;
         let outputs = self.runner.outputs()?;
-        self.read(&job.parts, &outputs);
-        Ok(outputs.into_iter().map(|output| output.map(yield_of)).collect())
+        self.read(&scheduled.requests, &outputs);
+        Ok(outputs)
     }
 
     /// Bounds on the passes of a round, by what the host knows of it.
-    fn plan(&mut self, job: &Job) -> RoundPlan {
+    fn plan(&mut self, scheduled: &ScheduledBatch) -> RoundPlan {
         let mut plan = RoundPlan::default();
         let (mut trees, mut roots) = (0, 0);
         let (drafts, captures) = (self.runner.drafts_on_device(), self.runner.captures());
@@ -169,11 +178,11 @@ impl<B: Backend> Lane<B> {
         let last = self.config.shape.steps() + 1;
         let mut room = 0;
         let mut resumed = DraftBound::default();
-        for part in &job.parts {
+        for part in &scheduled.requests {
             let held = self.held.get_mut(&part.request).expect("it was admitted");
             let drafts = drafts && held.params.drafts();
             plan.hidden |= drafts && captures && held.missed <= most_missed;
-            match &part.task {
+            match &part.work {
                 RowWork::Prefill { rows, outputs, .. } => {
                     plan.target.rows += rows.len();
                     plan.target.outputs += outputs.len();
@@ -224,20 +233,20 @@ impl<B: Backend> Lane<B> {
         if resumed.requests > 0 {
             plan.catch_up.push(resumed);
         }
-        trees = trees.min(job.row_budget.map_or(usize::MAX, |rows| rows.max(roots)));
+        trees = trees.min(scheduled.row_budget.map_or(usize::MAX, |rows| rows.max(roots)));
         plan.target.rows += trees;
         plan.target.outputs += trees;
         plan
     }
 
     /// The trees that the host drafts, by place.
-    fn host_trees(&mut self, parts: &[Part]) -> Result<Vec<(usize, Tree)>> {
+    fn host_trees(&mut self, requests: &[RequestWork]) -> Result<Vec<(usize, Tree)>> {
         let mut trees = Vec::new();
         if self.runner.host().is_none() {
             return Ok(trees);
         }
-        for part in parts {
-            let RowWork::Decode { shape, .. } = part.task else { continue };
+        for part in requests {
+            let RowWork::Decode { shape, .. } = part.work else { continue };
             let Some(Held { place, params, text: Some(tokens), ended: false, .. }) =
                 self.held.get(&part.request)
             else {
@@ -255,9 +264,9 @@ impl<B: Backend> Lane<B> {
     }
 
     /// Lets what drafts on the host read what was accepted.
-    fn read(&mut self, parts: &[Part], outputs: &[Option<RequestOutput>]) {
+    fn read(&mut self, requests: &[RequestWork], outputs: &[Option<RequestOutput>]) {
         let Some(host) = self.runner.host() else { return };
-        for (part, output) in parts.iter().zip(outputs) {
+        for (part, output) in requests.iter().zip(outputs) {
             let Some(Held { params, text: Some(text), ended, .. }) =
                 self.held.get_mut(&part.request)
             else {
@@ -283,29 +292,4 @@ struct RoundPlan {
     /// Whether a draft takes hidden rows of the target's pass.
     hidden: bool,
     extend: DraftBound,
-}
-
-fn yield_of(output: RequestOutput) -> Yield {
-    let RequestOutput { prompt, tokens, proposed, correct, ended, known, feedback } = output;
-    let tokens_of = |choices: Vec<aquila_compute::choose::Choice>| {
-        let token = |choice: aquila_compute::choose::Choice| Token {
-            id: choice.token,
-            logprob: choice.logprob,
-            top: choice.top,
-        };
-        choices.into_iter().map(token).collect()
-    };
-    let ended = ended.map(|ended| match ended {
-        Ended::Token(id) => FinishReason::Stop(StopCause::Token(id)),
-        Ended::Length => FinishReason::Length,
-    });
-    Yield {
-        prompt: tokens_of(prompt),
-        tokens: tokens_of(tokens),
-        proposed,
-        correct,
-        ended,
-        known,
-        lesson: feedback,
-    }
 }

@@ -8,9 +8,9 @@ use crate::source::{TensorInfo, TensorSource};
 const ROOT: &str = "model.";
 
 /// Tensors whose names may begin with `model.`, and are the same without.
-pub(super) struct Unrooted<S>(pub S);
+pub(super) struct StripModelPrefix<S>(pub S);
 
-impl<S: TensorSource> Unrooted<S> {
+impl<S: TensorSource> StripModelPrefix<S> {
     /// The name under which a tensor is stored.
     fn stored(&self, name: &str) -> String {
         let rooted = format!("{ROOT}{name}");
@@ -18,7 +18,7 @@ impl<S: TensorSource> Unrooted<S> {
     }
 }
 
-impl<S: TensorSource> TensorSource for Unrooted<S> {
+impl<S: TensorSource> TensorSource for StripModelPrefix<S> {
     fn origin(&self) -> &str {
         self.0.origin()
     }

@@ -1,8 +1,9 @@
-//! What the next round does: who decodes, who is admitted, which rows are read, which slots they
-//! have.
+//! What the next round does: which requests decode, which are admitted, which rows are read, and
+//! their slots.
 //!
 //! A round is planned while one may still be on its way, so slots are reserved for whatever that
-//! one may bring. Where they do not suffice, it is settled first, and only then somebody loses.
+//! one may bring. Where they do not suffice, that round is settled first, and only then a request
+//! is preempted.
 
 use std::cmp::Reverse;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,17 +15,17 @@ use aquila_spec::Shape;
 use aquila_spec::known_bugs::spoil_footprint;
 use aquila_spec::policy::{Decision, RequestView, RoundView};
 
-use crate::engine::Scheduler;
 use crate::error::Failure;
-use crate::lanes::{Admission, Job, Part, TableChange};
-use crate::life::{Coming, Running, TARGET, Waiting};
+use crate::executor::{Admission, RequestWork, ScheduledBatch, TableChange};
 use crate::listener::FinishReason;
-use crate::queue::{AdmissionOrder, COMPARED};
-use crate::retract::Way;
-use crate::settle::{Flight, Planned};
+use crate::scheduler::Scheduler;
+use crate::scheduler::preempt::Way;
+use crate::scheduler::queue::{AdmissionOrder, COMPARED};
+use crate::scheduler::request_state::{PendingTokens, Running, TARGET, Waiting};
+use crate::scheduler::settle::{InFlightBatch, InFlightRow};
 
 /// Slots kept back for each request that decodes before another one is admitted, so that a
-/// newcomer is not retracted at once.
+/// newcomer is not preempted at once.
 const HEADROOM: usize = 16;
 
 /// Whether a round can be planned.
@@ -52,14 +53,14 @@ impl Scheduler {
     }
 
     /// Reserves the slots of the next round of every request that it decodes; where they do not
-    /// suffice and nothing is on its way, somebody loses its own.
+    /// suffice and nothing is on its way, a request is preempted.
     fn make_room(&mut self) -> Planning {
         let mut index = 0;
         while index < self.running.len() {
             if self.reserve_next_round(index) {
                 index += 1;
-            } else if self.flights.is_empty() {
-                self.retract_first_loser();
+            } else if self.in_flight.is_empty() {
+                self.preempt_first();
                 index = 0;
             } else {
                 return Planning::NeedsResult;
@@ -77,19 +78,19 @@ impl Scheduler {
         let rows = request.rows_of_next_round(declared);
         #[cfg(feature = "known-bugs")]
         let rows: Vec<usize> = {
-            let shape = request.seat.params.shape_at(request.seat.tokens.len());
+            let shape = request.state.params.shape_at(request.state.tokens.len());
             let spoil = |(at, rows)| match at {
                 0 => rows,
                 _ => spoil_footprint(rows, shape, self.config.page_size),
             };
             rows.into_iter().enumerate().map(spoil).collect()
         };
-        let mut groups = request.seat.groups().iter().zip(rows);
+        let mut groups = request.state.groups().iter().zip(rows);
         groups.all(|(&group, rows)| self.cache.reserve(&mut request.sequence, group, rows).is_ok())
     }
 
     /// Admits waiting requests, in their order, while rows and memory last; running ones of lower
-    /// priority may have to make way.
+    /// priority may be preempted for them.
     fn admit(&mut self) -> Planning {
         let mut index = 0;
         while self.running.iter().map(Running::unread).sum::<usize>()
@@ -112,13 +113,13 @@ impl Scheduler {
                 Ok(request) => {
                     let cached = request.sequence.committed(TARGET) as u64;
                     self.stats.cached_tokens.fetch_add(cached, Relaxed);
-                    self.waiting.overtake(request.seat.id());
+                    self.waiting.overtake(request.state.id());
                     self.running.push(request);
                     index = at;
                 }
-                Err(Waiting { seat }) if self.running.is_empty() => {
-                    let why = Failure::DoesNotFit(seat.id()).to_string();
-                    self.finish(seat, FinishReason::Abort(why));
+                Err(Waiting { state }) if self.running.is_empty() => {
+                    let why = Failure::DoesNotFit(state.id()).to_string();
+                    self.finish(state, FinishReason::Abort(why));
                 }
                 Err(waiting) => {
                     self.waiting.put(waiting);
@@ -133,13 +134,13 @@ impl Scheduler {
         Planning::Ready
     }
 
-    /// Who is admitted next; nobody before `index` may go where first come is first.
+    /// Which waiting request is admitted next; under first come first served none before `index`.
     fn next_to_admit(&self, index: usize) -> Option<usize> {
         let may_go = |waiting: &Waiting| !reads_the_same_prompt(&self.running, waiting);
         let ranked = self.priorities.are_ranked();
         let in_turn = !ranked && self.admission_order == AdmissionOrder::FirstCome;
         let oldest = self.waiting.find(if in_turn { index } else { 0 }, may_go)?;
-        if in_turn || self.waiting.get(oldest).seat.is_overdue() {
+        if in_turn || self.waiting.get(oldest).state.is_overdue() {
             return Some(oldest);
         }
         let first = if ranked { self.waiting.find_highest(oldest, may_go)? } else { oldest };
@@ -147,13 +148,13 @@ impl Scheduler {
             AdmissionOrder::FirstCome => Some(first),
             AdmissionOrder::LongestPrefix => {
                 let cached = |at: &usize| {
-                    let seat = &self.waiting.get(*at).seat;
-                    let limit = seat.match_limit();
-                    self.cache.peek(&seat.namespace, &seat.tokens, limit, seat.groups())
+                    let state = &self.waiting.get(*at).state;
+                    let limit = state.match_limit();
+                    self.cache.peek(&state.namespace, &state.tokens, limit, state.groups())
                 };
-                let rank = self.waiting.get(first).seat.rank;
+                let rank = self.waiting.get(first).state.rank;
                 let equals = (first..self.waiting.len())
-                    .filter(|&at| self.waiting.get(at).seat.rank == rank)
+                    .filter(|&at| self.waiting.get(at).state.rank == rank)
                     .take(COMPARED);
                 let candidates = equals.filter(|&at| may_go(self.waiting.get(at)));
                 candidates.max_by_key(|at| (cached(at), Reverse(*at)))
@@ -172,13 +173,14 @@ impl Scheduler {
         decision
     }
 
-    /// Sends the next round on its way, if there is one; who left is told in any case.
+    /// Sends the next round on its way, if there is one; departures are told in any case.
     pub(crate) fn send_round(&mut self, began: Instant) -> bool {
         let decision = self.decide();
         let row_budget = decision.rows;
         let fill_trees = self.fill_trees;
-        let (number, era) = (self.jobs, self.era);
-        let mut job = Job { number, era, row_budget, fill_trees, ..Job::default() };
+        let (number, epoch) = (self.batches, self.epoch);
+        let mut batch =
+            ScheduledBatch { number, epoch, row_budget, fill_trees, ..ScheduledBatch::default() };
         let mut parts = Vec::with_capacity(self.running.len());
         let most_missed = self.most_missed();
         let mut left_plain = 0;
@@ -188,7 +190,7 @@ impl Scheduler {
             outputs: self.config.max_outputs() - decision.most_rows(),
         };
         for request in &mut self.running {
-            let task = if request.unread() > 0 {
+            let work = if request.unread() > 0 {
                 next_chunk(request, &mut room)
             } else if request.decodes_next() {
                 let granted = shapes.next();
@@ -199,68 +201,68 @@ impl Scheduler {
             } else {
                 None
             };
-            let Some((task, coming)) = task else { continue };
-            tell(request, &mut job);
-            match &task {
+            let Some((work, pending)) = work else { continue };
+            tell(request, &mut batch);
+            match &work {
                 RowWork::Prefill { rows, .. } => request.read = rows.end,
                 RowWork::Decode { shape, pause, .. } => {
                     let paused = *pause && shape.steps() == 0;
-                    if paused && request.missed == most_missed && request.seat.params.drafts() {
+                    if paused && request.missed == most_missed && request.state.params.drafts() {
                         left_plain += 1;
                     }
                     request.follow_draft(paused);
                 }
             }
-            request.coming.least += coming.least;
-            request.coming.most += coming.most;
-            let id = request.seat.id();
-            parts.push(Planned { request: id, task: task.clone(), coming });
-            job.parts.push(Part { request: id, task });
+            request.pending.least += pending.least;
+            request.pending.most += pending.most;
+            let id = request.state.id();
+            parts.push(InFlightRow { request: id, work: work.clone(), pending });
+            batch.requests.push(RequestWork { request: id, work });
         }
         if left_plain > 0 {
             self.stats.change_drafting(|state| state.left_plain += left_plain);
         }
-        if parts.is_empty() && self.left.is_empty() {
+        if parts.is_empty() && self.departed.is_empty() {
             return false;
         }
         let is_round = !parts.is_empty();
-        job.left = std::mem::take(&mut self.left);
+        batch.departed = std::mem::take(&mut self.departed);
         let Decision { setting, expected, .. } = decision;
-        self.flights.push_back(Flight {
-            number: self.jobs,
-            era: self.era,
+        self.in_flight.push_back(InFlightBatch {
+            number: self.batches,
+            epoch: self.epoch,
             began,
             parts,
             setting,
             expected,
         });
-        self.jobs += 1;
-        self.lanes.send(job);
+        self.batches += 1;
+        self.executor.send(batch);
         is_round
     }
 }
 
 /// Slots that are kept back for a running request before another one is admitted.
 pub(crate) fn headroom(request: &Running) -> usize {
-    request.seat.remaining().min(HEADROOM)
+    request.state.remaining().min(HEADROOM)
 }
 
 /// A tree of this shape, and what that brings.
-fn next_tree(shape: Shape, rate: f32, pause: bool) -> (RowWork, Coming) {
-    (RowWork::Decode { shape, rate, pause }, Coming { least: 1, most: shape.steps() + 1 })
+fn next_tree(shape: Shape, rate: f32, pause: bool) -> (RowWork, PendingTokens) {
+    (RowWork::Decode { shape, rate, pause }, PendingTokens { least: 1, most: shape.steps() + 1 })
 }
 
 /// The chunk that a request reads in the next round, and what that brings.
-fn next_chunk(request: &Running, room: &mut Room) -> Option<(RowWork, Coming)> {
-    let params = &request.seat.params;
-    let (read, fresh) = (request.read, request.seat.is_fresh());
+fn next_chunk(request: &Running, room: &mut Room) -> Option<(RowWork, PendingTokens)> {
+    let params = &request.state.params;
+    let (read, fresh) = (request.read, request.state.is_fresh());
     let all = fresh && params.prompt_logprobs.is_some();
     let mut rows = request.unread().min(room.prefill_rows);
     if all {
         rows = rows.min(room.outputs);
     }
     let last = rows == request.unread();
-    let chooses = last && fresh && request.seat.remaining() > 0;
+    let chooses = last && fresh && request.state.remaining() > 0;
     if rows == 0 || (chooses && room.outputs == 0) {
         return None;
     }
@@ -274,30 +276,30 @@ fn next_chunk(request: &Running, room: &mut Room) -> Option<(RowWork, Coming)> {
     room.prefill_rows -= rows;
     room.outputs -= outputs.len();
     let bonus = usize::from(chooses);
-    let coming = Coming { least: bonus, most: bonus };
-    Some((RowWork::Prefill { rows: read..read + rows, outputs, last }, coming))
+    let pending = PendingTokens { least: bonus, most: bonus };
+    Some((RowWork::Prefill { rows: read..read + rows, outputs, last }, pending))
 }
 
-/// Tells the compute lane what it does not know yet of a request: that it is there, and its slots.
-fn tell(request: &mut Running, job: &mut Job) {
-    let Running { seat, sequence, told, .. } = request;
-    let id = seat.id();
+/// Tells the executor what it does not know yet of a request: that it is there, and its slots.
+fn tell(request: &mut Running, batch: &mut ScheduledBatch) {
+    let Running { state, sequence, told, .. } = request;
+    let id = state.id();
     let told = told.get_or_insert_with(|| {
-        job.admitted.push(Admission {
-            params: seat.params.clone(),
-            tokens: seat.tokens.clone(),
+        batch.admitted.push(Admission {
+            params: state.params.clone(),
+            tokens: state.tokens.clone(),
             matched: sequence.committed(TARGET),
-            rounds: seat.usage.spec.verify_ct,
+            rounds: state.usage.spec.verify_ct,
         });
-        vec![0; seat.groups().len()]
+        vec![0; state.groups().len()]
     });
-    for ((index, &group), told) in seat.groups().iter().enumerate().zip(told) {
+    for ((index, &group), told) in state.groups().iter().enumerate().zip(told) {
         let reserved = sequence.reserved(group);
         if *told < reserved {
-            let first = job.slots.len();
-            sequence.extend_slots(group, *told..reserved, &mut job.slots);
-            let slots = first..job.slots.len();
-            job.tables.push(TableChange { request: id, group: index, from: *told, slots });
+            let first = batch.slots.len();
+            sequence.extend_slots(group, *told..reserved, &mut batch.slots);
+            let slots = first..batch.slots.len();
+            batch.tables.push(TableChange { request: id, group: index, from: *told, slots });
             *told = reserved;
         }
     }
@@ -305,8 +307,8 @@ fn tell(request: &mut Running, job: &mut Job) {
 
 /// Whether a request of the same family is reading the prompt, which the cache will then have.
 fn reads_the_same_prompt(running: &[Running], waiting: &Waiting) -> bool {
-    let family = waiting.seat.family;
+    let family = waiting.state.family;
     family.is_some()
-        && waiting.seat.params.prompt_logprobs.is_none()
-        && running.iter().any(|r| r.is_reading() && r.seat.family == family)
+        && waiting.state.params.prompt_logprobs.is_none()
+        && running.iter().any(|r| r.is_reading() && r.state.family == family)
 }

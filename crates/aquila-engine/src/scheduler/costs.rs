@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use aquila_spec::policy::{CostTable, Fixed, Policy, Timed, Timing};
 
 use crate::config::EngineConfig;
-use crate::engine::Scheduler;
 use crate::error::{Error, Result};
-use crate::life::Running;
 use crate::listener::{FinishReason, Listener, Outcome, Token, Verdict};
-use crate::report::{REPORT_EVERY, Report};
 use crate::request::{Request, RequestId};
+use crate::scheduler::Scheduler;
+use crate::scheduler::report::{REPORT_EVERY, Report};
+use crate::scheduler::request_state::Running;
 use crate::stats::Stats;
 use crate::times::Times;
 
@@ -33,7 +33,7 @@ impl Scheduler {
     /// # Errors
     /// If a round fails, or if rounds overlap or requests are there already.
     pub fn measure_costs(&mut self, key: String, limit: Duration) -> Result<Option<CostTable>> {
-        if !self.is_idle() || self.is_apart() {
+        if !self.is_idle() || self.overlaps() {
             return Err(Error::Config("costs are measured before anything is served".into()));
         }
         if self.prompt(1) == 0 {
@@ -132,7 +132,7 @@ impl Scheduler {
     fn forget(&mut self, policy: Box<dyn Policy>) {
         self.drafting = policy;
         self.cache.flush();
-        if let Some(compute) = self.lanes.joined_mut() {
+        if let Some(compute) = self.executor.inline_mut() {
             compute.begin_anew();
         }
         self.next_id = 0;

@@ -1,0 +1,115 @@
+//! What the scheduler and the executor tell each other: a [`ScheduledBatch`] for each round, a
+//! [`BatchOutput`] for each batch, in order.
+//!
+//! Plain data and nothing shared. A batch says what the scheduler knows, slots and row ranges; how
+//! many tokens a request has by then, only the backend's state knows.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use aquila_compute::round::{RequestOutput, RequestParams, RowWork};
+use aquila_spec::Declaration;
+
+use crate::request::RequestId;
+use crate::times::Times;
+
+/// What runs rounds: a model, or something that pretends to be one.
+pub trait Executor: Send + 'static {
+    /// What the scheduler must know of it.
+    fn profile(&self) -> Profile;
+
+    /// Forgets what the texts of requests have taught; there are none now.
+    fn begin_anew(&mut self) {}
+
+    /// Runs one round. A panic fails the round and every one of the same epoch behind it.
+    fn run(&mut self, batch: ScheduledBatch) -> BatchOutput;
+}
+
+/// What the scheduler knows of an executor.
+#[derive(Debug, Clone)]
+pub struct Profile {
+    /// The size of the vocabulary.
+    pub vocabulary: usize,
+    /// What the draft needs, if there is one.
+    pub declaration: Option<Declaration>,
+}
+
+/// One round, as the executor is told it: departures before admissions, then slots, then requests.
+#[derive(Debug, Default)]
+pub struct ScheduledBatch {
+    /// Batches are numbered from 0 on.
+    pub number: u64,
+    /// Where a round fails, those of its epoch that are on their way fail with it.
+    pub epoch: u64,
+    /// Requests that hold nothing any more.
+    pub departed: Vec<Departed>,
+    /// Requests that hold KV from now on.
+    pub admitted: Vec<Admission>,
+    /// Changes of block tables.
+    pub tables: Vec<TableChange>,
+    /// The slots of all changes, side by side.
+    pub slots: Vec<u32>,
+    /// Rows that all trees together may have in the verify pass; none: as many as were drafted.
+    pub row_budget: Option<usize>,
+    /// Whether trees that come out smaller than their shape are filled up, to time what those of
+    /// that shape take.
+    pub fill_trees: bool,
+    /// What runs.
+    pub requests: Vec<RequestWork>,
+}
+
+/// A request that ended, or was preempted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Departed {
+    /// Which.
+    pub request: RequestId,
+    /// How many of its tokens are its text; what was chosen beyond them is void.
+    pub tokens: usize,
+}
+
+/// A request that begins, or goes on after it was preempted.
+#[derive(Debug)]
+pub struct Admission {
+    /// What it asks.
+    pub params: Arc<RequestParams>,
+    /// Prompt and answer so far.
+    pub tokens: Vec<u32>,
+    /// How many of them have rows already, in each of its groups.
+    pub matched: usize,
+    /// How many of its drafts were verified so far.
+    pub rounds: u64,
+}
+
+/// The slots of a request in one group, from the row `from` on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableChange {
+    /// Which request.
+    pub request: RequestId,
+    /// The target's group is 0, those of the draft follow.
+    pub group: usize,
+    /// The first row whose slot is told.
+    pub from: usize,
+    /// Which of the batch's slots.
+    pub slots: Range<usize>,
+}
+
+/// What one request does in a round.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RequestWork {
+    /// Which request.
+    pub request: RequestId,
+    /// What it does.
+    pub work: RowWork,
+}
+
+/// What came of a batch.
+#[derive(Debug)]
+pub struct BatchOutput {
+    /// The batch's number.
+    pub number: u64,
+    /// What came of each request, in order: nothing where it had ended before. Or why the round
+    /// failed.
+    pub outcome: Result<Vec<Option<RequestOutput>>, String>,
+    /// How long the steps took.
+    pub times: Times,
+}

@@ -78,8 +78,8 @@ impl Drop for Alive {
 }
 
 /// Spoils the lookahead of a standalone draft.
-pub fn spoil_lookahead(lookahead: &mut usize) {
-    *lookahead = usize::from(Bug::ShiftedText.alive());
+pub fn spoiled_lookahead(lookahead: usize) -> usize {
+    lookahead + usize::from(Bug::ShiftedText.alive())
 }
 
 /// Spoils how many slots a draft reserves for a tree.

@@ -152,6 +152,11 @@ impl<B: Backend> Decoder<B> {
         })
     }
 
+    /// Refuses a plan that would read or write out of bounds.
+    pub(crate) fn check_plan(&self, plan: &ForwardPlan, bounds: PlanBounds) -> Result<()> {
+        check_plan(plan, bounds, self.spec.vocab_size, self.positions)
+    }
+
     /// Runs a plan: writes the keys and values of its rows, and leaves the logits of its outputs
     /// in `scratch` and, where asked for, hidden states of all rows in `capture`. A plan without rows
     /// does nothing.
@@ -163,7 +168,7 @@ impl<B: Backend> Decoder<B> {
         scratch: &mut Scratch<B>,
         capture: Option<&mut Capture<B>>,
     ) -> Result<()> {
-        check_plan(plan, scratch.bounds, self.spec.vocab_size, self.positions)?;
+        self.check_plan(plan, scratch.bounds)?;
         backend.place(plan, &mut scratch.work.plan)?;
         self.forward_placed(backend, kv, scratch, capture)
     }

@@ -52,7 +52,7 @@ pub use head::{
     AuxLayerConvention, AuxLayers, DraftTokens, Eagle3Head, Eagle3Spec, EagleCheckpoint, EagleSpec,
     FeatureNorm, FirstEmbedding, FusedCheckpoint, FusedHead, FusedScratch, HeadCheckpoint,
     HeadOptions, HeadScratch, Hidden, LayerScratch, LmHead, MtpCheckpoint, MtpNaming, MtpSpec,
-    TokenMap, holds_mtp_layers,
+    RecurrentHead, TokenMap, holds_mtp_layers,
 };
 pub use hub::{Hub, HubEvent};
 pub use inspect::{DraftHead, FileSize, Inspection, MemoryEstimate};

@@ -1,23 +1,19 @@
 //! EAGLE: a head that takes the target's last hidden state and predicts the token after the next.
 //! An MTP head of one layer drafts the same way, under its own name.
 
-use aquila_compute::{Backend, DraftIds, KvDtype, KvShape, PlanBounds, WeightFormat};
+use aquila_compute::{Backend, PlanBounds, WeightFormat};
 use aquila_model::{
-    Decoder, DraftTokens, EagleCheckpoint, Error, FusedHead, FusedScratch, Hidden, LmHead,
-    ModelSpec, Needs, Result, memory,
+    Decoder, DraftTokens, EagleCheckpoint, FusedHead, LmHead, ModelSpec, Needs, Result, memory,
 };
 
 use crate::registry::{Allowance, DraftFlag, DraftFor, Entry, LoadOn, Opened, Opening};
 use crate::{
-    Algorithm, Declaration, DraftGroup, Drafter, HiddenStates, RecurrentDraft, Travels, TreeRows,
+    Algorithm, Declaration, DraftGroup, HeadDrafter, HiddenStates, RecurrentDraft, Travels,
+    TreeRows,
 };
 
 /// A head of one layer that drafts recurrently.
-pub struct Eagle<B: Backend> {
-    declaration: Declaration,
-    head: FusedHead<B>,
-    scratch: FusedScratch<B>,
-}
+pub type Eagle<B> = HeadDrafter<B, FusedHead<B>>;
 
 impl<B: Backend> Eagle<B> {
     /// Drafts with the first layer of `head`, as the algorithm called `name`, in passes up to
@@ -35,41 +31,7 @@ impl<B: Backend> Eagle<B> {
             // The state behind the seed, which the first level goes on from.
             travels: Travels::with_hidden(1, head.spec().hidden_size),
         };
-        let scratch = head.scratch(backend, bounds)?;
-        Ok(Self { declaration, head, scratch })
-    }
-}
-
-impl<B: Backend> Drafter<B> for Eagle<B> {
-    fn declaration(&self) -> &Declaration {
-        &self.declaration
-    }
-
-    fn kv_shape(&self, slots: usize, dtype: KvDtype) -> KvShape {
-        self.head.kv_shape(slots, dtype)
-    }
-
-    fn ids(&self) -> Option<DraftIds<'_>> {
-        self.head.draft_ids()
-    }
-
-    fn extend(&mut self, backend: &B, hidden: Option<&B::Rows>, kv: &mut B::Kv) -> Result<()> {
-        let missing = || Error::Plan("a head without the target's hidden states".into());
-        let hidden = hidden.ok_or_else(missing)?;
-        self.head.extend_placed(backend, hidden, kv, &mut self.scratch)
-    }
-
-    fn expand(&mut self, backend: &B, first: bool, kv: &mut B::Kv) -> Result<()> {
-        let from = if first { Hidden::Seeds } else { Hidden::Last };
-        self.head.expand_placed(backend, from, kv, &mut self.scratch)
-    }
-
-    fn plan_mut(&mut self) -> &mut B::Plan {
-        self.scratch.plan_mut()
-    }
-
-    fn logits(&self) -> &B::Rows {
-        self.scratch.logits()
+        Self::with(backend, declaration, head, bounds)
     }
 }
 

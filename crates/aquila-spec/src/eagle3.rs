@@ -1,22 +1,16 @@
 //! EAGLE-3: a head that takes hidden states of the target and predicts the token after the next.
 
-use aquila_compute::{Backend, DraftIds, KvDtype, KvShape, PlanBounds};
-use aquila_model::{
-    Decoder, Eagle3Head, Error, HeadCheckpoint, HeadScratch, Hidden, ModelSpec, Needs, Result,
-    memory,
-};
+use aquila_compute::{Backend, PlanBounds};
+use aquila_model::{Decoder, Eagle3Head, HeadCheckpoint, ModelSpec, Needs, Result, memory};
 
 use crate::registry::{Allowance, DraftFlag, DraftFor, Entry, LoadOn, Opened, Opening};
 use crate::{
-    Algorithm, Declaration, DraftGroup, Drafter, HiddenStates, RecurrentDraft, Travels, TreeRows,
+    Algorithm, Declaration, DraftGroup, HeadDrafter, HiddenStates, RecurrentDraft, Travels,
+    TreeRows,
 };
 
 /// An EAGLE-3 head that drafts.
-pub struct Eagle3<B: Backend> {
-    declaration: Declaration,
-    head: Eagle3Head<B>,
-    scratch: HeadScratch<B>,
-}
+pub type Eagle3<B> = HeadDrafter<B, Eagle3Head<B>>;
 
 impl<B: Backend> Eagle3<B> {
     /// Drafts with `head`, in passes up to `bounds`.
@@ -32,41 +26,7 @@ impl<B: Backend> Eagle3<B> {
             // The state behind the seed, which the first level goes on from.
             travels: Travels::with_hidden(1, head.spec().layer.hidden_size),
         };
-        let scratch = head.scratch(backend, bounds)?;
-        Ok(Self { declaration, head, scratch })
-    }
-}
-
-impl<B: Backend> Drafter<B> for Eagle3<B> {
-    fn declaration(&self) -> &Declaration {
-        &self.declaration
-    }
-
-    fn kv_shape(&self, slots: usize, dtype: KvDtype) -> KvShape {
-        self.head.kv_shape(slots, dtype)
-    }
-
-    fn ids(&self) -> Option<DraftIds<'_>> {
-        self.head.draft_ids()
-    }
-
-    fn extend(&mut self, backend: &B, hidden: Option<&B::Rows>, kv: &mut B::Kv) -> Result<()> {
-        let missing = || Error::Plan("an EAGLE-3 head without the target's hidden states".into());
-        let hidden = hidden.ok_or_else(missing)?;
-        self.head.extend_placed(backend, hidden, kv, &mut self.scratch)
-    }
-
-    fn expand(&mut self, backend: &B, first: bool, kv: &mut B::Kv) -> Result<()> {
-        let from = if first { Hidden::Seeds } else { Hidden::Last };
-        self.head.expand_placed(backend, from, kv, &mut self.scratch)
-    }
-
-    fn plan_mut(&mut self) -> &mut B::Plan {
-        self.scratch.plan_mut()
-    }
-
-    fn logits(&self) -> &B::Rows {
-        self.scratch.logits()
+        Self::with(backend, declaration, head, bounds)
     }
 }
 

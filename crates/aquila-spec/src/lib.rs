@@ -2,8 +2,8 @@
 //!
 //! - [`Algorithm`] and its [`Declaration`]: what a draft algorithm is; [`Proposer`] drafts on the
 //!   backend, [`HostProposer`] on the host.
-//! - [`RecurrentDraft`]: the proposer of every [`Drafter`], a model that drafts recurrently;
-//!   [`Eagle3`], [`Eagle`] and [`Standalone`] are three.
+//! - [`RecurrentDraft`]: the proposer of every [`Drafter`], a model that drafts recurrently:
+//!   a [`HeadDrafter`] of [`Eagle3`], [`Eagle`] or [`Standalone`].
 //! - [`Mtp`]: the proposer of heads that have a layer for each step.
 //! - [`ngram`]: drafts from what followed the same tokens before, without any model.
 //! - [`TrustedNgrams`]: n-grams where they have been right, beside a model.
@@ -45,7 +45,7 @@ pub use eagle3::Eagle3;
 pub use error::{Error, Result};
 pub use mixed::{Drafted, TrustedNgrams};
 pub use mtp::{Mtp, MtpRoom};
-pub use recurrent::{Drafter, RecurrentDraft};
+pub use recurrent::{Drafter, HeadDrafter, RecurrentDraft};
 pub use registry::{
     Allowance, AskedShape, DraftFlag, DraftFor, DraftOption, DraftOptions, Entry, LoadOn, NONE,
     Opened, Opening, Registry,

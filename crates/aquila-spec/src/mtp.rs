@@ -5,7 +5,7 @@ use aquila_compute::round::{
     DraftGroup, ExtendRows, Extent, KeptLayout, PassRows, Shape, TreeRows,
 };
 use aquila_compute::{Backend, KvDtype, PlanBounds};
-use aquila_model::{Error, FusedHead, LayerScratch, Result};
+use aquila_model::{Error, FusedHead, LayerScratch, RecurrentHead, Result};
 
 use crate::{Declaration, DraftBound, HiddenStates, Proposer, Travels};
 

@@ -2,8 +2,8 @@
 //! Which rows its passes have is in `aquila_compute::round`.
 
 use aquila_compute::round::{ExtendRows, Extent, PassRows};
-use aquila_compute::{Backend, DraftIds, KvDtype, KvShape};
-use aquila_model::Result;
+use aquila_compute::{Backend, DraftIds, KvDtype, KvShape, PlanBounds};
+use aquila_model::{Hidden, RecurrentHead, Result};
 
 use crate::algorithm::{Declaration, DraftBound, Proposer};
 
@@ -35,6 +35,57 @@ pub trait Drafter<B: Backend>: Send {
 
     /// The logits of the last pass.
     fn logits(&self) -> &B::Rows;
+}
+
+/// A drafter that is a model or a head with its buffers.
+pub struct HeadDrafter<B: Backend, H: RecurrentHead<B>> {
+    declaration: Declaration,
+    head: H,
+    scratch: H::Scratch,
+}
+
+impl<B: Backend, H: RecurrentHead<B>> HeadDrafter<B, H> {
+    /// Drafts with `head`, in passes up to `bounds`.
+    pub(crate) fn with(
+        backend: &B,
+        declaration: Declaration,
+        head: H,
+        bounds: PlanBounds,
+    ) -> Result<Self> {
+        let scratch = head.scratch(backend, bounds)?;
+        Ok(Self { declaration, head, scratch })
+    }
+}
+
+impl<B: Backend, H: RecurrentHead<B>> Drafter<B> for HeadDrafter<B, H> {
+    fn declaration(&self) -> &Declaration {
+        &self.declaration
+    }
+
+    fn kv_shape(&self, slots: usize, dtype: KvDtype) -> KvShape {
+        self.head.kv_shape(slots, dtype)
+    }
+
+    fn ids(&self) -> Option<DraftIds<'_>> {
+        self.head.draft_ids()
+    }
+
+    fn plan_mut(&mut self) -> &mut B::Plan {
+        H::plan_mut(&mut self.scratch)
+    }
+
+    fn extend(&mut self, backend: &B, hidden: Option<&B::Rows>, kv: &mut B::Kv) -> Result<()> {
+        self.head.extend_placed(backend, hidden, kv, &mut self.scratch)
+    }
+
+    fn expand(&mut self, backend: &B, first: bool, kv: &mut B::Kv) -> Result<()> {
+        let from = if first { Hidden::Seeds } else { Hidden::Last };
+        self.head.expand_placed(backend, from, kv, &mut self.scratch)
+    }
+
+    fn logits(&self) -> &B::Rows {
+        H::logits(&self.scratch)
+    }
 }
 
 /// A drafter with its keys and values.

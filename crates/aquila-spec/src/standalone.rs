@@ -1,69 +1,31 @@
 //! STANDALONE: an ordinary language model as the draft. It needs no hidden state anywhere, and
 //! sees every token, the first included.
 
-use aquila_compute::{Backend, DraftIds, KvDtype, KvShape, PlanBounds};
-use aquila_model::{Checkpoint, Decoder, Needs, Result, Scratch, memory, same_tokens};
+use aquila_compute::{Backend, PlanBounds};
+use aquila_model::{Checkpoint, Decoder, Needs, Result, memory, same_tokens};
 
 use crate::registry::{Allowance, DraftFor, Entry, LoadOn, Opened, Opening};
 use crate::{
-    Algorithm, Declaration, DraftGroup, Drafter, Error, HiddenStates, RecurrentDraft, Travels,
+    Algorithm, Declaration, DraftGroup, Error, HeadDrafter, HiddenStates, RecurrentDraft, Travels,
     TreeRows,
 };
 
 /// A model that drafts.
-pub struct Standalone<B: Backend> {
-    declaration: Declaration,
-    decoder: Decoder<B>,
-    scratch: Scratch<B>,
-}
+pub type Standalone<B> = HeadDrafter<B, Decoder<B>>;
 
 impl<B: Backend> Standalone<B> {
     /// Drafts with `decoder`, in passes up to `bounds`.
     pub fn new(backend: &B, decoder: Decoder<B>, bounds: PlanBounds) -> Result<Self> {
+        let lookahead = 0;
+        #[cfg(feature = "known-bugs")]
+        let lookahead = crate::known_bugs::spoiled_lookahead(lookahead);
         let declaration = Declaration {
             name: "STANDALONE",
             hidden: HiddenStates::None,
-            groups: vec![DraftGroup { lookahead: 0, tree: TreeRows::EveryLevel }],
+            groups: vec![DraftGroup { lookahead, tree: TreeRows::EveryLevel }],
             travels: Travels::OFFER,
         };
-        #[cfg(feature = "known-bugs")]
-        let declaration = {
-            let mut declaration = declaration;
-            crate::known_bugs::spoil_lookahead(&mut declaration.groups[0].lookahead);
-            declaration
-        };
-        let scratch = decoder.scratch(backend, bounds)?;
-        Ok(Self { declaration, decoder, scratch })
-    }
-}
-
-impl<B: Backend> Drafter<B> for Standalone<B> {
-    fn declaration(&self) -> &Declaration {
-        &self.declaration
-    }
-
-    fn kv_shape(&self, slots: usize, dtype: KvDtype) -> KvShape {
-        self.decoder.kv_shape(slots, dtype)
-    }
-
-    fn ids(&self) -> Option<DraftIds<'_>> {
-        None
-    }
-
-    fn plan_mut(&mut self) -> &mut B::Plan {
-        self.scratch.plan_mut()
-    }
-
-    fn extend(&mut self, backend: &B, _: Option<&B::Rows>, kv: &mut B::Kv) -> Result<()> {
-        self.decoder.forward_placed(backend, kv, &mut self.scratch, None)
-    }
-
-    fn expand(&mut self, backend: &B, _: bool, kv: &mut B::Kv) -> Result<()> {
-        self.decoder.forward_placed(backend, kv, &mut self.scratch, None)
-    }
-
-    fn logits(&self) -> &B::Rows {
-        self.scratch.logits()
+        Self::with(backend, declaration, decoder, bounds)
     }
 }
 

@@ -374,6 +374,11 @@ impl Backend for CpuBackend {
                 out.width()
             )
         })?;
+        let outside = host.sources.iter().find(|&&source| source as usize >= input.capacity());
+        if let Some(source) = outside {
+            let there = input.capacity();
+            return Err(Error::Tensor(format!("source {source} of {there} hidden states")));
+        }
         for (row, &source) in host.sources.iter().enumerate() {
             out.row_mut(row).copy_from_slice(input.row(source as usize));
         }

@@ -2,7 +2,7 @@
 //!
 //! A row takes the token at p + 1 and the hidden state at p, runs at position p and predicts the
 //! token at p + 2. The hidden state is the target's (through `fc`, where the head has one) in
-//! [`Eagle3Head::extend`] and the head's own in [`Eagle3Head::expand`]. The invariant: no pass reads a hidden state from a
+//! [`RecurrentHead::extend`] and the head's own in [`RecurrentHead::expand`]. The invariant: no pass reads a hidden state from a
 //! buffer that it writes.
 
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use aquila_compute::{
 };
 
 use super::features::{FeatureRows, Features};
+use super::recurrent_head::{Hidden, RecurrentHead, check_sources, required};
 use super::{Eagle3Spec, HeadCheckpoint, LmHead};
 use crate::block::{Block, Pass, Work, check_plan};
 use crate::loading::{Loading, Progress, check_positions};
@@ -34,15 +35,6 @@ pub struct Eagle3Head<B: Backend> {
     lm_head: LmHead<B>,
 }
 
-/// Whose hidden states the rows of [`Eagle3Head::expand`] go on from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hidden {
-    /// The outputs of the last extend, in their order.
-    Seeds,
-    /// All rows of the last expand.
-    Last,
-}
-
 /// The buffers that passes of a head work in, and what they leave for each other.
 pub struct HeadScratch<B: Backend> {
     bounds: PlanBounds,
@@ -52,21 +44,19 @@ pub struct HeadScratch<B: Backend> {
     normed: B::Rows,
     joined: B::Rows,
     seeds: B::Rows,
-    seed_rows: usize,
     last: B::Rows,
-    last_rows: usize,
     gathered: B::Rows,
     hidden: B::Rows,
     logits: B::Rows,
 }
 
 impl<B: Backend> HeadScratch<B> {
-    /// The logits of the last pass over the draft's vocabulary, one row per output of its plan.
+    /// The logits of the last pass, one row per output of its plan.
     pub fn logits(&self) -> &B::Rows {
         &self.logits
     }
 
-    /// The hidden states of the last extend's outputs, as expanding goes on from them.
+    /// The hidden states that extends have left, as expanding goes on from them.
     pub fn seeds(&self) -> &B::Rows {
         &self.seeds
     }
@@ -74,16 +64,6 @@ impl<B: Backend> HeadScratch<B> {
     /// The hidden states of all rows of the last expand, as expanding goes on from them.
     pub fn last(&self) -> &B::Rows {
         &self.last
-    }
-
-    /// Where the plan of the next pass is placed.
-    pub fn plan_mut(&mut self) -> &mut B::Plan {
-        &mut self.work.plan
-    }
-
-    /// The largest plan that fits.
-    pub fn bounds(&self) -> PlanBounds {
-        self.bounds
     }
 }
 
@@ -183,149 +163,10 @@ impl<B: Backend> Eagle3Head<B> {
         self.positions
     }
 
-    /// The boundaries of the target's layers that must be captured for [`Eagle3Head::extend`];
+    /// The boundaries of the target's layers that must be captured for [`RecurrentHead::extend`];
     /// none where it takes the stream after the target's final norm.
     pub fn boundaries(&self) -> &[usize] {
         &self.boundaries
-    }
-
-    /// Which tokens of the target the columns of the logits are; none where they are all, in order.
-    pub fn draft_ids(&self) -> Option<DraftIds<'_>> {
-        let vocabulary = self.spec.layer.vocab_size;
-        self.ids.as_deref().map(|ids| DraftIds { ids, vocabulary })
-    }
-
-    /// The store of keys and values that the head needs for `slots` tokens.
-    pub fn kv_shape(&self, slots: usize, dtype: KvDtype) -> KvShape {
-        self.spec.layer.kv_shape(slots, dtype)
-    }
-
-    /// Buffers for passes up to `bounds`, extending and expanding alike.
-    pub fn scratch(&self, backend: &B, bounds: PlanBounds) -> Result<HeadScratch<B>> {
-        let PlanBounds { rows, outputs, .. } = bounds;
-        let hidden = self.spec.layer.hidden_size;
-        Ok(HeadScratch {
-            bounds,
-            work: Work::new(backend, &self.spec.layer, bounds)?,
-            features: self.features.as_ref().map(|f| f.rows(backend, rows)).transpose()?,
-            embedded: backend.rows(rows, hidden)?,
-            normed: backend.rows(rows, hidden)?,
-            joined: backend.rows(rows, 2 * hidden)?,
-            seeds: backend.rows(outputs, hidden)?,
-            seed_rows: 0,
-            last: backend.rows(rows, hidden)?,
-            last_rows: 0,
-            gathered: backend.rows(outputs, hidden)?,
-            hidden: backend.rows(outputs, hidden)?,
-            logits: backend.rows(outputs, self.spec.draft_vocab_size)?,
-        })
-    }
-
-    /// Runs rows that take the target's hidden states: row r reads `captured[sources[r]]`. Leaves
-    /// the logits of the plan's outputs, and their hidden states as seeds for expanding, at the
-    /// plan's destinations.
-    pub fn extend(
-        &self,
-        backend: &B,
-        plan: &ForwardPlan,
-        captured: &B::Rows,
-        kv: &mut B::Kv,
-        scratch: &mut HeadScratch<B>,
-    ) -> Result<()> {
-        self.check(plan, scratch.bounds)?;
-        scratch.seed_rows = 0;
-        backend.place(plan, &mut scratch.work.plan)?;
-        self.extend_placed(backend, captured, kv, scratch)?;
-        scratch.seed_rows = plan.outputs.len();
-        Ok(())
-    }
-
-    /// The same for the plan that stands in `scratch`.
-    pub fn extend_placed(
-        &self,
-        backend: &B,
-        captured: &B::Rows,
-        kv: &mut B::Kv,
-        scratch: &mut HeadScratch<B>,
-    ) -> Result<()> {
-        let s = scratch;
-        let Extent { rows, .. } = backend.extent(&s.work.plan);
-        if rows == 0 {
-            return Ok(());
-        }
-        match (&self.features, &mut s.features) {
-            (Some(features), Some(given)) => {
-                backend.gather_sources(captured, &s.work.plan, &mut given.given)?;
-                features.join(backend, rows, given, &mut s.work.residual)?;
-            }
-            _ => backend.gather_sources(captured, &s.work.plan, &mut s.work.residual)?,
-        }
-        self.layer(backend, rows, kv, s)?;
-        let seeds = backend.gather_outputs(&s.work.residual, &s.work.plan, &mut s.gathered)?;
-        self.read_out(backend, &s.gathered, seeds, &mut s.hidden, &mut s.logits)?;
-        let left = if self.spec.norm_output { &s.hidden } else { &s.gathered };
-        Ok(backend.scatter_outputs(left, &s.work.plan, &mut s.seeds)?)
-    }
-
-    /// Runs rows that take the head's own hidden states: row r reads row `sources[r]` of `from`.
-    /// Leaves the logits of the plan's outputs, and the hidden states of all rows for the next
-    /// expand.
-    pub fn expand(
-        &self,
-        backend: &B,
-        plan: &ForwardPlan,
-        from: Hidden,
-        kv: &mut B::Kv,
-        scratch: &mut HeadScratch<B>,
-    ) -> Result<()> {
-        self.check(plan, scratch.bounds)?;
-        let there = match from {
-            Hidden::Seeds => scratch.seed_rows,
-            Hidden::Last => scratch.last_rows,
-        };
-        if let Some(source) = plan.sources.iter().find(|&&source| source as usize >= there) {
-            return Err(Error::Plan(format!("source {source} of {there} rows of {from:?}")));
-        }
-        scratch.last_rows = 0;
-        backend.place(plan, &mut scratch.work.plan)?;
-        self.expand_placed(backend, from, kv, scratch)?;
-        scratch.last_rows = plan.rows();
-        Ok(())
-    }
-
-    /// The same for the plan that stands in `scratch`.
-    pub fn expand_placed(
-        &self,
-        backend: &B,
-        from: Hidden,
-        kv: &mut B::Kv,
-        scratch: &mut HeadScratch<B>,
-    ) -> Result<()> {
-        let s = scratch;
-        let Extent { rows, .. } = backend.extent(&s.work.plan);
-        if rows == 0 {
-            return Ok(());
-        }
-        let hidden = if from == Hidden::Seeds { &s.seeds } else { &s.last };
-        backend.gather_sources(hidden, &s.work.plan, &mut s.work.residual)?;
-        self.layer(backend, rows, kv, s)?;
-        if self.spec.norm_output {
-            let epsilon = self.spec.layer.norm_epsilon;
-            backend.rms_norm(&s.work.residual, &self.norm, epsilon, rows, &mut s.last)?;
-        } else {
-            backend.copy_columns(&s.work.residual, rows, 0, &mut s.last)?;
-        }
-        let outputs = backend.gather_outputs(&s.work.residual, &s.work.plan, &mut s.gathered)?;
-        self.read_out(backend, &s.gathered, outputs, &mut s.hidden, &mut s.logits)
-    }
-
-    fn check(&self, plan: &ForwardPlan, bounds: PlanBounds) -> Result<()> {
-        check_plan(plan, bounds, self.spec.layer.vocab_size, self.positions)?;
-        if plan.sources.len() != plan.rows() {
-            let (sources, rows) = (plan.sources.len(), plan.rows());
-            return Err(Error::Plan(format!("{sources} sources for {rows} rows of a head")));
-        }
-        Ok(())
     }
 
     /// The layer, over the hidden states that stand in the residual stream.
@@ -365,6 +206,100 @@ impl<B: Backend> Eagle3Head<B> {
         }
         backend.rms_norm(states, &self.norm, self.spec.layer.norm_epsilon, rows, normed)?;
         self.lm_head.read_out(backend, normed, rows, logits)
+    }
+}
+
+impl<B: Backend> RecurrentHead<B> for Eagle3Head<B> {
+    type Scratch = HeadScratch<B>;
+
+    fn draft_ids(&self) -> Option<DraftIds<'_>> {
+        let vocabulary = self.spec.layer.vocab_size;
+        self.ids.as_deref().map(|ids| DraftIds { ids, vocabulary })
+    }
+
+    fn kv_shape(&self, slots: usize, dtype: KvDtype) -> KvShape {
+        self.spec.layer.kv_shape(slots, dtype)
+    }
+
+    fn scratch(&self, backend: &B, bounds: PlanBounds) -> Result<HeadScratch<B>> {
+        let PlanBounds { rows, outputs, .. } = bounds;
+        let hidden = self.spec.layer.hidden_size;
+        Ok(HeadScratch {
+            bounds,
+            work: Work::new(backend, &self.spec.layer, bounds)?,
+            features: self.features.as_ref().map(|f| f.rows(backend, rows)).transpose()?,
+            embedded: backend.rows(rows, hidden)?,
+            normed: backend.rows(rows, hidden)?,
+            joined: backend.rows(rows, 2 * hidden)?,
+            seeds: backend.rows(outputs, hidden)?,
+            last: backend.rows(rows, hidden)?,
+            gathered: backend.rows(outputs, hidden)?,
+            hidden: backend.rows(outputs, hidden)?,
+            logits: backend.rows(outputs, self.spec.draft_vocab_size)?,
+        })
+    }
+
+    fn plan_mut(scratch: &mut HeadScratch<B>) -> &mut B::Plan {
+        &mut scratch.work.plan
+    }
+
+    fn logits(scratch: &HeadScratch<B>) -> &B::Rows {
+        scratch.logits()
+    }
+
+    fn check(&self, plan: &ForwardPlan, scratch: &HeadScratch<B>) -> Result<()> {
+        check_plan(plan, scratch.bounds, self.spec.layer.vocab_size, self.positions)?;
+        check_sources(plan)
+    }
+
+    fn extend_placed(
+        &self,
+        backend: &B,
+        hidden: Option<&B::Rows>,
+        kv: &mut B::Kv,
+        s: &mut HeadScratch<B>,
+    ) -> Result<()> {
+        let hidden = required(hidden)?;
+        let Extent { rows, .. } = backend.extent(&s.work.plan);
+        if rows == 0 {
+            return Ok(());
+        }
+        match (&self.features, &mut s.features) {
+            (Some(features), Some(given)) => {
+                backend.gather_sources(hidden, &s.work.plan, &mut given.given)?;
+                features.join(backend, rows, given, &mut s.work.residual)?;
+            }
+            _ => backend.gather_sources(hidden, &s.work.plan, &mut s.work.residual)?,
+        }
+        self.layer(backend, rows, kv, s)?;
+        let seeds = backend.gather_outputs(&s.work.residual, &s.work.plan, &mut s.gathered)?;
+        self.read_out(backend, &s.gathered, seeds, &mut s.hidden, &mut s.logits)?;
+        let left = if self.spec.norm_output { &s.hidden } else { &s.gathered };
+        Ok(backend.scatter_outputs(left, &s.work.plan, &mut s.seeds)?)
+    }
+
+    fn expand_placed(
+        &self,
+        backend: &B,
+        from: Hidden,
+        kv: &mut B::Kv,
+        s: &mut HeadScratch<B>,
+    ) -> Result<()> {
+        let Extent { rows, .. } = backend.extent(&s.work.plan);
+        if rows == 0 {
+            return Ok(());
+        }
+        let hidden = if from == Hidden::Seeds { &s.seeds } else { &s.last };
+        backend.gather_sources(hidden, &s.work.plan, &mut s.work.residual)?;
+        self.layer(backend, rows, kv, s)?;
+        if self.spec.norm_output {
+            let epsilon = self.spec.layer.norm_epsilon;
+            backend.rms_norm(&s.work.residual, &self.norm, epsilon, rows, &mut s.last)?;
+        } else {
+            backend.copy_columns(&s.work.residual, rows, 0, &mut s.last)?;
+        }
+        let outputs = backend.gather_outputs(&s.work.residual, &s.work.plan, &mut s.gathered)?;
+        self.read_out(backend, &s.gathered, outputs, &mut s.hidden, &mut s.logits)
     }
 }
 

@@ -12,12 +12,13 @@ use aquila_compute::{
     Accumulate, Backend, DraftIds, ForwardPlan, KvDtype, KvShape, PlanBounds, WeightFormat,
 };
 
+use super::LmHead;
 use super::fused_checkpoint::Stored;
-use super::{Hidden, LmHead};
+use super::recurrent_head::{Hidden, RecurrentHead, check_sources, required};
 use crate::block::{Block, Linear, Pass, Work, check_plan};
 use crate::layout::{Expected, LayerLayout, LinearLayout};
 use crate::loading::{Loading, Progress, check_positions};
-use crate::{Decoder, Error, ModelSpec, Result};
+use crate::{Decoder, ModelSpec, Result};
 
 /// The tensors of one layer.
 pub(super) struct FusedLayout {
@@ -107,20 +108,13 @@ impl<B: Backend> LayerScratch<B> {
 pub struct FusedScratch<B: Backend> {
     layer: LayerScratch<B>,
     seeds: B::Rows,
-    seed_rows: usize,
     last: B::Rows,
-    last_rows: usize,
 }
 
 impl<B: Backend> FusedScratch<B> {
     /// The logits of the last pass, one row per output of its plan.
     pub fn logits(&self) -> &B::Rows {
         &self.layer.logits
-    }
-
-    /// Where the plan of the next pass is placed.
-    pub fn plan_mut(&mut self) -> &mut B::Plan {
-        &mut self.layer.work.plan
     }
 
     /// The hidden states of the last extend's outputs.
@@ -179,16 +173,6 @@ impl<B: Backend> FusedHead<B> {
         self.chained
     }
 
-    /// Which tokens of the target the columns of the logits are; none where they are all, in order.
-    pub fn draft_ids(&self) -> Option<DraftIds<'_>> {
-        self.lm_head.draft_ids()
-    }
-
-    /// The store of keys and values that one layer needs for `slots` tokens.
-    pub fn kv_shape(&self, slots: usize, dtype: KvDtype) -> KvShape {
-        self.spec.kv_shape(slots, dtype)
-    }
-
     /// Buffers for passes of single layers up to `bounds`.
     pub fn layer_scratch(&self, backend: &B, bounds: PlanBounds) -> Result<LayerScratch<B>> {
         let PlanBounds { rows, outputs, .. } = bounds;
@@ -205,92 +189,6 @@ impl<B: Backend> FusedHead<B> {
         })
     }
 
-    /// Buffers for extending and expanding with the first layer, up to `bounds`.
-    pub fn scratch(&self, backend: &B, bounds: PlanBounds) -> Result<FusedScratch<B>> {
-        let hidden = self.spec.hidden_size;
-        Ok(FusedScratch {
-            layer: self.layer_scratch(backend, bounds)?,
-            seeds: backend.rows(bounds.outputs, hidden)?,
-            seed_rows: 0,
-            last: backend.rows(bounds.rows, hidden)?,
-            last_rows: 0,
-        })
-    }
-
-    /// Runs rows that take the target's hidden states, after its final norm: row r reads
-    /// `captured[sources[r]]`. Leaves the logits of the plan's outputs, and their hidden states as
-    /// seeds for expanding, at the plan's destinations.
-    pub fn extend(
-        &self,
-        backend: &B,
-        plan: &ForwardPlan,
-        captured: &B::Rows,
-        kv: &mut B::Kv,
-        scratch: &mut FusedScratch<B>,
-    ) -> Result<()> {
-        (scratch.seed_rows, scratch.last_rows) = (0, 0);
-        // The target's pass had as many rows as the engine made room for, which it knows.
-        self.place(backend, plan, usize::MAX, &mut scratch.layer)?;
-        self.extend_placed(backend, captured, kv, scratch)?;
-        scratch.seed_rows = plan.outputs.len();
-        Ok(())
-    }
-
-    /// The same for the plan that stands in `scratch`.
-    pub fn extend_placed(
-        &self,
-        backend: &B,
-        captured: &B::Rows,
-        kv: &mut B::Kv,
-        scratch: &mut FusedScratch<B>,
-    ) -> Result<()> {
-        let FusedScratch { layer, seeds, last, .. } = scratch;
-        self.run_placed(backend, 0, captured, kv, layer, last)?;
-        Ok(backend.scatter_outputs(&layer.gathered, &layer.work.plan, seeds)?)
-    }
-
-    /// Runs rows that take the head's own hidden states: row r reads row `sources[r]` of `from`.
-    /// Leaves the logits of the plan's outputs, and the hidden states of all rows for the next
-    /// expand.
-    pub fn expand(
-        &self,
-        backend: &B,
-        plan: &ForwardPlan,
-        from: Hidden,
-        kv: &mut B::Kv,
-        scratch: &mut FusedScratch<B>,
-    ) -> Result<()> {
-        let there = match from {
-            Hidden::Seeds => scratch.seed_rows,
-            Hidden::Last => scratch.last_rows,
-        };
-        scratch.last_rows = 0;
-        self.place(backend, plan, there, &mut scratch.layer)?;
-        self.expand_placed(backend, from, kv, scratch)?;
-        scratch.last_rows = plan.rows();
-        Ok(())
-    }
-
-    /// The same for the plan that stands in `scratch`.
-    pub fn expand_placed(
-        &self,
-        backend: &B,
-        from: Hidden,
-        kv: &mut B::Kv,
-        scratch: &mut FusedScratch<B>,
-    ) -> Result<()> {
-        let FusedScratch { layer, seeds, last, .. } = scratch;
-        let Extent { rows, .. } = backend.extent(&layer.work.plan);
-        if rows == 0 {
-            return Ok(());
-        }
-        // `last` is read in full before any of it is written.
-        let hidden = if from == Hidden::Seeds { &*seeds } else { &*last };
-        backend.gather_sources(hidden, &layer.work.plan, &mut layer.hidden)?;
-        self.pass(backend, 0, rows, kv, layer, last)?;
-        self.outputs(backend, layer, last)
-    }
-
     /// Runs rows of one layer: row r reads the hidden state `from[sources[r]]`. Leaves the hidden
     /// states of all rows in `states`, from its first row on, and the logits of the plan's outputs.
     #[allow(clippy::too_many_arguments)]
@@ -304,7 +202,9 @@ impl<B: Backend> FusedHead<B> {
         scratch: &mut LayerScratch<B>,
         states: &mut B::Rows,
     ) -> Result<()> {
-        self.place(backend, plan, usize::MAX, scratch)?;
+        check_plan(plan, scratch.bounds, self.spec.vocab_size, self.positions)?;
+        check_sources(plan)?;
+        backend.place(plan, &mut scratch.work.plan)?;
         self.run_placed(backend, layer, from, kv, scratch, states)
     }
 
@@ -325,25 +225,6 @@ impl<B: Backend> FusedHead<B> {
         backend.gather_sources(from, &scratch.work.plan, &mut scratch.hidden)?;
         self.pass(backend, layer, rows, kv, scratch, states)?;
         self.outputs(backend, scratch, states)
-    }
-
-    /// Places a plan whose rows take hidden states of which there are `count`.
-    fn place(
-        &self,
-        backend: &B,
-        plan: &ForwardPlan,
-        count: usize,
-        s: &mut LayerScratch<B>,
-    ) -> Result<()> {
-        check_plan(plan, s.bounds, self.spec.vocab_size, self.positions)?;
-        let (rows, sources) = (plan.rows(), plan.sources.len());
-        if sources != rows {
-            return Err(Error::Plan(format!("{sources} sources for {rows} rows of a head")));
-        }
-        if let Some(source) = plan.sources.iter().find(|&&s| s as usize >= count) {
-            return Err(Error::Plan(format!("source {source} of {count} hidden states")));
-        }
-        Ok(backend.place(plan, &mut s.work.plan)?)
     }
 
     /// A layer over the rows that were placed.
@@ -395,6 +276,72 @@ impl<B: Backend> FusedHead<B> {
     fn outputs(&self, backend: &B, s: &mut LayerScratch<B>, states: &B::Rows) -> Result<()> {
         let outputs = backend.gather_outputs(states, &s.work.plan, &mut s.gathered)?;
         self.lm_head.read_out(backend, &s.gathered, outputs, &mut s.logits)
+    }
+}
+
+/// With the first layer, which recurs.
+impl<B: Backend> RecurrentHead<B> for FusedHead<B> {
+    type Scratch = FusedScratch<B>;
+
+    fn draft_ids(&self) -> Option<DraftIds<'_>> {
+        self.lm_head.draft_ids()
+    }
+
+    fn kv_shape(&self, slots: usize, dtype: KvDtype) -> KvShape {
+        self.spec.kv_shape(slots, dtype)
+    }
+
+    fn scratch(&self, backend: &B, bounds: PlanBounds) -> Result<FusedScratch<B>> {
+        let hidden = self.spec.hidden_size;
+        Ok(FusedScratch {
+            layer: self.layer_scratch(backend, bounds)?,
+            seeds: backend.rows(bounds.outputs, hidden)?,
+            last: backend.rows(bounds.rows, hidden)?,
+        })
+    }
+
+    fn plan_mut(scratch: &mut FusedScratch<B>) -> &mut B::Plan {
+        &mut scratch.layer.work.plan
+    }
+
+    fn logits(scratch: &FusedScratch<B>) -> &B::Rows {
+        scratch.logits()
+    }
+
+    fn check(&self, plan: &ForwardPlan, scratch: &FusedScratch<B>) -> Result<()> {
+        check_plan(plan, scratch.layer.bounds, self.spec.vocab_size, self.positions)?;
+        check_sources(plan)
+    }
+
+    fn extend_placed(
+        &self,
+        backend: &B,
+        hidden: Option<&B::Rows>,
+        kv: &mut B::Kv,
+        scratch: &mut FusedScratch<B>,
+    ) -> Result<()> {
+        let FusedScratch { layer, seeds, last } = scratch;
+        self.run_placed(backend, 0, required(hidden)?, kv, layer, last)?;
+        Ok(backend.scatter_outputs(&layer.gathered, &layer.work.plan, seeds)?)
+    }
+
+    fn expand_placed(
+        &self,
+        backend: &B,
+        from: Hidden,
+        kv: &mut B::Kv,
+        scratch: &mut FusedScratch<B>,
+    ) -> Result<()> {
+        let FusedScratch { layer, seeds, last } = scratch;
+        let Extent { rows, .. } = backend.extent(&layer.work.plan);
+        if rows == 0 {
+            return Ok(());
+        }
+        // `last` is read in full before any of it is written.
+        let hidden = if from == Hidden::Seeds { &*seeds } else { &*last };
+        backend.gather_sources(hidden, &layer.work.plan, &mut layer.hidden)?;
+        self.pass(backend, 0, rows, kv, layer, last)?;
+        self.outputs(backend, layer, last)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Heads that draft for a model from its hidden states.
 //!
+//! - [`RecurrentHead`]: what every model that drafts recurrently does.
 //! - [`Eagle3Spec`]: what an EAGLE-3 head is, from its config and the names of its tensors.
 //! - [`HeadCheckpoint`]: a head that was checked against the model it is to draft for.
 //! - [`Eagle3Head`]: the head on a backend; [`HeadScratch`]: what its passes work in and leave.
@@ -19,6 +20,7 @@ mod kind;
 mod lm_head;
 mod mtp;
 mod mtp_names;
+mod recurrent_head;
 mod spec;
 mod strip_prefix;
 mod token_map;
@@ -27,13 +29,14 @@ mod vocabulary;
 pub use aux_layers::{AuxLayerConvention, AuxLayers};
 pub use checkpoint::HeadCheckpoint;
 pub use eagle::{EagleCheckpoint, EagleSpec};
-pub use eagle3::{Eagle3Head, HeadScratch, Hidden};
+pub use eagle3::{Eagle3Head, HeadScratch};
 pub use first_embedding::FirstEmbedding;
 pub use fused_checkpoint::FusedCheckpoint;
 pub use fusion::{FusedHead, FusedScratch, LayerScratch};
 pub use kind::holds_mtp_layers;
 pub use lm_head::{DraftTokens, LmHead};
 pub use mtp::{MtpCheckpoint, MtpNaming, MtpSpec};
+pub use recurrent_head::{Hidden, RecurrentHead};
 pub use spec::{Eagle3Spec, FeatureNorm, HeadOptions};
 pub use token_map::TokenMap;
 

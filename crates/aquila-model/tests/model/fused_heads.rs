@@ -3,6 +3,7 @@
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{AttentionSpan, Backend, ForwardPlan, KvDtype, WeightFormat};
+use aquila_model::RecurrentHead as _;
 use aquila_model::{
     Capture, Checkpoint, Decoder, EagleCheckpoint, FusedHead, Hidden, LmHead, LoadFormat,
     MtpCheckpoint,
@@ -70,7 +71,7 @@ fn eagle_chains(target: &Target, head: &FusedHead<CpuBackend>, text: &Text) -> V
     let list: Vec<u32> = (0..all as u32).collect();
     chunk(&mut plan, &ids[1..], &list, 0, all);
     plan.sources.extend(0..all as u32);
-    head.extend(backend, &plan, captured.rows(), &mut kv, &mut scratch).unwrap();
+    head.extend(backend, &plan, Some(captured.rows()), &mut kv, &mut scratch).unwrap();
     let logits = backend.read(scratch.logits(), all).unwrap();
     let firsts = best(&logits, vocabulary).split_off(prompt - 1);
     let mut chains: Vec<Vec<u32>> = firsts.iter().map(|&token| vec![token]).collect();

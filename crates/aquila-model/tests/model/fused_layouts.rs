@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use aquila_compute::{Backend, DType, ForwardPlan, HostTensor, KvDtype, WeightFormat};
+use aquila_model::RecurrentHead as _;
 use aquila_model::{
     Checkpoint, DraftTokens, EagleCheckpoint, FirstEmbedding, FusedHead, HeadOptions, Inspection,
     LoadFormat, Location, MtpCheckpoint, MtpNaming, Result, Safetensors, TensorSource,
@@ -148,7 +149,7 @@ fn logits_of(
     let slots: Vec<u32> = (0..ROWS as u32).collect();
     chunk(&mut plan, &ids[1..], &slots, 0, ROWS);
     plan.sources = slots;
-    head.extend(backend, &plan, captured.rows(), &mut kv, &mut scratch).unwrap();
+    head.extend(backend, &plan, Some(captured.rows()), &mut kv, &mut scratch).unwrap();
     backend.read(scratch.logits(), ROWS).unwrap()
 }
 

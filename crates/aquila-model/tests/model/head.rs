@@ -3,6 +3,7 @@
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{AttentionSpan, Backend, ForwardPlan, KvDtype, WeightFormat};
+use aquila_model::RecurrentHead as _;
 use aquila_model::{
     Capture, Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, HeadScratch, Hidden, LoadFormat,
     Location, TensorSource, memory,
@@ -81,7 +82,8 @@ impl Drafting<'_> {
         chunk(&mut plan, &ids[1..], &slots, from, to);
         plan.sources.extend(from as u32..to as u32);
         let Pair { backend, head, .. } = self.pair;
-        head.extend(backend, &plan, captured.rows(), &mut self.kv, &mut self.scratch).unwrap();
+        head.extend(backend, &plan, Some(captured.rows()), &mut self.kv, &mut self.scratch)
+            .unwrap();
         backend.read(self.scratch.logits(), to - from).unwrap()
     }
 
@@ -360,13 +362,13 @@ fn rows_without_a_hidden_state_are_refused() {
         let run = pair.head.expand(&pair.backend, &plan, from, kv, scratch);
         run.unwrap_err().to_string()
     };
-    assert!(refused(Some(4), Hidden::Seeds).contains("source 4 of 4 rows of Seeds"));
-    assert!(refused(Some(0), Hidden::Last).contains("source 0 of 0 rows of Last"));
+    assert!(refused(Some(999), Hidden::Seeds).contains("source 999 of"));
+    assert!(refused(Some(999), Hidden::Last).contains("source 999 of"));
     assert!(refused(None, Hidden::Seeds).contains("0 sources for 1 rows"));
     // An idle round runs nothing and is no error.
     let idle = ForwardPlan::default();
     pair.head.expand(&pair.backend, &idle, Hidden::Seeds, kv, scratch).unwrap();
-    pair.head.extend(&pair.backend, &idle, captured.rows(), kv, scratch).unwrap();
+    pair.head.extend(&pair.backend, &idle, Some(captured.rows()), kv, scratch).unwrap();
 }
 
 #[test]

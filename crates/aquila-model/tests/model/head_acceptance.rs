@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 
 use aquila_compute::ForwardPlan;
 use aquila_compute::cpu::CpuBackend;
+use aquila_model::RecurrentHead as _;
 use aquila_model::{Capture, Decoder, Hidden};
 use serde_json::Value;
 use tokenizers::Tokenizer;

@@ -2,6 +2,7 @@
 
 use aquila_compute::DType;
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
+use aquila_model::RecurrentHead as _;
 use aquila_model::{
     AuxLayerConvention, HeadCheckpoint, HeadOptions, Inspection, LoadFormat, Location,
 };

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use aquila_compute::choose::{History, SampleQuery, Sampling, choose, noise};
+use aquila_compute::sampling::{History, SampleQuery, Sampling, choose, noise};
 
 /// Calls of which the median is told: single calls, since other work may share the machine.
 const CALLS: u32 = 500;

@@ -7,14 +7,13 @@
 //!   CPU backend; the CUDA backend is compared with it within a tolerance.
 //! - [`math`]: our own `exp`, `ln`, `sin`, `cos` and `powf`, equal on every machine.
 //! - [`round`]: the steps of a round, with their plain reference.
-//! - [`choose`]: from logits to a token; the one rule for greedy and sampled requests.
+//! - [`sampling`]: from logits to a token; the one rule for greedy and sampled requests.
 //! - [`cpu`]: the CPU backend.
 //! - [`cuda`]: the CUDA backend, whose libraries are looked for at run time.
 //!
 //! The one invariant: what a row computes depends on that row alone, never on how many rows,
 //! threads, pages or chunks there are.
 
-pub mod choose;
 pub mod cpu;
 pub mod cuda;
 #[cfg(feature = "known-bugs")]
@@ -22,15 +21,16 @@ pub mod known_bugs;
 pub mod math;
 pub mod reference;
 pub mod round;
+pub mod sampling;
 
 mod backend;
 mod error;
-mod plan;
+mod forward_plan;
 mod shape;
 mod tensor;
 
 pub use backend::{Accumulate, Backend, DraftIds};
 pub use error::{Error, Result};
-pub use plan::{AttentionSpan, BlockTables, ForwardPlan, PlanBounds};
+pub use forward_plan::{AttentionSpan, BlockTables, ForwardPlan, PlanBounds};
 pub use shape::{HeadShape, INT8_GROUP, KvDtype, KvShape, RopeTable, WeightFormat};
 pub use tensor::{DType, HostTensor};

@@ -1,6 +1,6 @@
 //! What is chosen, and what is reported about it.
 
-use aquila_compute::choose::{
+use aquila_compute::sampling::{
     Choice, History, SampleQuery, Sampling, choose, definition, filtered_probs, topk_candidates,
 };
 use proptest::prelude::*;

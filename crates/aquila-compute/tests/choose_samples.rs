@@ -3,7 +3,7 @@
 //! A statistic of `df` degrees of freedom becomes a standard score (Wilson and Hilferty, 1931);
 //! scores beyond 4 have a chance of 1 in 30 000, and the seeds never change.
 
-use aquila_compute::choose::{History, SampleQuery, Sampling, choose, noise};
+use aquila_compute::sampling::{History, SampleQuery, Sampling, choose, noise};
 
 const LIMIT: f64 = 4.0;
 

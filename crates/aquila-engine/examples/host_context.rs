@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-use aquila_compute::choose::Choice;
 use aquila_compute::round::{
     Admitted, Batch, BatchRow, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, RowWork,
     Simulate, StateBounds, Tree, TreeLimits,
 };
+use aquila_compute::sampling::Choice;
 use aquila_compute::{
     Accumulate, Backend, DraftIds, ForwardPlan, HeadShape, HostTensor, KvDtype, KvShape,
     PlanBounds, Result, RopeTable, WeightFormat,

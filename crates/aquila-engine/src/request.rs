@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use aquila_compute::choose::Sampling;
+use aquila_compute::sampling::Sampling;
 use aquila_kv::Namespace;
 
 use crate::config::EngineConfig;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::cache::Store;
+use crate::prefix_tree::{Node, NodeId, PrefixTree};
 use crate::sequence::Rows;
-use crate::tree::{Node, NodeId, PrefixTree};
 use crate::{KvCache, Sequence};
 
 /// Where the audit has seen a page.

@@ -11,8 +11,8 @@
 //! out.
 
 use crate::pages::Pages;
+use crate::prefix_tree::PrefixTree;
 use crate::sequence::Rows;
-use crate::tree::PrefixTree;
 use crate::{CacheConfig, Error, Full, Group, Namespace, Sequence};
 
 /// The slots of all groups, and who has them.

@@ -16,8 +16,8 @@ mod cache;
 mod config;
 mod error;
 mod pages;
+mod prefix_tree;
 mod sequence;
-mod tree;
 
 pub use cache::{KvCache, Usage};
 pub use config::{CacheConfig, Group, GroupConfig, Namespace};

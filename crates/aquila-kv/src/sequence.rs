@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::tree::NodeId;
+use crate::prefix_tree::NodeId;
 use crate::{Group, Namespace};
 
 /// The slots of one request, from [`KvCache::admit`](crate::KvCache::admit) until they are given

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::checkpoint::{Configs, eos};
 use crate::config::Settings;
-use crate::head::{self, HeadKind};
+use crate::draft_head::{self, HeadKind};
 use crate::source::{TensorSource, open_folder};
 use crate::{
     AuxLayerConvention, Eagle3Spec, EagleSpec, FeatureNorm, HeadOptions, Location, ModelSpec,
@@ -267,7 +267,7 @@ impl Inspection {
         };
         let stored = tensors.as_ref().ok().and_then(Option::as_deref);
         let kind = stored.map(HeadKind::of);
-        if head::is_eagle3(&config) || kind == Some(HeadKind::Eagle3) {
+        if draft_head::is_eagle3(&config) || kind == Some(HeadKind::Eagle3) {
             report.describe_head(&config, stored, kind);
             return Ok(report);
         }

@@ -24,47 +24,47 @@ mod capture;
 mod checkpoint;
 mod config;
 mod decoder;
+mod draft_head;
 mod dummy;
 mod error;
-mod head;
 mod hub;
 mod inspect;
 mod layout;
 mod loading;
 mod location;
 mod mapped;
+mod model_spec;
 mod pairing;
 mod preset;
 mod rope;
 mod safetensors;
 mod shipped;
 mod source;
-mod spec;
 mod torch_file;
 
 pub use arch::supported_architectures;
 pub use capture::Capture;
 pub use checkpoint::{Checkpoint, LoadFormat};
 pub use decoder::{Decoder, Scratch};
-pub use dummy::Dummy;
-pub use error::{Error, Result};
-pub use head::{
+pub use draft_head::{
     AuxLayerConvention, AuxLayers, DraftTokens, Eagle3Head, Eagle3Spec, EagleCheckpoint, EagleSpec,
     FeatureNorm, FirstEmbedding, FusedCheckpoint, FusedHead, FusedScratch, HeadCheckpoint,
     HeadOptions, HeadScratch, Hidden, LayerScratch, LmHead, MtpCheckpoint, MtpNaming, MtpSpec,
     RecurrentHead, TokenMap, holds_mtp_layers,
 };
+pub use dummy::Dummy;
+pub use error::{Error, Result};
 pub use hub::{Hub, HubEvent};
 pub use inspect::{DraftHead, FileSize, Inspection, MemoryEstimate};
 pub use layout::{Expected, TensorNames};
 pub use loading::Progress;
 pub use location::{Location, Places, resolve};
 pub use memory::Needs;
+pub use model_spec::ModelSpec;
 pub use pairing::same_tokens;
 pub use preset::presets;
 pub use rope::{RopeKind, RopeSpec};
 pub use safetensors::Safetensors;
 pub use shipped::shipped_models;
 pub use source::{TensorInfo, TensorSource};
-pub use spec::ModelSpec;
 pub use torch_file::TorchTensors;

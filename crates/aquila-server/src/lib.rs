@@ -27,7 +27,6 @@ mod access;
 mod active_requests;
 mod address;
 mod answer;
-mod ask;
 mod body;
 mod connection;
 mod connections;
@@ -51,6 +50,7 @@ mod settings;
 mod signals;
 mod state;
 mod stream;
+mod submit;
 mod tls;
 #[cfg(feature = "otel")]
 mod traces;

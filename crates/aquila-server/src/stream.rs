@@ -15,8 +15,8 @@ use http_body::Frame;
 use serde::Serialize;
 
 use crate::answer::{Event, StreamEvent};
-use crate::ask::{AnswerStream, RequestGuards};
 use crate::refusal::Refusal;
+use crate::submit::{AnswerStream, RequestGuards};
 
 /// Events that are put together when several wait.
 const AT_ONCE: usize = 64;

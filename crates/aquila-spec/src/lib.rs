@@ -32,7 +32,6 @@ mod stats;
 pub use algorithm::{
     Algorithm, Declaration, DraftBound, DraftRequest, HiddenStates, HostProposer, Proposer, Travels,
 };
-pub use aquila_compute::choose::Candidate;
 #[cfg(feature = "known-bugs")]
 pub use aquila_compute::known_bugs;
 pub use aquila_compute::round::{
@@ -40,6 +39,7 @@ pub use aquila_compute::round::{
     MOST_TOPK, Node, Proposal, RateSchedule, Shape, ShapeError, Simulate, SimulateMethod,
     SimulatedRound, Tree, TreeRows, Verify, Weighted, accept, prune_to_rows,
 };
+pub use aquila_compute::sampling::Candidate;
 pub use eagle::Eagle;
 pub use eagle3::Eagle3;
 pub use error::{Error, Result};

@@ -1,7 +1,7 @@
 //! Verification by probability keeps the target's distribution: chi-square tests over trees whose
 //! drafts come from another distribution, with filters on both.
 
-use aquila_compute::choose::{History, SampleQuery, Sampling, Weights, filtered_probs};
+use aquila_compute::sampling::{History, SampleQuery, Sampling, Weights, filtered_probs};
 use aquila_spec::{Candidates, Coins, Proposal, Shape, Tree, Verify};
 
 const VOCABULARY: usize = 7;

@@ -11,7 +11,7 @@ use aquila_engine::{
 
 use aquila_spec::SpecStats;
 
-use crate::sampling::{CheckedParams, ParamError, SamplingParams};
+use crate::sampling_params::{CheckedParams, ParamError, SamplingParams};
 use crate::{StopMatcher, StopStrings, TextStream, Tokenizer};
 
 /// What is asked for: a text, or its tokens.

@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use super::block::{Block, MOST_HEADS, rows_alike};
 use super::isa::Detected;
 use super::kv::SharedKv;
-use super::lanes::{ExecutorHandle, LANES, kernel, unroll};
+use super::simd::{ExecutorHandle, LANES, kernel, unroll};
 use crate::reference::BLOCK;
 use crate::{BlockTables, ForwardPlan, HeadShape, KvDtype};
 

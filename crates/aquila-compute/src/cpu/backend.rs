@@ -6,21 +6,21 @@ use super::attend::{self, Attention};
 use super::int8::QuantizedRows;
 use super::isa::Detected;
 use super::kv::CpuKv;
-use super::lanes::LANES;
 use super::plan::CpuPlan;
 use super::pool::Pool;
 use super::rows::CpuRows;
 use super::rowwise;
 use super::share::{SMALL_ATTENTION, check};
+use super::simd::LANES;
 use super::table::CpuTable;
 use super::watch::{Operation, Watch};
 use super::weight::CpuWeight;
 use super::{Isa, IsaChoice};
-use crate::choose;
 use crate::round::{
     Batch, Candidates, DraftQuery, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput,
     RoundState, Simulate, StateBounds, Tree, TreeLimits,
 };
+use crate::sampling;
 use crate::{
     Accumulate, Backend, DraftIds, Error, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds,
     Result, RopeTable, WeightFormat,
@@ -491,9 +491,9 @@ impl Backend for CpuBackend {
     fn sample(&self, state: &mut RoundState, logits: &CpuRows) -> Result<()> {
         let _reported = self.report(Operation::Sample);
         let (chosen, weighed) = state.sample_queries();
-        let choices = self.answer(&chosen, |query| choose::choose(logits.row(query.row), query));
+        let choices = self.answer(&chosen, |query| sampling::choose(logits.row(query.row), query));
         let weights = self
-            .answer(&weighed, |query| choose::filtered_probs(logits.row(query.row), query, None));
+            .answer(&weighed, |query| sampling::filtered_probs(logits.row(query.row), query, None));
         state.take_samples(choices, weights);
         Ok(())
     }
@@ -504,7 +504,7 @@ impl Backend for CpuBackend {
         logits: &CpuRows,
         simulate: Option<&Simulate>,
     ) -> Result<()> {
-        state.accept(simulate, |query| choose::choose(logits.row(query.row), query));
+        state.accept(simulate, |query| sampling::choose(logits.row(query.row), query));
         Ok(())
     }
 

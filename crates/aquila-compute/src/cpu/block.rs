@@ -1,7 +1,7 @@
 //! One block of positions as an attention goes through it.
 
 use super::attend::Attention;
-use super::lanes::LANES;
+use super::simd::LANES;
 use crate::reference::BLOCK;
 
 /// One block of one row: where its keys and values are, and the scores of every head.

@@ -4,10 +4,10 @@
 //! is exact, so only the order of the groups matters, and that is the order of the inputs.
 
 use super::isa::{Detected, DetectedInt8};
-use super::lanes::{
+use super::matmul::{Product, Tiling, opaque, over_groups};
+use super::simd::{
     ExecutorHandle, Floats, Int8Lanes, LANES, Portable, Tile, kernel, tiles, unroll,
 };
-use super::project::{Product, Tiling, opaque, over_groups};
 use super::weight::{GROUP_LINES, LINE, PAIR_BYTES};
 use crate::shape::INT8_GROUP;
 
@@ -300,7 +300,7 @@ pub(super) fn panels_together(isa: Detected, rows: usize) -> usize {
 /// Panels `first..last` of a product with int8 weights.
 ///
 /// # Safety
-/// As [`super::project::project_bf16`], with `q` quantized from the product's input.
+/// As [`super::matmul::project_bf16`], with `q` quantized from the product's input.
 pub(super) unsafe fn project_int8(
     isa: Detected,
     p: &Product,

@@ -1,7 +1,7 @@
 //! Which instruction set the kernels use. It changes the speed and nothing else.
 
 #[cfg(target_arch = "x86_64")]
-use super::lanes::{Avx2, Avx512, Vnni};
+use super::simd::{Avx2, Avx512, Vnni};
 use crate::{Error, Result};
 
 /// An instruction set that kernels are compiled for.

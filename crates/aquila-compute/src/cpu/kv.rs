@@ -6,8 +6,8 @@
 
 use half::bf16;
 
-use super::lanes::LANES;
 use super::memory::{Region, Shared};
+use super::simd::LANES;
 use crate::{Error, KvDtype, KvShape, Result};
 
 /// Keys and values of one group.

@@ -1,6 +1,6 @@
 //! Operations on one row after the other: norms, rotary embedding, gated units.
 
-use super::lanes::{ExecutorHandle, LANES, kernel};
+use super::simd::{ExecutorHandle, LANES, kernel};
 
 /// Calls `$body` for every 16 elements of `$n`, the last time with fewer.
 macro_rules! chunks {

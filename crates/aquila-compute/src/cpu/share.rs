@@ -5,8 +5,8 @@ use std::sync::PoisonError;
 use super::CpuBackend;
 use super::int8;
 use super::kv::CpuKv;
+use super::matmul::{self, Product};
 use super::plan::CpuPlan;
-use super::project::{self, Product};
 use super::rows::CpuRows;
 use super::rowwise;
 use super::weight::CpuWeight;
@@ -75,13 +75,13 @@ impl CpuBackend {
             self.run_int8(weight, &product);
             return Ok(());
         }
-        let together = project::panels_together(self.isa, rows, weight.panel_bytes());
+        let together = matmul::panels_together(self.isa, rows, weight.panel_bytes());
         self.over_panels(weight, &product, together, &|first, last| {
             // SAFETY: sizes were checked above, and chunks of panels are disjoint.
             unsafe {
                 match weight.format() {
-                    WeightFormat::F32 => project::project_f32(self.isa, &product, first, last),
-                    _ => project::project_bf16(self.isa, &product, first, last),
+                    WeightFormat::F32 => matmul::project_f32(self.isa, &product, first, last),
+                    _ => matmul::project_bf16(self.isa, &product, first, last),
                 }
             }
         });

@@ -11,9 +11,9 @@
 
 use half::bf16;
 
-use super::lanes::LANES;
 use super::memory::{Region, Shared};
 use super::pool::Pool;
+use super::simd::LANES;
 use crate::shape::INT8_GROUP;
 use crate::{Error, HostTensor, Result, WeightFormat, reference};
 

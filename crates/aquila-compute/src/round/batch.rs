@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::layers::KeptLayout;
 use super::{DraftGroup, RequestParams, Shape};
-use crate::choose::Choice;
+use crate::sampling::Choice;
 
 /// What a state must have room for.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -19,10 +19,13 @@
 
 mod accept;
 mod batch;
-mod kept;
+mod compaction;
+mod draft_tree;
+#[cfg(feature = "known-bugs")]
+mod known_bugs;
 mod layers;
 mod params;
-mod paused;
+mod paused_drafts;
 mod proposal;
 mod recurrent;
 mod row;
@@ -30,11 +33,8 @@ mod row_budget;
 mod sequence;
 mod shape;
 mod simulate;
-#[cfg(feature = "known-bugs")]
-mod spoiled;
 mod state;
 mod target;
-mod tree;
 mod verify;
 
 pub use accept::{Accepted, accept};
@@ -42,7 +42,8 @@ pub use batch::{
     Admitted, Batch, BatchRow, DraftFeedback, Ended, ExtendRows, Extent, PassRows, RequestOutput,
     RowWork, StateBounds, TableChange, TreeLimits,
 };
-pub use kept::Kept;
+pub use compaction::Kept;
+pub use draft_tree::{Growth, Node, Tree};
 pub use layers::KeptLayout;
 pub use params::{DraftGroup, DraftLimits, MOST_DRAFT_GROUPS, RequestParams, TreeRows};
 pub use proposal::{Candidates, DraftQuery, SamplingContext};
@@ -50,5 +51,4 @@ pub use row_budget::{Weighted, prune_to_rows};
 pub use shape::{MOST_STEPS, MOST_TOPK, Shape, ShapeError};
 pub use simulate::{RateSchedule, Simulate, SimulateMethod, SimulatedRound};
 pub use state::RoundState;
-pub use tree::{Growth, Node, Tree};
 pub use verify::{Coins, Proposal, Verify};

@@ -1,7 +1,7 @@
 //! What a request queries of every round, and what a draft keeps for it.
 
 use super::{Shape, Verify};
-use crate::choose::Sampling;
+use crate::sampling::Sampling;
 
 /// Keys and values that a draft keeps for its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

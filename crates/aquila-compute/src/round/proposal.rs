@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{Growth, Proposal, Shape};
 use crate::DraftIds;
-use crate::choose::{self, Candidate, History, SampleQuery, Sampling, Weights};
+use crate::sampling::{self, Candidate, History, SampleQuery, Sampling, Weights};
 
 /// What a request queries of every token, wherever it is sampled.
 #[derive(Debug, Clone, Copy)]
@@ -62,11 +62,11 @@ impl DraftQuery<'_> {
     /// not all.
     pub fn answer(&self, logits: &[f32], count: usize, ids: Option<DraftIds<'_>>) -> Candidates {
         if !self.drawn {
-            let candidates = choose::topk_candidates(logits, &self.query, count, ids);
+            let candidates = sampling::topk_candidates(logits, &self.query, count, ids);
             return Candidates { candidates, drawn_from: None };
         }
         let SampleQuery { sampling, choice, position, .. } = self.query;
-        let weights = choose::filtered_probs(logits, &self.query, ids);
+        let weights = sampling::filtered_probs(logits, &self.query, ids);
         let proposal = Proposal::draw(weights, sampling.seed, choice, position, count);
         let candidate = |(rank, token)| Candidate { token, probability: Proposal::prior(rank) };
         let candidates = proposal.tokens.into_iter().enumerate().map(candidate).collect();

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::sequence::SequenceState;
 use super::{Candidates, Growth, RequestOutput, RowWork, Shape, Tree, Verify, Weighted};
-use crate::choose::{Choice, Weights};
+use crate::sampling::{Choice, Weights};
 
 /// What one request does in the round that runs.
 pub(super) struct RoundRow {

@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
-use super::paused::Paused;
+use super::paused_drafts::Paused;
 use super::{Admitted, Candidates, DraftGroup, Ended, RequestParams, SamplingContext, Verify};
 use crate::ForwardPlan;
-use crate::choose::{Choice, History};
+use crate::sampling::{Choice, History};
 
 /// A request's row of the state.
 #[derive(Debug)]

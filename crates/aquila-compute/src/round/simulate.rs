@@ -1,6 +1,6 @@
 //! Acceptance that is simulated, to measure what a round costs with weights that mean nothing.
 
-use crate::choose::noise;
+use crate::sampling::noise;
 
 use super::{Accepted, Tree};
 

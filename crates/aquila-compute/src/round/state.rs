@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::paused::{Paused, TargetRows};
+use super::paused_drafts::{Paused, TargetRows};
 use super::row::{DraftTree, RoundRow, Work};
 use super::sequence::{SequenceState, TakeOnce};
 use super::{

@@ -10,7 +10,7 @@ use super::{
     SimulatedRound, Tree, accept,
 };
 use crate::AttentionSpan;
-use crate::choose::{Choice, SampleQuery, Weights};
+use crate::sampling::{Choice, SampleQuery, Weights};
 
 #[cfg(feature = "known-bugs")]
 use crate::known_bugs::Bug;

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use crate::choose::{Weights, noise};
+use crate::sampling::{Weights, noise};
 
 use super::{Accepted, Tree};
 

@@ -432,6 +432,6 @@ impl Scheduler {
 
 /// A seed for a request that has none.
 fn derived_seed(random_seed: u64, id: RequestId) -> u64 {
-    aquila_compute::choose::noise::key(random_seed, 0, 0)
-        .wrapping_add(aquila_compute::choose::noise::key(id.0, 0, 1))
+    aquila_compute::sampling::noise::key(random_seed, 0, 0)
+        .wrapping_add(aquila_compute::sampling::noise::key(id.0, 0, 1))
 }

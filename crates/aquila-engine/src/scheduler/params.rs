@@ -1,7 +1,7 @@
 //! What a request asks of every round, from what was submitted.
 
-use aquila_compute::choose::Sampling;
 use aquila_compute::round::{DraftLimits, RequestParams, Shape, Verify};
+use aquila_compute::sampling::Sampling;
 
 use crate::request::{Request, RequestId, Speculation};
 

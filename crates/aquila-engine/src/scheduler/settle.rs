@@ -7,8 +7,8 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use aquila_compute::choose::Choice;
 use aquila_compute::round::{Ended, RequestOutput, RowWork};
+use aquila_compute::sampling::Choice;
 use aquila_spec::policy::{RequestOutcome, RoundOutcome, Setting};
 
 use crate::error::Failure;

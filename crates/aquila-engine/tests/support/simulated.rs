@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use aquila_compute::choose::Choice;
 use aquila_compute::round::{Ended, RequestOutput, RequestParams, RowWork};
+use aquila_compute::sampling::Choice;
 use aquila_engine::executor::{BatchOutput, Executor, Profile, RequestWork, ScheduledBatch};
 use aquila_engine::{EngineConfig, RequestId, Times};
 use aquila_spec::{Declaration, HiddenStates, Travels};

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use aquila_compute::choose::{self, History, SampleQuery, Sampling};
 use aquila_compute::cpu::{CpuBackend, Operation};
+use aquila_compute::sampling::{self, History, SampleQuery, Sampling};
 use aquila_compute::{ForwardPlan, WeightFormat};
 
 use crate::Options;
@@ -79,7 +79,7 @@ fn round(backend: &CpuBackend, scene: &mut Scene<CpuBackend>, plan: &ForwardPlan
     let since = Instant::now();
     scene.forward(backend, plan);
     let logits = scene.logits();
-    queries.iter().for_each(|query| drop(choose::choose(logits.row(query.row), query)));
+    queries.iter().for_each(|query| drop(sampling::choose(logits.row(query.row), query)));
     since.elapsed().as_secs_f64()
 }
 

@@ -2,7 +2,7 @@
 
 use crate::config::Settings;
 use crate::layout::TensorNames;
-use crate::spec::FamilyDefaults;
+use crate::model_spec::FamilyDefaults;
 use crate::{ModelSpec, Result};
 
 pub(super) const NAME: &str = "LlamaForCausalLM";

@@ -6,7 +6,7 @@ mod qwen;
 use serde_json::Value;
 
 use crate::config::Settings;
-use crate::{ModelSpec, Result, head};
+use crate::{ModelSpec, Result, draft_head};
 
 type Read = fn(&Settings<'_>) -> Result<ModelSpec>;
 
@@ -37,7 +37,7 @@ pub(crate) fn read(origin: &str, config: &Value) -> Result<ModelSpec> {
     let Some(name) = named(config) else {
         return Err(settings.wrong("architectures", "is missing, and so is model_type"));
     };
-    if head::is_eagle3(config) {
+    if draft_head::is_eagle3(config) {
         return Err(settings.unsupported(format!(
             "architecture {name:?} is a draft head (EAGLE-3): it drafts for a model and cannot \
              serve alone; use --speculative-draft-model-path"

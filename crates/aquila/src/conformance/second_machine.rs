@@ -8,12 +8,12 @@
 
 use std::sync::Arc;
 
-use aquila_compute::choose::Sampling;
 use aquila_compute::cpu::CpuBackend;
 use aquila_compute::round::{
     Admitted, Batch, BatchRow, DraftLimits, ExtendRows, RequestParams, RoundState, RowWork,
     StateBounds, TableChange,
 };
+use aquila_compute::sampling::Sampling;
 use aquila_compute::{KvDtype, PlanBounds, WeightFormat};
 use aquila_model::{Checkpoint, Decoder};
 use aquila_spec::{

@@ -9,13 +9,13 @@ use serde_json::{Map, Value};
 use super::logprobs::ChatLogprobs;
 use super::{Common, FINGERPRINT, UsageReport, finish_reason, matched_stop};
 use crate::answer::{Answer, StreamEvent};
-use crate::ask::{Ask, RequestGuards};
 use crate::body;
 use crate::fields::Fields;
 use crate::refusal::Refusal;
 use crate::routes::json as respond;
 use crate::state::{App, Shared, unix_time};
 use crate::stream::{self, EventWriter, ResponseFormat};
+use crate::submit::{Ask, RequestGuards};
 
 /// A conversation, checked.
 struct Chat {

@@ -10,7 +10,6 @@ use serde_json::Value;
 use super::logprobs::{Columns, CompletionLogprobs};
 use super::{Common, FINGERPRINT, UsageReport, finish_reason, matched_stop};
 use crate::answer::{Answer, StreamEvent};
-use crate::ask::{Ask, RequestGuards};
 use crate::body;
 use crate::fields::Fields;
 use crate::prompts::Prompts;
@@ -18,6 +17,7 @@ use crate::refusal::Refusal;
 use crate::routes::json as respond;
 use crate::state::{App, Shared, unix_time};
 use crate::stream::{self, EventWriter, ResponseFormat};
+use crate::submit::{Ask, RequestGuards};
 
 /// Tokens of an answer where nothing says how many, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: usize = 16;

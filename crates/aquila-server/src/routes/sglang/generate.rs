@@ -11,7 +11,6 @@ use serde_json::{Map, Value, json};
 
 use super::item::{Item, Report, SoFar};
 use crate::answer::StreamEvent;
-use crate::ask::{Ask, RequestGuards};
 use crate::body;
 use crate::fields::{Fields, OneOrMany};
 use crate::intake::Received;
@@ -19,6 +18,7 @@ use crate::refusal::Refusal;
 use crate::routes::json as respond;
 use crate::state::{App, Shared};
 use crate::stream::{self, EventWriter, ResponseFormat};
+use crate::submit::{Ask, RequestGuards};
 
 /// Sampling settings by SGLang's names, and by ours where they differ.
 const SAMPLING: &[(&str, &str)] = &[

@@ -6,9 +6,9 @@ use aquila_text::SamplingParams;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 
-use crate::ask::Ask;
 use crate::refusal::Refusal;
 use crate::state::Shared;
+use crate::submit::Ask;
 
 /// How long one token may take before the server counts as ill.
 const ONE_TOKEN: Duration = Duration::from_secs(20);

@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use aquila_compute::choose::Sampling;
+use aquila_compute::sampling::Sampling;
 use aquila_engine::{Limits, Request, Speculation};
 use serde_json::{Map, Value};
 

@@ -7,8 +7,8 @@
 use crate::checkpoint::LoadFormat;
 use crate::config::Settings;
 use crate::layout::TensorNames;
+use crate::model_spec::FamilyDefaults;
 use crate::source::{TensorSource, open_folder};
-use crate::spec::FamilyDefaults;
 use crate::{Error, Location, ModelSpec, Result};
 
 use super::mtp::MtpNaming;

@@ -9,8 +9,8 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 
 use super::isa::Detected;
-use super::lanes::{ExecutorHandle, LANES, Portable, Tile, kernel, tiles, unroll};
 use super::rowwise::gated;
+use super::simd::{ExecutorHandle, LANES, Portable, Tile, kernel, tiles, unroll};
 use super::weight::LINE;
 use crate::Accumulate;
 

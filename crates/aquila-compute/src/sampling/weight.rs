@@ -3,8 +3,8 @@
 //! Weights are multiples of 2^-34, so their sums are exact in any order.
 
 use super::definition::{WEIGHTLESS, scaled, weight};
-use super::keep;
-use super::widest::{Work, widest};
+use super::top_k_top_p;
+use super::widest_vectors::{Work, widest};
 
 /// Tokens of one block, the unit in which rows are skipped.
 pub const BLOCK: usize = 64;
@@ -137,11 +137,11 @@ impl Work for KeyTotal<'_> {
         let (chunks, rest) = self.keys.as_chunks::<LANES>();
         for chunk in chunks {
             for (lane, &key) in lanes.iter_mut().zip(chunk) {
-                *lane += weight(keep::logit(key) - self.max);
+                *lane += weight(top_k_top_p::logit(key) - self.max);
             }
         }
         for (lane, &key) in lanes.iter_mut().zip(rest) {
-            *lane += weight(keep::logit(key) - self.max);
+            *lane += weight(top_k_top_p::logit(key) - self.max);
         }
         lanes.iter().sum()
     }
@@ -207,7 +207,7 @@ fn fold(mut lanes: [f32; LANES]) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::widest::every_way;
+    use super::super::widest_vectors::every_way;
     use super::*;
     use proptest::prelude::*;
 
@@ -216,7 +216,7 @@ mod tests {
         let mut d = 0.0f32;
         while d > -30.0 {
             let want = f64::from(d).exp();
-            let key = [keep::key(d, 7)];
+            let key = [top_k_top_p::key(d, 7)];
             for got in every_way(&KeyTotal { keys: &key, max: 0.0 }) {
                 assert!((got - want).abs() <= want * 3e-7 + 3e-11, "weight of {d}: {got} {want}");
                 assert_eq!(got.to_bits(), weight(d).to_bits(), "weight of {d}");

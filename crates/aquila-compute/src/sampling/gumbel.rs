@@ -4,10 +4,10 @@
 //! bound of their score is below the best score so far, with slack for every rounding on the way.
 
 use super::definition::scaled;
-use super::keep::{self, Row};
 use super::noise;
+use super::top_k_top_p::{self, Row};
 use super::weight::BLOCK;
-use super::widest::{Work, widest};
+use super::widest_vectors::{Work, widest};
 
 /// The best token so far.
 #[derive(Debug, Clone, Copy)]
@@ -51,7 +51,7 @@ impl Race {
         let lowest = Leader { score: leader.score - margin, ..leader };
         let reach = self.reach(lowest);
         for &key in keys {
-            let (logit, token) = (keep::logit(key), keep::token(key));
+            let (logit, token) = (top_k_top_p::logit(key), top_k_top_p::token(key));
             if bound(logit - self.max, noise::bits(self.key, token)) >= reach {
                 out.extend(self.score(logit, token).filter(|found| found.score >= lowest.score));
             }
@@ -63,7 +63,7 @@ impl Race {
         let mut leader = self.begin();
         let mut reach = self.reach(leader);
         for &key in keys {
-            let (logit, token) = (keep::logit(key), keep::token(key));
+            let (logit, token) = (top_k_top_p::logit(key), top_k_top_p::token(key));
             if bound(logit - self.max, noise::bits(self.key, token)) >= reach {
                 self.enter(logit, token, &mut leader);
                 reach = self.reach(leader);
@@ -81,7 +81,7 @@ impl Race {
     /// Whether a token takes part.
     pub fn admits(&self, logit: f32, token: u32) -> bool {
         let below = f64::from(logit) - f64::from(self.max);
-        below >= self.floor && keep::key(logit, token) <= self.limit
+        below >= self.floor && top_k_top_p::key(logit, token) <= self.limit
     }
 
     /// Scores one token as the definition does, if it takes part.
@@ -140,7 +140,7 @@ impl Work for RowRace<'_> {
         };
         let mut reach = race.reach(leader);
         let mut bounds = [f32::NEG_INFINITY; BLOCK];
-        let lowest = if race.limit == u64::MAX { f32::MIN } else { keep::logit(race.limit) };
+        let lowest = if race.limit == u64::MAX { f32::MIN } else { top_k_top_p::logit(race.limit) };
         for (b, &largest) in maxima.iter().enumerate() {
             let highest = scaled(largest, temperature);
             let d = highest - max;

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::choose::{Candidate, Weights};
+use crate::sampling::{Candidate, Weights};
 
 use super::Shape;
 

@@ -5,19 +5,19 @@
 //! ties to the lowest id. That is a sample of the filtered softmax which depends on nothing but
 //! seed, choice index, position and logits. At temperature 0 there is no noise and no filter.
 //!
-//! [`definition`] says the same plainly and slowly; [`choose`] answers exactly what it answers.
+//! [`definition`] says the same plainly and slowly; [`sampling`] answers exactly what it answers.
 
 pub mod definition;
 pub mod noise;
 
-mod adjust;
+mod gumbel;
 mod history;
-mod keep;
 mod params;
-mod race;
+mod penalties;
 mod row;
+mod top_k_top_p;
 mod weight;
-mod widest;
+mod widest_vectors;
 
 pub use history::History;
 pub use params::Sampling;

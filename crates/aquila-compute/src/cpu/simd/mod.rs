@@ -169,14 +169,14 @@ pub(super) type Floats<L> = <<L as Int8Lanes>::ExecutorHandle as ExecutorHandle>
 /// [`super::isa::Detected`], or by [`super::isa::DetectedInt8`] where the kernel is `over int8`.
 macro_rules! kernel {
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $generic:ident) => {
-        $crate::cpu::lanes::kernel! {
+        $crate::cpu::simd::kernel! {
             @ Detected, Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma",
             $(#[$doc])* $vis fn $name($($arg: $ty),*) = $generic
         }
     };
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $generic:ident
      over int8) => {
-        $crate::cpu::lanes::kernel! {
+        $crate::cpu::simd::kernel! {
             @ DetectedInt8, Vnni, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma",
             $(#[$doc])* $vis fn $name($($arg: $ty),*) = $generic
         }
@@ -187,16 +187,16 @@ macro_rules! kernel {
         #[allow(clippy::too_many_arguments)]
         $vis unsafe fn $name(isa: $crate::cpu::isa::$detected, $($arg: $ty),*) {
             use $crate::cpu::isa::$detected;
-            use $crate::cpu::lanes;
+            use $crate::cpu::simd;
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = $features)]
-            unsafe fn widest(l: lanes::$widest, $($arg: $ty),*) {
+            unsafe fn widest(l: simd::$widest, $($arg: $ty),*) {
                 // SAFETY: the caller of the kernel vouches for its arguments.
                 unsafe { $generic(l, $($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
-            unsafe fn avx2(l: lanes::Avx2, $($arg: $ty),*) {
+            unsafe fn avx2(l: simd::Avx2, $($arg: $ty),*) {
                 // SAFETY: the caller of the kernel vouches for its arguments.
                 unsafe { $generic(l, $($arg),*) }
             }
@@ -208,7 +208,7 @@ macro_rules! kernel {
                 #[cfg(target_arch = "x86_64")]
                 $detected::Avx2(l) => unsafe { avx2(l, $($arg),*) },
                 // SAFETY: the caller of the kernel vouches for its arguments.
-                $detected::Portable => unsafe { $generic(lanes::Portable, $($arg),*) },
+                $detected::Portable => unsafe { $generic(simd::Portable, $($arg),*) },
             }
         }
     };
@@ -229,7 +229,7 @@ pub(super) trait Tile<L> {
 /// some would lose their registers.
 macro_rules! tiles {
     ($name:ident, $token:ident, [$feature:literal], of 32 registers) => {
-        $crate::cpu::lanes::tiles!(
+        $crate::cpu::simd::tiles!(
             $name, $token, [$feature],
             [4, 4, 4, 4, 4, 4, 3, 3, 2, 2, 2, 2],
             1 x 4, 2 x 4, 3 x 4, 4 x 4, 5 x 4, 6 x 4, 6 x 3, 7 x 3, 8 x 3,
@@ -240,7 +240,7 @@ macro_rules! tiles {
     ($name:ident, $token:ident, [$($feature:literal)?], $panels:expr,
      $($r:literal x $p:literal),*) => {
         mod $name {
-            use $crate::cpu::lanes::{$token, Tile};
+            use $crate::cpu::simd::{$token, Tile};
 
             pub(super) const PANELS: &[usize] = &$panels;
 
@@ -274,7 +274,7 @@ pub(super) use tiles;
 /// memory whenever the compiler declines to unroll the loop.
 macro_rules! unroll {
     ($i:ident < $n:ident $body:block) => {
-        $crate::cpu::lanes::unroll!(@ $i $n $body 0 1 2 3 4 5 6 7 8 9 10 11)
+        $crate::cpu::simd::unroll!(@ $i $n $body 0 1 2 3 4 5 6 7 8 9 10 11)
     };
     (@ $i:ident $n:ident $body:block $($at:literal)*) => {
         $(if $at < $n {

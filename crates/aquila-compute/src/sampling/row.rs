@@ -5,10 +5,10 @@
 use std::cell::RefCell;
 
 use super::definition::{WEIGHTLESS, lowest_allowed, min_p_floor, scaled, weight};
-use super::keep::{self, Nucleus, Row, nucleus_of};
-use super::race::{Leader, Race};
+use super::gumbel::{Leader, Race};
+use super::top_k_top_p::{self, Nucleus, Row, nucleus_of};
 use super::weight::{BLOCK, maxima, total, total_of};
-use super::{Candidate, Choice, SampleQuery, Weights, adjust, noise};
+use super::{Candidate, Choice, SampleQuery, Weights, noise, penalties};
 use crate::{DraftIds, math};
 
 /// Memory that choices of one thread share, so that none allocates.
@@ -47,8 +47,11 @@ impl Scratch {
         let logprob = |l: f32| (f64::from(l - max) - log_total) as f32;
         row.most_likely(top, &mut self.spare, &mut self.keys);
         self.keys.sort_unstable();
-        let top =
-            self.keys.iter().map(|&key| (keep::token(key), logprob(keep::logit(key)))).collect();
+        let top = self
+            .keys
+            .iter()
+            .map(|&key| (top_k_top_p::token(key), logprob(top_k_top_p::logit(key))))
+            .collect();
 
         let token = query.given.unwrap_or_else(|| self.token(logits, query, Some(raw_max)));
         let chosen = logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
@@ -129,7 +132,8 @@ impl Scratch {
                 Weights::new(tokens)
             }
             Field::Keys(race) => {
-                let kept = self.keys.iter().map(|&key| (keep::token(key), keep::logit(key)));
+                let kept =
+                    self.keys.iter().map(|&key| (top_k_top_p::token(key), top_k_top_p::logit(key)));
                 let kept = kept.filter(|&(token, z)| race.admits(z, token));
                 Weights::new(kept.map(|(token, z)| (token, weight(z - race.max))).collect())
             }
@@ -150,8 +154,8 @@ impl Scratch {
         row.most_likely(count, &mut spare, &mut keys);
         keys.sort_unstable();
         let candidate = |&key: &u64| Candidate {
-            token: keep::token(key),
-            probability: (weight(keep::logit(key) - max) / total) as f32,
+            token: top_k_top_p::token(key),
+            probability: (weight(top_k_top_p::logit(key) - max) / total) as f32,
         };
         let offered = keys.iter().map(candidate).collect();
         (self.keys, self.spare) = (keys, spare);
@@ -160,15 +164,15 @@ impl Scratch {
 
     /// The row that [`Scratch::prepare`] left: adjusted where the query changes it.
     fn row<'a>(&'a self, logits: &'a [f32], query: &SampleQuery<'_>, max: f32) -> Row<'a> {
-        let values = if adjust::is_needed(query) { self.adjusted.as_slice() } else { logits };
+        let values = if penalties::is_needed(query) { self.adjusted.as_slice() } else { logits };
         Row { values, maxima: &self.maxima, temperature: query.sampling.temperature, max }
     }
 
     /// Adjusts and filters: what is left is in `keys`, or is a part of the row.
     fn prepare(&mut self, logits: &[f32], query: &SampleQuery<'_>, raw_max: Option<f32>) -> Field {
-        let (values, raw_max) = match adjust::is_needed(query) {
+        let (values, raw_max) = match penalties::is_needed(query) {
             true => {
-                adjust::adjust(logits, query, &mut self.adjusted);
+                penalties::adjust(logits, query, &mut self.adjusted);
                 (self.adjusted.as_slice(), None)
             }
             false => (logits, raw_max),
@@ -215,7 +219,7 @@ impl Scratch {
         }
         // Logits that differ may have equal quotients, of which the lowest id comes first.
         let best = self.keys.iter().min().expect("the largest quotient is kept");
-        Field::Keys(Race { first: keep::token(*best), ..race })
+        Field::Keys(Race { first: top_k_top_p::token(*best), ..race })
     }
 }
 
@@ -261,7 +265,7 @@ pub fn topk_candidates(
     spread(logits, ids, |scratch, logits| scratch.topk_candidates(logits, query, count))
 }
 
-/// The distribution of which the token that [`choose`] answers is a sample: adjusted, filtered,
+/// The distribution of which the token that [`sampling`] answers is a sample: adjusted, filtered,
 /// without noise; where the query is greedy, that token alone.
 pub fn filtered_probs(
     logits: &[f32],

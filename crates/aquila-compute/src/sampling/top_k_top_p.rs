@@ -5,7 +5,7 @@
 
 use super::definition::scaled;
 use super::weight::{self, BLOCK, total_of};
-use super::widest::{Work, widest};
+use super::widest_vectors::{Work, widest};
 
 /// More candidates than this are not worth comparing one by one.
 const MANY: usize = 2048;

@@ -1,7 +1,5 @@
 //! Drafts from n-grams: invisible in the output, invariant in the scope of a request, and worth it.
 
-mod support;
-
 use std::sync::Arc;
 
 use aquila_compute::WeightFormat;
@@ -10,9 +8,10 @@ use aquila_engine::{EngineConfig, Runner, Scheduler};
 use aquila_model::{Checkpoint, Decoder, LoadFormat, Location, resolve};
 use aquila_spec::ngram::{Corpora, MatchType, Ngram, NgramScope, NgramSettings};
 use aquila_spec::{Algorithm, Shape};
-use support::answers::*;
-use support::shipped::config;
-use support::{Numbers, fixture};
+
+use crate::support::answers::*;
+use crate::support::shipped::config;
+use crate::support::{Numbers, fixture};
 
 /// An engine over the model at `location` that drafts from n-grams where there are settings, and
 /// the corpora that it drafts from.
@@ -30,7 +29,7 @@ fn engine_at(
         Algorithm::on_host("NGRAM", Ngram::new(settings, corpora.clone()).unwrap())
     });
     let runner = Runner::new(backend, decoder, algorithm, &config).unwrap();
-    (support::with_overlap(Scheduler::new(runner, config).unwrap()), corpora)
+    (crate::support::with_overlap(Scheduler::new(runner, config).unwrap()), corpora)
 }
 
 fn tiny(settings: Option<NgramSettings>, config: EngineConfig) -> Scheduler {

@@ -1,8 +1,5 @@
 //! What `auto` chooses and what it may lose, and the table of costs that it goes by.
 
-#[allow(dead_code)]
-mod race;
-
 use std::collections::VecDeque;
 
 use aquila_spec::Shape;
@@ -11,7 +8,8 @@ use aquila_spec::policy::{
     RoundOutcome, RoundView, Timed, Timing,
 };
 use proptest::prelude::*;
-use race::{auto, uniform, worlds};
+
+use crate::race::{auto, uniform, worlds};
 
 fn views(batch: usize) -> Vec<RequestView> {
     (0..batch as u64).map(RequestView::new).collect()

@@ -1,12 +1,11 @@
 //! What one request gets.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
 use aquila_engine::{FinishReason, StopCause, SubmitError};
 use safetensors::SafeTensors;
-use support::*;
+
+use crate::support::*;
 
 fn golden() -> (Vec<u32>, Vec<u32>) {
     let bytes = std::fs::read(fixture("qwen2").join("golden.safetensors")).unwrap();

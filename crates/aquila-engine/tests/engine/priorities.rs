@@ -1,7 +1,5 @@
 //! Priorities: who goes first, who takes whose place, and that nothing else changes.
 
-mod support;
-
 use std::sync::{Arc, Mutex};
 
 use aquila_engine::{
@@ -9,8 +7,9 @@ use aquila_engine::{
 };
 use aquila_spec::Shape;
 use proptest::prelude::*;
-use support::simulated::Simulated;
-use support::{Heard, config, request};
+
+use crate::support::simulated::Simulated;
+use crate::support::{Heard, config, request};
 
 /// Higher first; a difference of `threshold` preempts.
 fn ranked(threshold: u64) -> Priorities {
@@ -82,7 +81,7 @@ impl Desk {
 
 /// A prompt that begins as no other does.
 fn own(name: u32, tokens: usize) -> Vec<u32> {
-    (0..tokens as u32).map(|at| (name * 31 + at * 7) % support::VOCABULARY).collect()
+    (0..tokens as u32).map(|at| (name * 31 + at * 7) % crate::support::VOCABULARY).collect()
 }
 
 #[test]

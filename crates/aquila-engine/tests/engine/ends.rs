@@ -1,15 +1,14 @@
 //! Where texts end under speculation: inside an accepted run as anywhere else, they end exactly
 //! where plain decoding ends them, with the same log-probabilities.
 
-mod support;
-
 use std::sync::{Arc, Mutex};
 
 use aquila_engine::{FinishReason, Request, Scheduler, StopCause, Token};
 use aquila_spec::Shape;
-use support::answers::{Change, greedy, hot, penalized, prompts, shape, warm};
-use support::shipped::{Algorithm, config, engine};
-use support::{Heard, Notes, run};
+
+use crate::support::answers::{Change, greedy, hot, penalized, prompts, shape, warm};
+use crate::support::shipped::{Algorithm, config, engine};
+use crate::support::{Heard, Notes, run};
 
 /// What ends a request.
 #[derive(Debug, Clone)]

@@ -1,8 +1,6 @@
 //! Trees that change from round to round: whoever decides, the text is that of plain decoding, and
 //! what a draft offers depends on the text alone, however long it sat out.
 
-mod support;
-
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 
@@ -12,12 +10,13 @@ use aquila_spec::policy::{
     Adaptive, AdaptiveTable, Policy, PromptRows, RequestOutcome, RequestView, RoundOutcome,
     RoundView,
 };
-use support::Numbers;
-use support::answers::*;
-use support::logged::logged;
-use support::scripted::{Round, Script, Scripted};
-use support::shipped::{Algorithm, config, engine, named};
 use tracing_subscriber::filter::LevelFilter;
+
+use crate::support::Numbers;
+use crate::support::answers::*;
+use crate::support::logged::logged;
+use crate::support::scripted::{Round, Script, Scripted};
+use crate::support::shipped::{Algorithm, config, engine, named};
 
 fn switching(parked_rows: usize) -> EngineConfig {
     EngineConfig { parked_rows, ..config(Shape::chain(3)) }
@@ -239,10 +238,10 @@ fn a_policy_is_told_what_of_a_prompt_is_cached_and_for_whom() {
         engine.draft_by(Box::new(policy)).unwrap();
         let mut ask = |speculation, others: &[u32]| {
             let text = [others, &prompt].concat();
-            let (mut request, _) = support::request(&text, 4);
+            let (mut request, _) = crate::support::request(&text, 4);
             request.speculation = speculation;
             engine.submit(request).unwrap();
-            support::run(&mut engine);
+            crate::support::run(&mut engine);
         };
         // Nobody asks about a request that wants no drafts; its text is cached for the target.
         ask(Speculation::Off, &[]);
@@ -284,14 +283,14 @@ fn round_of(line: &str) -> Option<(usize, Vec<Kept>)> {
 fn the_shapes_of_sglangs_policy_are_reproduced_from_the_log() {
     let prompts: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).step_by(2).collect();
     let config = EngineConfig { parked_rows: 64, ..config(Shape::chain(7)) };
-    let runner = support::shipped::runner(Algorithm::Standalone, &config);
+    let runner = crate::support::shipped::runner(Algorithm::Standalone, &config);
     let mut engine = Scheduler::new(runner, config).unwrap();
     let policy = || Adaptive::new(AdaptiveTable::default(), Some(1), Vec::new()).unwrap();
     engine.draft_by(Box::new(policy())).unwrap();
     let (got, text) = logged(LevelFilter::DEBUG, || answers(&mut engine, &prompts, 96, greedy));
-    let plain = support::shipped::config(Shape::PLAIN);
+    let plain = crate::support::shipped::config(Shape::PLAIN);
     let plain =
-        answers(&mut support::shipped::engine(Algorithm::None, plain), &prompts, 96, greedy);
+        answers(&mut crate::support::shipped::engine(Algorithm::None, plain), &prompts, 96, greedy);
     assert_eq!(texts(&got), texts(&plain));
 
     let rounds: Vec<_> = text

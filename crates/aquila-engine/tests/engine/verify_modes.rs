@@ -1,12 +1,11 @@
 //! Verification other than by match: seeded runs repeat, whatever runs beside them, and `match`
 //! keeps nearly as many drafts as the ways that change the text.
 
-mod support;
-
 use aquila_engine::EngineConfig;
 use aquila_spec::{Shape, Verify};
-use support::answers::*;
-use support::shipped::{Algorithm, config, engine};
+
+use crate::support::answers::*;
+use crate::support::shipped::{Algorithm, config, engine};
 
 const TARGET_ONLY: Verify = Verify::TargetOnly { single: 1.0, accumulated: 1.0 };
 

@@ -1,15 +1,14 @@
 //! Who is admitted when: first come first, or the longest cached prefix first, and nobody waits
 //! without end.
 
-mod support;
-
 use std::sync::{Arc, Mutex};
 
 use aquila_engine::{
     AdmissionOrder, EngineConfig, Listener, Outcome, Request, Scheduler, Token, Verdict,
 };
-use support::config;
-use support::simulated::Simulated;
+
+use crate::support::config;
+use crate::support::simulated::Simulated;
 
 /// Writes down in which order requests end.
 struct Order {
@@ -53,11 +52,11 @@ fn the_longest_cached_prefix_goes_first_where_that_is_the_policy() {
         ] {
             let (mut engine, ended) = one_at_a_time(order, overlapped);
             ask(&mut engine, &ended, 0, known(1));
-            support::run(&mut engine);
+            crate::support::run(&mut engine);
             ask(&mut engine, &ended, 1, vec![1, 2, 3]);
             ask(&mut engine, &ended, 2, vec![4, 5, 6]);
             ask(&mut engine, &ended, 3, known(2));
-            support::run(&mut engine);
+            crate::support::run(&mut engine);
             assert_eq!(*ended.lock().unwrap(), wanted, "{order:?}");
         }
     }
@@ -68,7 +67,7 @@ fn a_request_without_a_cached_prefix_is_not_overtaken_without_end() {
     for overlapped in [false, true] {
         let (mut engine, ended) = one_at_a_time(AdmissionOrder::LongestPrefix, overlapped);
         ask(&mut engine, &ended, 0, known(1));
-        support::run(&mut engine);
+        crate::support::run(&mut engine);
         ask(&mut engine, &ended, 1000, vec![1, 2, 3]);
         // There is always somebody whose prompt is better known.
         for name in 1..200 {
@@ -77,7 +76,7 @@ fn a_request_without_a_cached_prefix_is_not_overtaken_without_end() {
                 engine.step();
             }
         }
-        support::run(&mut engine);
+        crate::support::run(&mut engine);
         let ended = ended.lock().unwrap();
         let place = ended.iter().position(|&name| name == 1000).unwrap();
         assert!((10..=70).contains(&place), "it was overtaken {place} times");

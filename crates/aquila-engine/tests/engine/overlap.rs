@@ -1,20 +1,19 @@
 //! Overlap: what a request gets and what is drafted for it do not depend on whether rounds
 //! overlap, under schedules that delay both sides.
 
-mod support;
-
 use aquila_engine::executor::ModelExecutor;
 use aquila_engine::{EngineConfig, Priorities, Scheduler, Snapshot};
 use aquila_spec::policy::{
     Adaptive, AdaptiveTable, Auto, AutoSettings, CostTable, Policy, Timed, Timing,
 };
 use aquila_spec::{Shape, Verify};
-use support::Numbers;
-use support::answers::shape;
-use support::delayed::Delayed;
-use support::scripted::switch;
-use support::shipped::{Algorithm, config, engine, runner};
-use support::workload::{Came, Case, Size, alone, together, workload};
+
+use crate::support::Numbers;
+use crate::support::answers::shape;
+use crate::support::delayed::Delayed;
+use crate::support::scripted::switch;
+use crate::support::shipped::{Algorithm, config, engine, runner};
+use crate::support::workload::{Came, Case, Size, alone, together, workload};
 
 fn delayed(algorithm: Algorithm, config: &EngineConfig, seed: u64) -> Scheduler {
     let compute = ModelExecutor::new(runner(algorithm, config), config.clone());
@@ -42,7 +41,8 @@ fn same_with_overlap(
 ) {
     let what = format!("{algorithm:?}, {}, pages of {}", config.shape, config.page_size);
     let cases = workload(size, seed);
-    let roomy = EngineConfig { max_running_requests: 1, ..support::shipped::config(Shape::PLAIN) };
+    let roomy =
+        EngineConfig { max_running_requests: 1, ..crate::support::shipped::config(Shape::PLAIN) };
     let plain = alone(&mut engine(Algorithm::None, roomy), &cases);
 
     let mut inline = Scheduler::new(runner(algorithm, &config), config.clone()).unwrap();

@@ -1,15 +1,14 @@
 //! The prefix cache under speculation, where its pages run out: what a request gets and what is
 //! drafted for it do not depend on whose pages it found, lost, or took.
 
-mod support;
-
 use std::sync::{Arc, Mutex};
 
 use aquila_engine::{EngineConfig, Request, Scheduler, Speculation};
 use aquila_spec::{Shape, SpecStats};
-use support::answers::{hot, prompts, shape};
-use support::shipped::{Algorithm, config, engine};
-use support::{Heard, Notes, Numbers};
+
+use crate::support::answers::{hot, prompts, shape};
+use crate::support::shipped::{Algorithm, config, engine};
+use crate::support::{Heard, Notes, Numbers};
 
 const TOKENS: usize = 20;
 
@@ -65,7 +64,7 @@ fn stress(algorithm: Algorithm, shape: Shape, page_size: usize, slots: usize) {
         .enumerate()
         .map(|(index, prompt)| {
             let heard = submit(&mut alone, prompt, index);
-            support::run(&mut alone);
+            crate::support::run(&mut alone);
             got(&heard)
         })
         .collect();

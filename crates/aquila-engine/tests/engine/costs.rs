@@ -1,13 +1,12 @@
 //! What rounds cost is measured before anything is served, and leaves no trace.
 
-mod support;
-
 use std::time::Duration;
 
 use aquila_engine::EngineConfig;
 use aquila_spec::Shape;
-use support::answers::*;
-use support::shipped::{Algorithm, config, engine, inline};
+
+use crate::support::answers::*;
+use crate::support::shipped::{Algorithm, config, engine, inline};
 
 #[test]
 fn measuring_costs_leaves_the_engine_as_it_was() {

@@ -2,18 +2,17 @@
 //!
 //! The output cannot show a mistake here, since the target corrects every draft.
 
-mod support;
-
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{Backend, BlockTables, WeightFormat};
 use aquila_engine::{EngineConfig, FinishReason, Runner, Scheduler};
 use aquila_model::{Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, LoadFormat, resolve};
 use aquila_spec::policy::Fixed;
 use aquila_spec::{Drafter, Eagle3, RecurrentDraft, Shape, Standalone};
-use support::counting::counting;
-use support::recorded::{Pass, Passes, Recorded, run_nothing};
-use support::shipped::{Algorithm, config, engine, engine_with};
-use support::{request, run};
+
+use crate::support::counting::counting;
+use crate::support::recorded::{Pass, Passes, Recorded, run_nothing};
+use crate::support::shipped::{Algorithm, config, engine, engine_with};
+use crate::support::{request, run};
 
 const SEVEN: [u32; 7] = [1, 300, 45, 501, 77, 9, 210];
 
@@ -185,7 +184,8 @@ fn a_draft_that_declares_no_hidden_state_costs_no_byte_and_no_copy_of_any() {
 
     for (runner, copies) in [(runner, false), (captures, true)] {
         let before = counts.copies();
-        let mut engine = support::with_overlap(Scheduler::new(runner, config.clone()).unwrap());
+        let mut engine =
+            crate::support::with_overlap(Scheduler::new(runner, config.clone()).unwrap());
         let (request, heard) = request(&SEVEN, 24);
         engine.submit(request).unwrap();
         run(&mut engine);

@@ -1,13 +1,12 @@
 //! Speculation: invisible in the output, invariant in its drafts, as effective as the references.
 
-mod support;
-
 use aquila_engine::{EngineConfig, Request, Speculation};
 use aquila_spec::{Shape, SpecStats};
 use serde_json::Value;
-use support::answers::*;
-use support::oracle;
-use support::shipped::{Algorithm, config, engine};
+
+use crate::support::answers::*;
+use crate::support::oracle;
+use crate::support::shipped::{Algorithm, config, engine};
 
 #[test]
 fn speculation_is_invisible_in_the_output() {

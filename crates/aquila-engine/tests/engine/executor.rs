@@ -1,14 +1,13 @@
 //! The seam between scheduler and executor, over one whose slots remember what was written: every
 //! order of arrivals, ends and failures of a few requests, without and with overlap.
 
-mod support;
-
 use std::sync::{Arc, Mutex};
 
 use aquila_engine::{EngineConfig, FinishReason, Request, Scheduler};
 use aquila_spec::Shape;
-use support::simulated::Simulated;
-use support::{Heard, Notes, Numbers, config, request, run};
+
+use crate::support::simulated::Simulated;
+use crate::support::{Heard, Notes, Numbers, config, request, run};
 
 fn scheduler(config: &EngineConfig, overlapped: bool, fails: Option<u64>) -> Scheduler {
     let mut compute = Simulated::new(config);

@@ -261,7 +261,7 @@ fn the_default_table_is_sglangs() {
 
 #[test]
 fn the_table_published_earlier_never_goes_plain() {
-    let table = table(include_str!("../policies/sglang-published.json"));
+    let table = table(include_str!("../../policies/sglang-published.json"));
     let steps: Vec<_> = table.slots.values().map(|slot| slot.candidate_steps.clone()).collect();
     assert_eq!(steps, [vec![1, 3, 7], vec![1, 3], vec![1]]);
     assert!(table.warnings.is_empty());

@@ -1,12 +1,11 @@
 //! Many requests at once: each gets what it would get alone, and no slot is lost.
 
-mod support;
-
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use aquila_engine::{EngineConfig, EngineHandle, FinishReason, Request};
-use support::*;
+
+use crate::support::*;
 
 /// What one request of a workload asks.
 #[derive(Clone)]

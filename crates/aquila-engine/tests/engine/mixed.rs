@@ -1,14 +1,13 @@
 //! N-grams and a model that draft together: invisible in the output, invariant in the scope of a
 //! request, and no worse than the better of them alone.
 
-mod support;
-
 use std::collections::BTreeMap;
 
 use aquila_engine::EngineConfig;
 use aquila_spec::{Shape, Verify};
-use support::answers::*;
-use support::shipped::{Algorithm, config, engine, named};
+
+use crate::support::answers::*;
+use crate::support::shipped::{Algorithm, config, engine, named};
 
 #[test]
 fn mixes_are_invisible_in_the_output() {

@@ -1,7 +1,5 @@
 //! A round is a program of the backend: enqueued without looking at any value, and read once.
 
-mod support;
-
 use std::sync::Arc;
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
@@ -16,10 +14,11 @@ use aquila_spec::{
     Algorithm, Drafter, Eagle, Eagle3, Mtp, MtpRoom, RecurrentDraft, Shape, Standalone,
     TrustedNgrams, Verify,
 };
-use support::answers::*;
-use support::deferring::Deferring;
-use support::scripted::{Scripted, any_tree};
-use support::shipped::config;
+
+use crate::support::answers::*;
+use crate::support::deferring::Deferring;
+use crate::support::scripted::{Scripted, any_tree};
+use crate::support::shipped::config;
 
 fn decoder<B: Backend>(backend: &B, name: &str, positions: usize) -> Decoder<B> {
     let checkpoint = Checkpoint::open(&resolve(name).unwrap(), LoadFormat::Auto).unwrap();
@@ -87,7 +86,7 @@ fn scheduler<B: Backend>(name: &str, backend: Arc<B>, config: &EngineConfig) -> 
     let target = decoder(&*backend, "tiny", config.context_length);
     let algorithm = algorithm(name, &*backend, &target, config);
     let runner = Runner::new(backend, target, algorithm, config).unwrap();
-    support::with_overlap(Scheduler::new(runner, config.clone()).unwrap())
+    crate::support::with_overlap(Scheduler::new(runner, config.clone()).unwrap())
 }
 
 /// Runs prompts on both backends: the answers, counts and histograms must be equal, and each round

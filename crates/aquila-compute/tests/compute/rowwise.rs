@@ -5,8 +5,7 @@ use aquila_compute::{
 };
 use proptest::prelude::*;
 
-mod made;
-use made::{backends, bits, made};
+use crate::made::{backends, bits, made};
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]

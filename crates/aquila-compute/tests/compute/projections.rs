@@ -5,8 +5,7 @@ use aquila_compute::{Accumulate, Backend, HostTensor, WeightFormat, reference};
 use half::bf16;
 use proptest::prelude::*;
 
-mod made;
-use made::{backends, bits, made};
+use crate::made::{backends, bits, made};
 
 /// What the reference says, output by output.
 fn expected(

@@ -4,12 +4,9 @@
 //! In the world of a small model's head, processing a prompt takes the draft as long as five plain
 //! rounds and drafting is a tenth faster at best: there, `auto` is only held to what it may lose.
 
-#[allow(dead_code)]
-mod race;
-
 use std::sync::OnceLock;
 
-use race::{FIXED, Phase, Played, World, auto, play, racers, workload, worlds};
+use crate::race::{FIXED, Phase, Played, World, auto, play, racers, workload, worlds};
 
 const SEEDS: std::ops::Range<u64> = 1..7;
 

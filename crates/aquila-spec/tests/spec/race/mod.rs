@@ -429,12 +429,12 @@ fn verified(decision: &Decision) -> Vec<usize> {
 /// The worlds that there are to race in.
 pub fn worlds() -> [World; 4] {
     [
-        World::read("a CPU", include_str!("../fixtures/costs-cpu-bench.json"), 0.0),
-        World::read("like an H200", include_str!("../fixtures/costs-like-h200.json"), 0.0),
-        World::read("a small model", include_str!("../fixtures/costs-cpu-tiny.json"), 0.4),
+        World::read("a CPU", include_str!("../../fixtures/costs-cpu-bench.json"), 0.0),
+        World::read("like an H200", include_str!("../../fixtures/costs-like-h200.json"), 0.0),
+        World::read("a small model", include_str!("../../fixtures/costs-cpu-tiny.json"), 0.4),
         World::read(
             "a small model's head",
-            include_str!("../fixtures/costs-cpu-tiny-eagle3.json"),
+            include_str!("../../fixtures/costs-cpu-tiny-eagle3.json"),
             1.0,
         ),
     ]

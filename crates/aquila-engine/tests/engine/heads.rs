@@ -1,8 +1,6 @@
 //! EAGLE heads and MTP layers that draft: invisible in the output, invariant in their drafts, as
 //! effective as the references.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -18,8 +16,9 @@ use aquila_spec::{
 };
 use safetensors::SafeTensors;
 use serde_json::Value;
-use support::answers::*;
-use support::shipped::{Algorithm as Shipped, config, engine as shipped_engine};
+
+use crate::support::answers::*;
+use crate::support::shipped::{Algorithm as Shipped, config, engine as shipped_engine};
 
 /// Which head drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,7 +110,7 @@ fn engine(head: Head, config: EngineConfig) -> Scheduler {
     let target = Decoder::load(&*backend, &checkpoint, format, positions, &mut |_| ()).unwrap();
     let draft = draft(head, &backend, &checkpoint, &target, &config).unwrap();
     let runner = Runner::new(backend, target, Some(draft), &config).unwrap();
-    support::with_overlap(Scheduler::new(runner, config).unwrap())
+    crate::support::with_overlap(Scheduler::new(runner, config).unwrap())
 }
 
 #[test]
@@ -210,7 +209,7 @@ fn acceptance(head: Head, shape: Shape) -> BTreeMap<String, f64> {
 }
 
 fn table(file: &str) -> Value {
-    serde_json::from_str(&std::fs::read_to_string(support::fixture(file)).unwrap()).unwrap()
+    serde_json::from_str(&std::fs::read_to_string(crate::support::fixture(file)).unwrap()).unwrap()
 }
 
 fn compare(head: Head, shape: Shape, table: &Value, key: &str) {

@@ -8,8 +8,7 @@ use aquila_compute::{
 };
 use proptest::prelude::*;
 
-mod made;
-use made::{backends, bits, made};
+use crate::made::{backends, bits, made};
 
 const SCALE: f32 = 0.37;
 

@@ -1,14 +1,13 @@
 //! The line of the log that says how decoding goes.
 
-mod support;
-
 use std::time::Duration;
 
 use aquila_spec::{Shape, SpecStats};
-use support::logged::logged;
-use support::shipped::{Algorithm, config, engine};
-use support::{request, run};
 use tracing_subscriber::filter::LevelFilter;
+
+use crate::support::logged::logged;
+use crate::support::shipped::{Algorithm, config, engine};
+use crate::support::{request, run};
 
 /// Decodes two requests; answers the lines of the log, and what speculation did.
 fn lines(algorithm: Algorithm, every: Duration) -> (Vec<String>, SpecStats) {

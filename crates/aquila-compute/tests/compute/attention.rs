@@ -215,7 +215,7 @@ fn paged(rows: usize, page: usize, seed: u64) -> Vec<u32> {
 }
 
 #[test]
-fn a_prompt_in_any_chunks_and_pages_gives_the_bits_of_the_reference() {
+fn any_chunks_and_pages_give_the_bits_of_the_reference() {
     for (page, dtype) in
         [(1, KvDtype::F32), (3, KvDtype::Bf16), (16, KvDtype::F32), (64, KvDtype::Bf16)]
     {

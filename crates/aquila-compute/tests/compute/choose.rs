@@ -73,7 +73,7 @@ fn logits_of(probabilities: &[f64]) -> Vec<f32> {
 }
 
 #[test]
-fn greedy_takes_the_largest_logit_and_the_lowest_id_of_equals() {
+fn greedy_takes_the_largest_logit_then_the_lowest_id() {
     assert_eq!(Case::greedy().token(&[1.0, 3.0, 2.0]), 1);
     assert_eq!(Case::greedy().token(&[1.0, 3.0, 3.0, 3.0]), 1);
     assert_eq!(Case::greedy().token(&[-0.0, 0.0]), 0);
@@ -105,7 +105,7 @@ fn repetition_divides_positive_and_multiplies_negative_logits() {
 }
 
 #[test]
-fn frequency_counts_and_presence_does_not_and_neither_sees_the_prompt() {
+fn frequency_counts_presence_does_not_neither_sees_the_prompt() {
     let mut case = Case::greedy();
     (case.prompt, case.output) = (vec![1, 1, 1], vec![0, 0, 0]);
     case.sampling.frequency_penalty = 0.5;
@@ -152,7 +152,7 @@ fn bias_is_added_and_cannot_lift_a_ban() {
 }
 
 #[test]
-fn where_nothing_is_possible_the_answer_is_the_lowest_token_not_banned() {
+fn where_nothing_is_possible_the_lowest_allowed_token_wins() {
     for mut case in [Case::greedy(), Case::sampled(1.0)] {
         case.top_logprobs = Some(2);
         assert_eq!(case.token(&[f32::NAN, f32::NEG_INFINITY, f32::NAN]), 0);
@@ -186,7 +186,7 @@ fn infinite_and_huge_logits_have_ordinary_answers() {
 }
 
 #[test]
-fn top_k_keeps_exactly_k_with_the_lowest_ids_of_equals() {
+fn top_k_keeps_k_and_prefers_low_ids() {
     let mut case = Case::sampled(1.0);
     case.sampling.top_k = 2;
     assert_eq!(case.support(&[1.0, 0.5, 1.2, 0.0]), [0, 2]);

@@ -153,7 +153,7 @@ fn samples_follow_the_softmax_of_penalized_and_biased_logits() {
 }
 
 #[test]
-fn the_test_notices_a_temperature_that_is_wrong_by_three_percent() {
+fn the_test_notices_a_temperature_3_percent_wrong() {
     let logits = row(50);
     let exact: Vec<f64> = logits.iter().map(|&l| f64::from(l)).collect();
     let counts = draw(&logits, &at(1.0), 60_000);

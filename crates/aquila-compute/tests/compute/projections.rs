@@ -100,7 +100,7 @@ fn compare(backends: &[CpuBackend], case: Case) {
 }
 
 #[test]
-fn every_row_count_up_to_64_gives_the_bits_of_the_reference() {
+fn every_row_count_to_64_gives_the_references_bits() {
     let backends = backends();
     for rows in 1..=64 {
         for format in FORMATS {
@@ -130,7 +130,7 @@ fn inputs_of_several_blocks_give_the_bits_of_the_reference() {
 }
 
 #[test]
-fn a_product_large_enough_for_all_threads_gives_the_bits_of_the_reference() {
+fn a_product_over_all_threads_gives_the_references_bits() {
     let backends = backends();
     for rows in [1, 3, 8] {
         for format in FORMATS {

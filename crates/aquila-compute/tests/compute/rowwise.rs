@@ -51,7 +51,7 @@ proptest! {
 }
 
 #[test]
-fn many_rows_shared_out_to_threads_give_the_bits_of_the_reference() {
+fn many_rows_over_threads_give_the_references_bits() {
     let (rows, width) = (120, 1000);
     let (x, w) = (made(1, rows * width), made(2, width));
     for backend in backends() {

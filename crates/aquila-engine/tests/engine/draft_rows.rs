@@ -35,7 +35,7 @@ fn whole(shape: Shape) -> EngineConfig {
 }
 
 #[test]
-fn with_seven_committed_rows_a_head_runs_the_bonus_at_6_and_its_first_node_at_7() {
+fn a_head_runs_the_bonus_at_the_last_committed_position() {
     let (text, passes) = passes(Algorithm::Eagle3, whole(Shape::chain(3)), &SEVEN);
     let [extend, first, second, ..] = &passes[..] else { panic!("{passes:?}") };
     assert_eq!(extend.plan.positions, [0, 1, 2, 3, 4, 5, 6]);
@@ -45,7 +45,7 @@ fn with_seven_committed_rows_a_head_runs_the_bonus_at_6_and_its_first_node_at_7(
 }
 
 #[test]
-fn with_seven_committed_rows_a_standalone_draft_runs_the_bonus_at_7_and_its_first_node_at_8() {
+fn a_standalone_draft_runs_the_bonus_behind_committed_rows() {
     let (text, passes) = passes(Algorithm::Standalone, whole(Shape::chain(3)), &SEVEN);
     let [extend, first, second, ..] = &passes[..] else { panic!("{passes:?}") };
     assert_eq!(extend.plan.positions, [0, 1, 2, 3, 4, 5, 6, 7]);
@@ -55,7 +55,7 @@ fn with_seven_committed_rows_a_standalone_draft_runs_the_bonus_at_7_and_its_firs
 }
 
 #[test]
-fn certain_rows_follow_the_text_and_nodes_follow_them_in_every_round() {
+fn nodes_follow_the_certain_rows_in_every_round() {
     for (algorithm, lookahead) in [(Algorithm::Eagle3, 1), (Algorithm::Standalone, 0)] {
         for shape in [Shape::chain(4), Shape::new(4, 3, 9).unwrap()] {
             let (text, passes) = passes(algorithm, whole(shape), &SEVEN);
@@ -91,7 +91,7 @@ fn certain_rows_follow_the_text_and_nodes_follow_them_in_every_round() {
 }
 
 #[test]
-fn the_tail_of_a_chunk_takes_the_next_token_of_the_prompt() {
+fn the_last_row_of_a_chunk_takes_the_next_token() {
     let prompt: Vec<u32> = (0..11).map(|i| 40 + 31 * i).collect();
     let chunked = EngineConfig { chunked_prefill_size: 4, ..config(Shape::chain(3)) };
     let (text, passes) = passes(Algorithm::Eagle3, chunked, &prompt);
@@ -159,7 +159,7 @@ fn eagle3<B: Backend>(
 }
 
 #[test]
-fn a_draft_that_declares_no_hidden_state_costs_no_byte_and_no_copy_of_any() {
+fn without_declared_hidden_states_none_are_stored_or_copied() {
     let config = whole(Shape::chain(3));
     let (backend, counts) = counting();
     // The bytes of rows that a runner makes around its draft, and whether it captures.
@@ -195,7 +195,7 @@ fn a_draft_that_declares_no_hidden_state_costs_no_byte_and_no_copy_of_any() {
 }
 
 #[test]
-fn nothing_is_copied_for_a_head_that_missed_too_much_to_return() {
+fn nothing_is_copied_for_a_head_that_cannot_resume() {
     let config = EngineConfig { parked_rows: 4, ..whole(Shape::chain(3)) };
     let (backend, counts) = counting();
     let target = decoder(&*backend, "tiny", config.context_length);
@@ -221,7 +221,7 @@ fn nothing_is_copied_for_a_head_that_missed_too_much_to_return() {
 }
 
 #[test]
-fn a_batch_of_nothing_is_drafted_and_extended_without_a_pass() {
+fn an_empty_batch_is_drafted_without_a_pass() {
     let config = whole(Shape::chain(3));
     let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
     let passes = Passes::default();
@@ -232,7 +232,7 @@ fn a_batch_of_nothing_is_drafted_and_extended_without_a_pass() {
 }
 
 #[test]
-fn a_tree_takes_slots_by_its_nodes_whatever_the_page_size() {
+fn trees_take_slots_by_nodes_at_any_page_size() {
     // Branches that had pages of their own would take 8 pages for each round; the pool has 2.
     let shape = Shape::new(5, 8, 64).unwrap();
     for algorithm in [Algorithm::Eagle3, Algorithm::Standalone] {

@@ -63,7 +63,7 @@ const DRAFTS: [(Algorithm, (usize, usize, usize)); 4] = [
 ];
 
 #[test]
-fn texts_end_where_plain_decoding_ends_them_at_every_length_stop_id_and_stop_of_the_listener() {
+fn texts_end_where_plain_decoding_ends_them() {
     // Every request draws the same noise wherever it stands in the list.
     fn sampled(request: &mut Request, _: usize) {
         warm(request, 11);
@@ -123,7 +123,7 @@ fn texts_that_end_by_themselves_end_where_plain_texts_do() {
 }
 
 #[test]
-fn what_was_accepted_has_the_log_probabilities_and_likely_tokens_of_plain_decoding() {
+fn accepted_tokens_have_the_log_probabilities_of_plain_decoding() {
     let prompts = prompts().into_iter().step_by(6);
     let requests: Vec<_> = prompts.map(|(_, ids)| (ids, Ending::MaxTokens(32))).collect();
     for change in [greedy as Change, hot, penalized] {

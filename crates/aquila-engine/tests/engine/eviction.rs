@@ -121,7 +121,7 @@ fn a_standalone_draft_drafts_the_same_whatever_the_cache_evicts() {
 }
 
 #[test]
-fn trees_in_pages_of_64_are_invisible_and_draft_the_same() {
+fn trees_in_pages_of_64_draft_the_same() {
     stress(Algorithm::Eagle3, shape(5, 8, 48), 64, 64 * 8);
     stress(Algorithm::Standalone, shape(5, 4, 16), 64, 64 * 8);
 }

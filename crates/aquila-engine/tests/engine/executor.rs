@@ -101,7 +101,7 @@ fn check(config: &EngineConfig, overlapped: bool, event: Event, wanted: &[Heard]
 }
 
 #[test]
-fn every_order_of_arrivals_and_ends_gives_the_same_texts_and_loses_no_slot() {
+fn every_order_of_arrivals_gives_equal_texts_and_no_loss() {
     for shape in [Shape::PLAIN, Shape::chain(3), Shape::new(3, 4, 12).unwrap()] {
         let roomy = EngineConfig { shape, chunked_prefill_size: 4, ..config() };
         let wanted = wanted(&roomy);
@@ -125,7 +125,7 @@ fn every_order_of_arrivals_and_ends_gives_the_same_texts_and_loses_no_slot() {
 }
 
 #[test]
-fn a_round_that_fails_takes_those_behind_it_along_and_the_engine_serves_on() {
+fn a_failed_round_fails_later_ones_and_serving_goes_on() {
     let config = EngineConfig { shape: Shape::chain(3), chunked_prefill_size: 4, ..config() };
     let wanted = wanted(&config);
     for overlapped in [false, true] {
@@ -158,7 +158,7 @@ fn a_round_is_planned_while_the_one_before_it_runs() {
 }
 
 #[test]
-fn prefixes_that_are_shared_change_slots_while_rounds_are_on_their_way() {
+fn shared_prefixes_change_slots_while_rounds_are_in_flight() {
     // Requests that begin alike read the same prompt at the same time; whoever is second gives its
     // pages up for those of the first.
     for (page_size, seed) in [(1, 1), (4, 2), (16, 3)] {

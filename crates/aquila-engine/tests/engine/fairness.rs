@@ -44,7 +44,7 @@ fn known(last: u32) -> Vec<u32> {
 }
 
 #[test]
-fn the_longest_cached_prefix_goes_first_where_that_is_the_policy() {
+fn the_longest_cached_prefix_goes_first_under_lpm() {
     for overlapped in [false, true] {
         for (order, wanted) in [
             (AdmissionOrder::FirstCome, [0, 1, 2, 3]),
@@ -63,7 +63,7 @@ fn the_longest_cached_prefix_goes_first_where_that_is_the_policy() {
 }
 
 #[test]
-fn a_request_without_a_cached_prefix_is_not_overtaken_without_end() {
+fn a_request_without_a_cached_prefix_does_not_starve() {
     for overlapped in [false, true] {
         let (mut engine, ended) = one_at_a_time(AdmissionOrder::LongestPrefix, overlapped);
         ask(&mut engine, &ended, 0, known(1));

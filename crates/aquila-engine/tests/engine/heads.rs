@@ -145,7 +145,7 @@ fn heads_are_invisible_in_the_output() {
 }
 
 #[test]
-fn drafts_of_heads_do_not_depend_on_company_pages_chunks_hits_or_retraction() {
+fn drafts_do_not_depend_on_other_requests_or_memory() {
     // Most are cut, so that answers are what fills the memory.
     let cut = |(index, (_, ids)): (usize, (String, Vec<u32>))| match index % 4 {
         0 => ids,
@@ -221,7 +221,7 @@ fn compare(head: Head, shape: Shape, table: &Value, key: &str) {
 }
 
 #[test]
-fn chains_of_heads_are_as_effective_as_the_reference() {
+fn chains_of_heads_are_within_2_percent_of_reference() {
     let table = table("tiny-acceptance.json");
     for (head, name, steps) in [(Head::Eagle, "eagle", 8), (Head::Mtp, "mtp", 3)] {
         compare(head, Shape::chain(steps), &table[name], &steps.to_string());
@@ -229,7 +229,7 @@ fn chains_of_heads_are_as_effective_as_the_reference() {
 }
 
 #[test]
-fn trees_of_heads_are_as_effective_as_the_reference() {
+fn trees_of_heads_are_within_2_percent_of_reference() {
     let table = table("tiny-tree-acceptance.json");
     for (steps, topk, nodes) in [(5, 4, 16), (5, 8, 48)] {
         let key = format!("steps {steps} topk {topk} nodes {nodes}");
@@ -238,7 +238,7 @@ fn trees_of_heads_are_as_effective_as_the_reference() {
 }
 
 #[test]
-fn a_tree_of_mtp_layers_keeps_more_than_their_chain_does() {
+fn trees_of_mtp_layers_keep_more_than_chains() {
     let table = table("tiny-acceptance.json");
     for (kind, tree) in acceptance(Head::Mtp, shape(3, 4, 16)) {
         let chain = table["mtp"][&kind]["3"].as_f64().unwrap();

@@ -115,7 +115,7 @@ fn together(cases: &[Case], want: &[Heard], config: EngineConfig) -> u64 {
 }
 
 #[test]
-fn every_text_is_the_one_it_would_be_alone_though_memory_runs_out() {
+fn every_text_is_as_if_alone_though_memory_runs_out() {
     for seed in 0..2 {
         let cases = workload(&mut Numbers(seed));
         let want = alone(&cases);
@@ -185,7 +185,7 @@ fn an_engine_on_its_own_thread_answers_alike_and_drains() {
 }
 
 #[test]
-fn a_full_queue_refuses_and_takes_again_when_it_has_room() {
+fn a_full_queue_refuses_until_it_has_room() {
     let config = EngineConfig { max_queued_requests: 2, max_running_requests: 1, ..config() };
     let handle = EngineHandle::start(engine(config)).unwrap();
     let mut refused = 0;

@@ -35,7 +35,7 @@ fn mixes_are_invisible_in_the_output() {
 }
 
 #[test]
-fn drafts_of_a_request_do_not_depend_on_company_pages_chunks_hits_or_retraction() {
+fn drafts_do_not_depend_on_other_requests_or_memory() {
     let prompts: Vec<Vec<u32>> = prompts().into_iter().step_by(4).map(|(_, ids)| ids).collect();
     for (name, shape, mode) in [
         ("STANDALONE+NGRAM", Shape::chain(3), greedy as Change),
@@ -65,7 +65,7 @@ fn drafts_of_a_request_do_not_depend_on_company_pages_chunks_hits_or_retraction(
 }
 
 #[test]
-fn drafts_that_are_drawn_mix_with_n_grams_that_are_not() {
+fn sampled_drafts_mix_with_n_grams() {
     let prompts: Vec<Vec<u32>> = prompts().into_iter().step_by(4).map(|(_, ids)| ids).collect();
     for (name, shape) in [("STANDALONE+NGRAM", Shape::chain(3)), ("EAGLE3+NGRAM", shape(3, 4, 12))]
     {
@@ -96,7 +96,7 @@ fn acceptance(name: &str, shape: Shape, tokens: usize, mode: Change) -> BTreeMap
 }
 
 #[test]
-fn a_mix_keeps_as_many_drafts_as_the_better_of_both_sides() {
+fn a_mix_accepts_99_percent_of_its_better_sides_length() {
     let shape = Shape::chain(3);
     let ngram = acceptance("NGRAM", shape, 160, greedy);
     for (model, mix) in [("STANDALONE", "STANDALONE+NGRAM"), ("EAGLE3", "EAGLE3+NGRAM")] {
@@ -111,7 +111,7 @@ fn a_mix_keeps_as_many_drafts_as_the_better_of_both_sides() {
 }
 
 #[test]
-fn a_mix_keeps_as_many_drafts_of_sampled_requests_as_its_model() {
+fn a_sampled_mix_accepts_98_percent_of_its_models_length() {
     let alone = acceptance("STANDALONE", Shape::chain(3), 80, hot);
     for (kind, mixed) in acceptance("STANDALONE+NGRAM", Shape::chain(3), 80, hot) {
         println!("{kind}: STANDALONE {:.3}, mixed {mixed:.3}", alone[&kind]);

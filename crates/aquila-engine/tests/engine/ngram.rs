@@ -74,7 +74,7 @@ fn n_grams_are_invisible_in_the_output() {
 }
 
 #[test]
-fn drafts_of_a_request_do_not_depend_on_company_pages_chunks_hits_or_retraction() {
+fn drafts_do_not_depend_on_other_requests_or_memory() {
     let tiny = resolve("tiny").unwrap();
     let written: Vec<Vec<u32>> = prompts().into_iter().step_by(4).map(|(_, ids)| ids).collect();
     let mut numbers = Numbers(5);
@@ -131,7 +131,7 @@ fn acceptance(answers: &[Answer]) -> f64 {
 }
 
 #[test]
-fn code_takes_few_rounds_and_fewer_with_a_corpus_that_holds_the_continuation() {
+fn code_takes_fewer_rounds_with_a_corpus_of_its_continuation() {
     let prompts = prompts().into_iter().filter(|(kind, _)| kind == "code");
     let prompts: Vec<Vec<u32>> = prompts.map(|(_, ids)| ids).collect();
     for match_type in [MatchType::Bfs, MatchType::Prob] {

@@ -148,7 +148,7 @@ fn trees_and_lookups_may_come_and_go() {
 }
 
 #[test]
-fn a_head_paused_too_long_stays_plain_and_a_model_resumes() {
+fn a_head_paused_too_long_stays_plain() {
     let prompts: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).step_by(5).collect();
     let plain = answers(&mut engine(Algorithm::None, config(Shape::PLAIN)), &prompts, 48, greedy);
     for (algorithm, parked, returns) in
@@ -208,7 +208,7 @@ fn a_draft_that_is_not_paused_follows_plain_rounds() {
 }
 
 #[test]
-fn a_request_that_a_policy_does_not_admit_is_decoded_plainly() {
+fn requests_not_admitted_by_a_policy_are_decoded_plainly() {
     let prompts: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).step_by(3).collect();
     let plain = answers(&mut engine(Algorithm::None, config(Shape::PLAIN)), &prompts, 48, hot);
     for algorithm in ["EAGLE3", "STANDALONE", "EAGLE", "MTP", "NGRAM"] {
@@ -229,7 +229,7 @@ fn a_request_that_a_policy_does_not_admit_is_decoded_plainly() {
 }
 
 #[test]
-fn a_policy_is_told_what_of_a_prompt_is_cached_and_for_whom() {
+fn a_policy_is_told_which_prompt_tokens_are_cached() {
     let prompt: Vec<u32> = (10..30).collect();
     for algorithm in ["EAGLE3", "STANDALONE"] {
         let mut engine = named(algorithm, switching(64));

@@ -85,7 +85,7 @@ fn own(name: u32, tokens: usize) -> Vec<u32> {
 }
 
 #[test]
-fn higher_priorities_go_first_and_equals_in_the_order_of_arrival() {
+fn higher_priorities_go_first_and_equals_by_arrival() {
     let given = [None, Some(0), Some(5), Some(5), Some(-3), None];
     for (low_values_first, wanted) in
         [(false, [0, 3, 4, 2, 5, 1, 6]), (true, [0, 5, 2, 3, 4, 1, 6])]
@@ -139,7 +139,7 @@ fn where_priorities_are_off_they_are_ignored_or_refused() {
 }
 
 #[test]
-fn who_outranks_by_the_threshold_takes_the_place_of_who_runs() {
+fn a_priority_higher_by_the_threshold_preempts() {
     let alone = |prompt: &[u32], tokens| {
         let mut desk = Desk::narrow(Priorities::Ignored, false);
         desk.ask(prompt, tokens, None);
@@ -174,7 +174,7 @@ fn who_outranks_by_the_threshold_takes_the_place_of_who_runs() {
 }
 
 #[test]
-fn no_more_make_way_than_it_takes_the_lowest_and_youngest_first() {
+fn as_few_as_needed_are_preempted_lowest_and_youngest_first() {
     for overlapped in [false, true] {
         // With one of them gone the larger one would fit, but leave too little to those who run.
         for (tokens, lost) in [(90, [0, 1, 0]), (110, [1, 1, 0])] {
@@ -212,7 +212,7 @@ fn nobody_makes_way_where_that_would_not_do() {
 }
 
 #[test]
-fn where_memory_runs_out_the_lowest_priority_loses_then_the_youngest() {
+fn where_memory_runs_out_the_lowest_priority_is_preempted() {
     for overlapped in [false, true] {
         let config = EngineConfig { max_total_tokens: 100, ..config() };
         let mut desk = Desk::new(config, ranked(1000), overlapped);
@@ -252,7 +252,7 @@ fn the_lowest_priority_ends_although_higher_ones_never_stop_coming() {
 }
 
 #[test]
-fn a_crowd_of_low_priority_does_not_hold_up_the_higher_ones() {
+fn many_low_priorities_do_not_hold_up_higher_ones() {
     let mut desk = Desk::narrow(ranked(10), false);
     for name in 0..200 {
         desk.ask(&own(name, 8), 3, None);

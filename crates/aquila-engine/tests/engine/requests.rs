@@ -42,7 +42,7 @@ fn a_greedy_answer_is_the_one_of_transformers() {
 }
 
 #[test]
-fn a_stop_token_ends_the_text_and_belongs_to_the_tokens() {
+fn a_stop_token_ends_the_text_and_is_counted() {
     let (prompt, want) = golden();
     let stop = want[5];
     let end = want.iter().position(|&id| id == stop).unwrap();
@@ -123,7 +123,7 @@ fn log_probabilities_of_a_prompt_do_not_depend_on_chunks() {
 }
 
 #[test]
-fn a_request_that_cannot_be_served_is_refused_with_the_reason() {
+fn a_request_that_cannot_be_served_is_refused() {
     let mut engine = engine(aquila_engine::EngineConfig {
         context_length: 100,
         max_total_tokens: 80,
@@ -165,7 +165,7 @@ fn a_deadline_ends_a_request_wherever_it_is() {
 }
 
 #[test]
-fn answers_of_one_family_share_the_prompt_and_differ_in_noise() {
+fn answers_of_one_request_share_the_prompt_and_differ() {
     let (prompt, _) = golden();
     let mut engine = engine(config());
     let mut all = Vec::new();

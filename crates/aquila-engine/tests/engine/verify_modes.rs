@@ -14,7 +14,7 @@ fn some_prompts(every: usize) -> Vec<Vec<u32>> {
 }
 
 #[test]
-fn a_seeded_run_repeats_at_any_batch_page_size_and_chunk() {
+fn a_seeded_run_repeats_at_any_batch_and_page_size() {
     let prompts = some_prompts(4);
     for verify in [TARGET_ONLY, Verify::Rejection] {
         for (algorithm, shape) in
@@ -50,7 +50,7 @@ fn greedy_requests_get_the_plain_text_however_drafts_are_verified() {
 }
 
 #[test]
-fn match_keeps_most_of_the_drafts_that_rejection_keeps() {
+fn match_accepts_85_percent_of_rejections_length() {
     let prompts = some_prompts(1);
     let length = |verify, change: Change| {
         let config = EngineConfig { verify, ..config(Shape::chain(3)) };

@@ -123,7 +123,7 @@ fn uncommitted_rows_are_never_published() {
 }
 
 #[test]
-fn a_tree_of_any_width_takes_slots_in_proportion_to_its_nodes() {
+fn a_tree_takes_slots_in_proportion_to_its_nodes() {
     for page_size in [1, 4, 16, 64] {
         let mut cache = cache(page_size, &[(256, 0)]);
         let mut seq = compute(&mut cache, &[0; 30], 30, &[TARGET]);
@@ -143,7 +143,7 @@ fn a_tree_of_any_width_takes_slots_in_proportion_to_its_nodes() {
 }
 
 #[test]
-fn a_reservation_is_all_or_nothing_and_says_what_is_missing() {
+fn a_reservation_is_whole_or_says_what_is_missing() {
     let mut cache = cache(4, &[(4, 0)]);
     let mut seq = cache.admit(&Namespace::default(), &[], 0, &[TARGET]);
     let full = cache.reserve(&mut seq, TARGET, 21);
@@ -155,7 +155,7 @@ fn a_reservation_is_all_or_nothing_and_says_what_is_missing() {
 }
 
 #[test]
-fn the_second_of_two_equal_requests_gives_its_pages_for_those_of_the_first() {
+fn the_second_of_two_equal_requests_shares_the_firsts_pages() {
     let mut cache = cache(2, &[(16, 0)]);
     let tokens = [1, 2, 3, 4, 5];
     let mut first = compute(&mut cache, &tokens, 5, &[TARGET]);
@@ -188,7 +188,7 @@ fn requests_that_diverge_share_what_is_common() {
 }
 
 #[test]
-fn the_least_recently_used_prefix_goes_first_and_from_its_end() {
+fn the_least_recently_used_prefix_is_evicted_from_its_end() {
     let mut cache = cache(1, &[(9, 0)]);
     for tokens in [[1, 1, 1], [2, 2, 2], [3, 3, 3]] {
         leave(&mut cache, &tokens, &[TARGET]);
@@ -243,7 +243,7 @@ fn what_a_request_uses_is_not_available_to_others() {
 }
 
 #[test]
-fn a_request_that_ran_plain_leaves_a_prefix_for_plain_requests_only() {
+fn a_plain_request_leaves_a_prefix_for_plain_requests_only() {
     let mut cache = cache(2, &[(16, 0), (16, 0)]);
     let tokens = [1, 2, 3, 4];
     leave(&mut cache, &tokens, &[TARGET]);
@@ -266,7 +266,7 @@ fn a_short_group_evicts_in_that_group_alone() {
 }
 
 #[test]
-fn a_row_that_looked_ahead_is_matched_only_by_the_tokens_it_saw() {
+fn a_row_that_looked_ahead_matches_only_equal_lookahead() {
     let mut cache = cache(2, &[(16, 0), (16, 1)]);
     // The draft's row 3 has seen token 4, which is a 5 for one request and a 6 for the other.
     let (five, six) = ([1, 2, 3, 4, 5, 5, 5], [1, 2, 3, 4, 6, 6, 6]);
@@ -317,7 +317,7 @@ fn a_group_that_joins_late_begins_with_its_first_row() {
 }
 
 #[test]
-fn a_request_that_publishes_every_token_is_matched_at_every_length() {
+fn a_request_that_publishes_tokens_matches_at_every_length() {
     let mut cache = cache(1, &[(512, 0)]);
     let tokens: Vec<u32> = (0..400).map(|token| token % 7).collect();
     let mut seq = cache.admit(&Namespace::default(), &tokens, 0, &[TARGET]);
@@ -333,7 +333,7 @@ fn a_request_that_publishes_every_token_is_matched_at_every_length() {
 }
 
 #[test]
-fn a_reader_does_not_stop_the_writer_nor_grow_with_it() {
+fn a_reader_neither_stops_the_writer_nor_grows() {
     let mut cache = cache(1, &[(16, 0)]);
     let tokens = [1, 2, 3, 4];
     let mut writer = compute(&mut cache, &tokens, 2, &[TARGET]);
@@ -422,7 +422,7 @@ fn rows_that_were_not_reserved_cannot_be_committed() {
 #[test]
 #[cfg(debug_assertions)]
 #[should_panic(expected = "release() or discard()")]
-fn a_sequence_that_is_dropped_with_its_pages_is_a_bug() {
+fn dropping_a_sequence_with_its_pages_panics() {
     let mut cache = cache(4, &[(16, 0)]);
     drop(compute(&mut cache, &[0; 3], 3, &[TARGET]));
 }

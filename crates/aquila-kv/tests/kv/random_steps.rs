@@ -411,7 +411,7 @@ proptest! {
     })]
 
     #[test]
-    fn whatever_happens_no_page_is_lost_and_every_row_is_found_where_it_was_written(
+    fn no_page_is_lost_and_every_row_is_found(
         config in configs(),
         steps in steps(),
     ) {

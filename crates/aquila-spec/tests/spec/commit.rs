@@ -40,7 +40,7 @@ fn trees() -> impl Strategy<Value = Vec<(usize, Vec<usize>)>> {
 
 proptest! {
     #[test]
-    fn every_store_with_a_row_per_node_is_compacted_with_the_same_moves(trees in trees()) {
+    fn every_store_is_compacted_with_the_same_moves(trees in trees()) {
         let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
         let total: usize = trees.iter().map(|(nodes, _)| nodes).sum();
         // Slots lie in no order and have gaps.

@@ -8,7 +8,7 @@ fn names(corpora: &Corpora) -> Vec<(String, usize)> {
 }
 
 #[test]
-fn a_corpus_is_seen_once_it_is_finished_and_its_name_is_taken_from_the_beginning() {
+fn a_corpus_reserves_its_name_and_appears_once_finished() {
     let corpora = Corpora::new(100, 1000);
     let mut load = corpora.load("b").unwrap();
     load.push(&[1, 2, 3]);
@@ -25,7 +25,7 @@ fn a_corpus_is_seen_once_it_is_finished_and_its_name_is_taken_from_the_beginning
 }
 
 #[test]
-fn a_corpus_that_is_removed_while_it_is_loaded_never_appears() {
+fn a_corpus_removed_while_it_is_loaded_never_appears() {
     let corpora = Corpora::new(100, 1000);
     let mut load = corpora.load("a").unwrap();
     assert!(load.push(&[1, 2, 3]));

@@ -127,7 +127,7 @@ proptest! {
 }
 
 #[test]
-fn a_mix_is_found_by_its_names_in_any_case_or_refused_with_a_sentence() {
+fn a_mix_is_found_by_its_names_or_refused() {
     let registry = Registry::built_in();
     for (called, name) in [
         ("EAGLE3+NGRAM", "EAGLE3+NGRAM"),

@@ -85,7 +85,7 @@ fn match_types() -> impl Strategy<Value = MatchType> {
 
 proptest! {
     #[test]
-    fn trees_keep_within_their_shape_and_their_paths_were_seen_behind_the_last_token(
+    fn trees_keep_their_shape_and_hold_paths_seen_before(
         text in text(160), documents in prop::collection::vec(text(60), 0..3),
         shape in shapes(), match_type in match_types(), depth in 2usize..19,
     ) {
@@ -109,7 +109,7 @@ proptest! {
     }
 
     #[test]
-    fn drafts_of_a_request_are_a_function_of_its_own_tokens(
+    fn drafts_are_a_function_of_the_requests_own_tokens(
         text in text(160), others in prop::collection::vec(text(60), 1..4),
         cuts in prop::collection::vec(1usize..20, 1..8), shape in shapes(),
         match_type in match_types(), retracted in any::<bool>(),
@@ -131,7 +131,7 @@ proptest! {
     }
 
     #[test]
-    fn the_first_level_is_what_followed_the_longest_matches_most_recent_first(
+    fn the_first_level_follows_the_longest_matches_recent_first(
         text in text(160), depth in 2usize..10,
     ) {
         let settings = NgramSettings {
@@ -198,7 +198,7 @@ proptest! {
     }
 
     #[test]
-    fn a_full_trie_stays_within_its_capacity_and_knows_what_was_read_last(
+    fn a_full_trie_keeps_its_capacity_and_the_latest_tokens(
         seed in any::<u32>(), depth in 2usize..19, scope in prop_oneof![Just(NgramScope::Server), Just(NgramScope::Request)],
     ) {
         let settings =
@@ -241,7 +241,7 @@ fn breadth_narrows_with_longer_matches_and_with_depth() {
 }
 
 #[test]
-fn the_most_recent_come_first_by_levels_and_the_most_frequent_by_probability() {
+fn levels_prefer_the_recent_and_probability_prefers_the_frequent() {
     let text = [7, 1, 7, 1, 7, 1, 7, 2, 7];
     let first = |match_type| {
         let settings = NgramSettings { match_type, ..settings(NgramScope::Request) };
@@ -260,7 +260,7 @@ fn a_draft_goes_on_where_n_grams_end() {
 }
 
 #[test]
-fn requests_draft_from_each_other_in_the_scope_of_the_server_alone() {
+fn requests_draft_from_each_other_in_server_scope_alone() {
     for (scope, want) in [(NgramScope::Server, 3), (NgramScope::Request, 1)] {
         let mut ngram = ngram(settings(scope));
         ngram.read(1, &[1, 2, 3, 4]);
@@ -270,7 +270,7 @@ fn requests_draft_from_each_other_in_the_scope_of_the_server_alone() {
 }
 
 #[test]
-fn a_corpus_is_drafted_from_while_it_is_there_and_never_across_documents() {
+fn a_corpus_is_drafted_from_but_never_across_documents() {
     let mut ngram = ngram(settings(NgramScope::Request));
     let documents = [vec![1, 2, 3], vec![4, 5, 6]];
     add(&ngram, "documents", &documents);

@@ -48,7 +48,7 @@ fn error(file: &str) -> String {
 }
 
 #[test]
-fn a_slot_starts_at_the_launch_steps_or_in_the_middle_of_its_candidates() {
+fn a_slot_starts_at_the_launch_steps_or_its_middle() {
     let file = r#"{"1": {"candidate_steps": [1, 5]}, "8": {"candidate_steps": [7, 3, 1, 3]}}"#;
     let mut policy = Adaptive::new(table(file), Some(7), Vec::new()).unwrap();
     assert_eq!(steps(&mut policy, 1), 5);
@@ -95,7 +95,7 @@ fn the_mean_follows_results_by_its_weight() {
 }
 
 #[test]
-fn a_rise_needs_more_than_its_threshold_and_a_drop_needs_no_more() {
+fn a_rise_exceeds_its_threshold_and_a_drop_reaches_it() {
     let mut policy = eager("[1, 3, 7]", r#", "ema_alpha": 1"#, 3);
     assert_eq!(round(&mut policy, &[2, 3]), 3, "2.5 is not above 2.5");
     assert_eq!(round(&mut policy, &[3, 3]), 7);
@@ -123,7 +123,7 @@ fn a_move_may_pass_over_candidates_both_ways() {
 }
 
 #[test]
-fn a_slot_goes_plain_when_nothing_is_right_and_tries_again() {
+fn a_slot_goes_plain_when_nothing_is_right() {
     let more = r#", "ema_alpha": 1, "down_hysteresis": 0"#;
     let mut policy = eager("[0, 3]", more, 3);
     assert_eq!(round(&mut policy, &[0, 1]), 0, "0.5 is down to 0.5, the threshold towards plain");
@@ -136,7 +136,7 @@ fn a_slot_goes_plain_when_nothing_is_right_and_tries_again() {
 }
 
 #[test]
-fn a_slot_that_starts_plain_first_drafts_with_a_neutral_mean() {
+fn a_slot_that_starts_plain_has_a_neutral_mean() {
     let mut policy = eager("[0, 3, 5]", "", 0);
     assert_eq!(policy.ema(1), -1.0);
     assert_eq!(round(&mut policy, &[0]), 3);
@@ -161,7 +161,7 @@ fn a_ceiling_lowers_steps_and_never_hinders_a_rise() {
 }
 
 #[test]
-fn a_batch_is_padded_as_it_will_run_and_then_floored_to_a_slot() {
+fn a_batch_is_padded_and_then_floored_to_a_slot() {
     let policy = |captured: &[usize]| {
         Adaptive::new(AdaptiveTable::default(), Some(3), captured.to_vec()).unwrap()
     };
@@ -196,7 +196,7 @@ fn a_late_result_teaches_its_own_slot_alone() {
 }
 
 #[test]
-fn a_late_result_counts_as_it_is_where_the_slot_has_moved_on() {
+fn a_late_result_counts_though_its_slot_moved_on() {
     let mut policy = eager("[1, 3, 7]", r#", "ema_alpha": 0.5"#, 3);
     let first = choose(&mut policy, 1).setting;
     let second = choose(&mut policy, 1).setting;
@@ -227,7 +227,7 @@ fn a_late_plain_result_says_nothing_about_drafts() {
 }
 
 #[test]
-fn a_request_that_may_not_speculate_does_not_pull_the_mean_down() {
+fn a_request_without_speculation_leaves_the_mean_alone() {
     let mut policy = eager("[1, 3]", r#", "ema_alpha": 1"#, 3);
     let mut requests = views(2);
     requests[1].cap = Some(0);
@@ -400,7 +400,7 @@ fn the_same_log_gives_the_same_shapes_again() {
 }
 
 #[test]
-fn a_fixed_policy_gives_what_it_was_given_less_a_requests_cap() {
+fn a_fixed_policy_is_limited_by_a_requests_cap() {
     let shape = Shape::new(5, 4, 16).unwrap();
     let mut policy = Fixed::new(shape);
     let mut requests = views(3);

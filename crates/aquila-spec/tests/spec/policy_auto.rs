@@ -155,7 +155,7 @@ proptest! {
 }
 
 #[test]
-fn a_request_that_is_right_more_often_has_the_larger_weight() {
+fn a_request_that_is_right_more_weighs_more() {
     let mut auto = auto(&worlds()[1]);
     let views = views(2);
     let first = |at: usize, steps: usize| if at == 0 { steps } else { 0 };
@@ -196,7 +196,7 @@ fn trees_are_wide_where_second_candidates_are_right() {
 }
 
 #[test]
-fn where_drafts_cannot_pay_none_is_probed_nor_reads_a_prompt() {
+fn where_drafts_cannot_pay_none_runs_at_all() {
     // Each row costs a whole plain round.
     let time = |timing| {
         let (batch, steps) = match timing {

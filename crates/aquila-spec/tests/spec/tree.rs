@@ -34,7 +34,7 @@ fn a_tree_keeps_the_likeliest_paths() {
 }
 
 #[test]
-fn a_beam_may_leave_a_branch_and_its_children_know_their_true_parents() {
+fn a_beam_may_leave_a_branch_and_parents_stay_true() {
     let shape = Shape::new(3, 2, 5).unwrap();
     let mut growth = Growth::start(shape, &candidates(&[(10, 0.9), (11, 0.1)]));
     growth.grow(&[candidates(&[(20, 0.5), (21, 0.4)]), candidates(&[(30, 0.9), (31, 0.1)])]);
@@ -47,7 +47,7 @@ fn a_beam_may_leave_a_branch_and_its_children_know_their_true_parents() {
 }
 
 #[test]
-fn a_plain_shape_drafts_nothing_and_a_chain_is_a_tree() {
+fn a_plain_shape_drafts_nothing_and_chains_are_trees() {
     let growth = Growth::start(Shape::PLAIN, &candidates(&[(1, 1.0)]));
     assert!(!growth.goes_on());
     assert_eq!(form(&growth.finish(9)), [(9, 0, 0)]);

@@ -179,7 +179,7 @@ fn rejection_keeps_the_targets_distribution_over_chains_and_trees() {
 }
 
 #[test]
-fn thresholds_of_one_keep_the_targets_distribution_over_chains_and_trees() {
+fn thresholds_of_one_keep_the_targets_distribution() {
     let exact = Verify::TargetOnly { single: 1.0, accumulated: 1.0 };
     for sampling in filters() {
         for shape in shapes() {
@@ -191,7 +191,7 @@ fn thresholds_of_one_keep_the_targets_distribution_over_chains_and_trees() {
 }
 
 #[test]
-fn thresholds_below_one_accept_more_and_are_seen_to_be_lossy() {
+fn thresholds_below_one_accept_more_and_are_lossy() {
     let shape = Shape::new(2, 3, 7).unwrap();
     let exact = Verify::TargetOnly { single: 1.0, accumulated: 1.0 };
     let [sampling, ..] = filters();

@@ -93,7 +93,7 @@ fn a_template_file_goes_before_the_configuration() {
 }
 
 #[test]
-fn of_named_templates_the_one_for_tools_is_taken_when_there_are_tools() {
+fn the_template_named_for_tools_is_taken_with_tools() {
     let named = json!({"chat_template": [
         {"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"},
     ]});
@@ -141,7 +141,7 @@ fn a_template_that_fails_says_where() {
 }
 
 #[test]
-fn the_elder_special_tokens_count_unless_the_configuration_lists_its_own() {
+fn the_old_special_tokens_count_unless_configured() {
     let template = ("chat_template.jinja", "{{ bos_token }}{{ eos_token }}");
     let elder = ("special_tokens_map.json", r#"{"bos_token": {"content": "<elder>"}}"#);
     let plain = ("tokenizer_config.json", r#"{"bos_token": "<b>", "eos_token": "<e>"}"#);

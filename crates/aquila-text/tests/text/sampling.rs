@@ -64,7 +64,7 @@ fn every_key_reaches_the_engine() {
 }
 
 #[test]
-fn what_is_left_out_or_null_is_open_and_then_takes_our_defaults() {
+fn what_is_left_out_or_null_takes_the_defaults() {
     let nulls = all_keys().as_object().unwrap().keys().map(|k| (k.clone(), Value::Null)).collect();
     assert_eq!(params(Value::Object(nulls)), SamplingParams::default());
     let checked = SamplingParams::default().check(&[2, 0]).unwrap();
@@ -78,7 +78,7 @@ fn what_is_left_out_or_null_is_open_and_then_takes_our_defaults() {
 }
 
 #[test]
-fn a_value_of_the_wrong_type_is_refused_with_its_key_and_itself() {
+fn a_value_of_the_wrong_type_is_refused_by_name() {
     let whole = ["max_tokens", "min_tokens", "top_k", "seed", "n", "top_logprobs"];
     let numbers = [
         "temperature",
@@ -173,7 +173,7 @@ fn edges_of_the_ranges_are_taken() {
 }
 
 #[test]
-fn log_probabilities_are_wanted_where_any_of_their_keys_says_so() {
+fn log_probabilities_are_wanted_where_any_key_says_so() {
     let wanted = |value| params(value).check(&[]).map(|c| (c.logprobs, c.prompt_logprobs)).unwrap();
     assert_eq!(wanted(json!({ "logprobs": true })), (Some(0), None));
     assert_eq!(wanted(json!({ "top_logprobs": 3 })), (Some(3), None));

@@ -67,7 +67,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_held_back_is_exactly_what_may_begin_a_stop_string(
+    fn only_what_may_begin_a_stop_string_is_held_back(
         (text, cuts) in text_and_cuts(),
         stops in prop::collection::vec(word(5), 1..5),
     ) {

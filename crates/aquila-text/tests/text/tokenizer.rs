@@ -150,7 +150,7 @@ fn special_tokens_are_known_by_id() {
 }
 
 #[test]
-fn a_token_with_a_role_is_special_whatever_the_tokenizer_says() {
+fn a_token_with_a_role_is_always_special() {
     for (config, file) in [
         (json!({"eos_token": "test"}), "tokenizer_config.json"),
         (json!({"eos_token": {"content": "test", "lstrip": false}}), "tokenizer_config.json"),
@@ -171,7 +171,7 @@ fn a_token_with_a_role_is_special_whatever_the_tokenizer_says() {
 }
 
 #[test]
-fn tokens_that_only_the_configuration_lists_are_added_at_their_ids() {
+fn tokens_only_in_the_configuration_are_added_by_id() {
     let listed = json!({"7": {"content": "<tool>", "lstrip": false, "rstrip": false,
         "normalized": false, "single_word": false, "special": true}});
     let config = json!({"added_tokens_decoder": listed}).to_string();
@@ -185,7 +185,7 @@ fn tokens_that_only_the_configuration_lists_are_added_at_their_ids() {
 }
 
 #[test]
-fn truncation_and_padding_of_a_training_run_do_not_touch_a_prompt() {
+fn truncation_and_padding_of_training_leave_prompts_alone() {
     let mut tokenizer = tokenizer_json("tiny");
     tokenizer["truncation"] =
         json!({"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0});
@@ -273,7 +273,7 @@ proptest! {
     }
 
     #[test]
-    fn a_tokenizer_with_one_wrong_value_loads_or_is_refused_and_never_panics(
+    fn a_tokenizer_with_one_wrong_value_never_panics(
         name in prop::sample::select(vec!["byte_fallback", "metaspace", "wordpiece", "word_ends"]),
         place in any::<prop::sample::Index>(),
         wrong in prop::sample::select(vec![

@@ -28,7 +28,7 @@ fn models_that_draft_conform_and_their_drafts_are_invariant() {
 }
 
 #[test]
-fn mixes_of_a_model_and_n_grams_conform_and_those_of_a_request_are_invariant() {
+fn mixes_conform_and_those_of_a_request_are_invariant() {
     for name in ["EAGLE3+NGRAM", "STANDALONE+NGRAM"] {
         let report = conforms(name, &["--speculative-ngram-scope", "request"]);
         assert!(report.invariant, "{name}");
@@ -95,7 +95,7 @@ impl HostProposer for Counting {
 }
 
 #[test]
-fn what_is_kept_of_a_request_and_not_declared_to_travel_is_found_out() {
+fn state_not_declared_to_travel_is_found_out() {
     let mut algorithms = Algorithms::built_in();
     algorithms.register(Box::new(CountingEntry)).unwrap();
     let failures = conformance::check_travels(&algorithms, "counting", &[]).unwrap();

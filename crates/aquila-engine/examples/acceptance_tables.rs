@@ -4,7 +4,7 @@
 //! `cargo run --release -p aquila-engine --example acceptance_tables` prints them all and fails if
 //! one is more than 2 % off.
 
-#[path = "../tests/support/mod.rs"]
+#[path = "../tests/engine/support/mod.rs"]
 mod support;
 
 use aquila_spec::Shape;

@@ -3,7 +3,7 @@
 //!
 //! `cargo run --release -p aquila-engine --features known-bugs --example branch_slots`
 
-#[path = "../tests/support/mod.rs"]
+#[path = "../tests/engine/support/mod.rs"]
 mod support;
 
 use aquila_spec::known_bugs::Bug;

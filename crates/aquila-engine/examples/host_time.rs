@@ -3,7 +3,7 @@
 //!
 //! `cargo run --release -p aquila-engine --example host_time`
 
-#[path = "../tests/support/mod.rs"]
+#[path = "../tests/engine/support/mod.rs"]
 mod support;
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -3,7 +3,7 @@
 //!
 //! `cargo run --release -p aquila-engine --example overlap_cpu [RUNS]`
 
-#[path = "../tests/support/mod.rs"]
+#[path = "../tests/engine/support/mod.rs"]
 mod support;
 
 use std::time::Instant;

@@ -1,10 +1,10 @@
-//! The random workload of `tests/overlap.rs`, larger: texts without and with overlap are
+//! The random workload of `tests/engine/overlap.rs`, larger: texts without and with overlap are
 //! those of plain decoding, and drafts are the same, under several schedules with delays and with
 //! trees that switch from round to round.
 //!
 //! `cargo run --release -p aquila-engine --example overlap_workload [REQUESTS [SCHEDULES]]`
 
-#[path = "../tests/support/mod.rs"]
+#[path = "../tests/engine/support/mod.rs"]
 mod support;
 
 use std::time::Instant;

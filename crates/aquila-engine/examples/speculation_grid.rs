@@ -7,7 +7,7 @@
 //! batch) answers in every mode, one after the other: the first finds an empty prefix cache, the
 //! others the prompts in it, and which is first changes from engine to engine.
 
-#[path = "../tests/support/mod.rs"]
+#[path = "../tests/engine/support/mod.rs"]
 mod support;
 
 use std::time::Instant;

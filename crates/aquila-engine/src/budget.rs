@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_with_the_flag_to_change() {
+    fn what_does_not_fit_is_refused_with_its_flag() {
         let text = |result: Result<Budget>| result.unwrap_err().to_string();
         assert!(
             text(Budget::plan(NEEDS, None, 2000, 0.5, None, 9, 1))

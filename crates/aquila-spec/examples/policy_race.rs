@@ -3,7 +3,7 @@
 //!
 //! The costs of the worlds: measured on a CPU, and made in the shape of an H200's.
 
-#[path = "../tests/race/mod.rs"]
+#[path = "../tests/spec/race/mod.rs"]
 #[allow(dead_code)]
 mod race;
 

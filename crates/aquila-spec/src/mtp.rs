@@ -115,7 +115,7 @@ impl<B: Backend> Proposer<B> for Mtp<B> {
 
     fn draft(&mut self, backend: &B, state: &mut B::State, bound: DraftBound) -> Result<()> {
         let Self { head, kv, scratch, layout, states, .. } = self;
-        for depth in 1..bound.steps {
+        for (depth, kv) in kv.iter_mut().enumerate().take(bound.steps).skip(1) {
             let extent = Extent { rows: bound.beam * depth, outputs: bound.beam };
             let pass = PassRows::LayerLevel { depth, kept: *layout };
             backend.plan_rows(state, pass, extent, scratch.plan_mut())?;
@@ -123,7 +123,7 @@ impl<B: Backend> Proposer<B> for Mtp<B> {
                 break;
             }
             let (from, made) = Self::behind(states, layout.chained, depth);
-            head.run_placed(backend, depth, from, &mut kv[depth], scratch, made)?;
+            head.run_placed(backend, depth, from, kv, scratch, made)?;
             backend.propose(state, scratch.logits(), head.draft_ids())?;
         }
         Ok(())
@@ -142,7 +142,7 @@ impl<B: Backend> Proposer<B> for Mtp<B> {
         backend.begin_extend(state, rows)?;
         let Self { head, kv, scratch, layout, states, .. } = self;
         let (layers, chained) = (kv.len(), layout.chained);
-        for layer in 0..layers {
+        for (layer, kv) in kv.iter_mut().enumerate() {
             // Only the first layer has outputs, so its logits stand until they are read.
             let outputs = if layer == 0 { bound.requests } else { 0 };
             let extent = Extent { rows: bound.rows, outputs };
@@ -150,11 +150,11 @@ impl<B: Backend> Proposer<B> for Mtp<B> {
             backend.plan_rows(state, pass, extent, scratch.plan_mut())?;
             if layer > 0 {
                 let (from, made) = Self::behind(states, chained, layer);
-                head.run_placed(backend, layer, from, &mut kv[layer], scratch, made)?;
+                head.run_placed(backend, layer, from, kv, scratch, made)?;
                 continue;
             }
             let made = &mut states[if chained { 0 } else { 1 }];
-            head.run_placed(backend, layer, hidden, &mut kv[layer], scratch, made)?;
+            head.run_placed(backend, layer, hidden, kv, scratch, made)?;
             if !chained {
                 let rows = backend.extent(scratch.plan()).rows;
                 backend.copy_columns(scratch.hidden(), rows, 0, &mut states[0])?;

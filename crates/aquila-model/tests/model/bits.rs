@@ -207,7 +207,7 @@ fn ancestors_in_a_tail_are_seen_like_a_prefix() {
 }
 
 #[test]
-fn a_plan_that_leaves_the_model_is_refused_with_the_number_at_fault() {
+fn a_plan_outside_the_model_is_refused_with_its_number() {
     let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
     let decoder = load(&backend, "qwen2", WeightFormat::Bf16);
     let mut kv = backend.kv(decoder.kv_shape(8, KvDtype::F32)).unwrap();

@@ -67,7 +67,7 @@ fn a_missing_config_or_weight_file_is_named() {
 }
 
 #[test]
-fn a_tensor_of_another_shape_or_type_is_named_with_both() {
+fn a_tensor_of_wrong_shape_or_type_is_named() {
     let folder = copy("llama-bias");
     let path = folder.path().join("config.json");
     let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -215,7 +215,7 @@ fn stored_as(name: &str, dtype: &str, widen: impl Fn(f32) -> Vec<u8>) -> tempfil
 }
 
 #[test]
-fn weights_stored_as_float32_and_float16_run_like_those_stored_as_bfloat16() {
+fn float32_and_float16_weights_run_like_bfloat16() {
     let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
     let golden = golden("llama-bias");
     let logits = |folder: &Path, format: WeightFormat| {

@@ -14,7 +14,7 @@ fn largest_difference(ours: &[f32], theirs: &[f32]) -> f32 {
 }
 
 #[test]
-fn logits_and_hidden_states_of_every_fixture_are_those_of_transformers() {
+fn logits_and_hidden_states_are_those_of_transformers() {
     let backend = CpuBackend::new(IsaChoice::Auto, 0).unwrap();
     for name in FIXTURES {
         let decoder = load(&backend, name, WeightFormat::Bf16);

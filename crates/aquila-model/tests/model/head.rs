@@ -332,7 +332,7 @@ fn capturing_takes_the_stream_at_a_boundary_and_changes_nothing() {
 }
 
 #[test]
-fn a_capture_that_cannot_be_is_refused_with_the_number_at_fault() {
+fn an_impossible_capture_is_refused_with_its_number() {
     let pair = Pair::tiny();
     let refused =
         |at: &[usize]| pair.target.capture(&pair.backend, at, 4).err().unwrap().to_string();
@@ -372,7 +372,7 @@ fn rows_without_a_hidden_state_are_refused() {
 }
 
 #[test]
-fn a_head_takes_the_memory_that_is_told_and_no_table() {
+fn a_head_takes_the_memory_told_and_no_table() {
     let pair = Pair::tiny();
     let spec = pair.head.spec();
     // The file holds bfloat16; the four norms are kept as float32.

@@ -174,7 +174,7 @@ fn a_convention_that_is_asked_for_holds() {
 }
 
 #[test]
-fn the_number_of_a_boundary_may_be_that_of_the_embedding() {
+fn a_boundarys_number_may_be_that_of_the_embedding() {
     let folder = tempfile::tempdir().unwrap();
     let mut head = head();
     head.config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = json!([0, 2]);
@@ -212,7 +212,7 @@ fn the_base_of_the_rope_can_be_set() {
 }
 
 #[test]
-fn tables_that_are_copies_of_the_targets_are_shared_with_it() {
+fn tables_equal_to_the_targets_are_shared_with_it() {
     let folder = tempfile::tempdir().unwrap();
     let mut head = head();
     let target = target();

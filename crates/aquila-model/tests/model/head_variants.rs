@@ -264,7 +264,7 @@ fn the_older_names_of_norms_are_known() {
 }
 
 #[test]
-fn where_the_residual_and_the_next_step_begin_is_as_defined() {
+fn residual_and_next_step_begin_as_defined() {
     let mut head = any_head();
     head.config["norm_before_residual"] = json!(true);
     check("norm_before_residual", head, true, false);
@@ -297,7 +297,7 @@ fn biases_and_norms_of_heads_are_as_defined() {
 }
 
 #[test]
-fn a_head_without_fc_reads_the_stream_after_the_final_norm() {
+fn a_head_without_fc_reads_the_final_normed_stream() {
     let mut head = any_head();
     head.tensors.remove("fc.weight");
     head.config["eagle_config"] = json!({ "use_aux_hidden_state": false });
@@ -305,7 +305,7 @@ fn a_head_without_fc_reads_the_stream_after_the_final_norm() {
 }
 
 #[test]
-fn a_head_of_the_whole_vocabulary_may_borrow_the_targets_language_model_head() {
+fn a_head_of_the_whole_vocabulary_may_borrow_lm_head() {
     let mut head = any_head();
     head.config["draft_vocab_size"] = json!(null);
     head.tensors.remove("d2t");

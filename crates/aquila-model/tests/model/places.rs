@@ -87,7 +87,7 @@ fn many_at_once_unpack_one_model_without_a_collision() {
 }
 
 #[test]
-fn a_cache_that_cannot_be_written_and_a_damaged_archive_are_named() {
+fn an_unwritable_cache_and_a_damaged_archive_are_named() {
     let here = tempfile::tempdir().unwrap();
     let file = here.path().join("file");
     fs::write(&file, "").unwrap();
@@ -112,7 +112,7 @@ fn a_cache_that_cannot_be_written_and_a_damaged_archive_are_named() {
 }
 
 #[test]
-fn an_unpacked_model_beside_the_binary_is_used_as_it_is() {
+fn an_unpacked_model_beside_the_binary_is_used() {
     let here = tempfile::tempdir().unwrap();
     let own = here.path().join("tiny");
     fs::create_dir(&own).unwrap();
@@ -136,7 +136,7 @@ fn a_hub_id_is_found_in_the_local_cache() {
 }
 
 #[test]
-fn a_model_that_is_nowhere_is_refused_with_all_that_was_tried() {
+fn a_missing_model_is_refused_with_all_places_tried() {
     let hub = tempfile::tempdir().unwrap();
     let places =
         Places { shipped: vec!["/nowhere".into()], unpacked: None, hub: Some(offline(hub.path())) };

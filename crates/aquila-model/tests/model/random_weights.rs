@@ -65,7 +65,7 @@ fn a_config_alone_runs_with_random_weights() {
 }
 
 #[test]
-fn progress_ends_at_all_bytes_and_estimates_match_what_is_stored() {
+fn progress_ends_at_all_bytes_and_estimates_are_exact() {
     let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
     for name in ["llama-bias", "qwen2", "qwen3"] {
         let location = Location::Folder(fixture(name));

@@ -74,7 +74,7 @@ fn views_are_put_in_order() {
 }
 
 #[test]
-fn the_tensors_of_a_module_and_of_a_wrapped_dictionary_are_found() {
+fn tensors_of_modules_and_of_wrapped_dictionaries_are_found() {
     let module = TorchTensors::open_file(&file("module.bin")).unwrap();
     assert_eq!(module.names(), ["bias", "weight"]);
     assert_eq!(module.info("weight").unwrap().shape, [2, 3]);
@@ -119,7 +119,7 @@ fn a_file_cut_off_anywhere_is_refused() {
 }
 
 #[test]
-fn what_training_leaves_is_passed_over_and_a_choice_is_asked_for() {
+fn training_files_are_ignored_and_ambiguous_ones_refused() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     for name in ["training_state.pt", "training_args.bin", "optimizer.pt", "rng_state_0.pth"] {

@@ -189,7 +189,7 @@ fn what_openai_accepts_is_accepted() {
 }
 
 #[test]
-fn bodies_beyond_the_limit_are_refused_without_breaking_the_connection_early() {
+fn oversized_bodies_are_refused_without_breaking_the_connection() {
     let server = Running::usual();
     let body = json!({ "prompt": "a".repeat(10_000_000) }).to_string();
     let reply = server.post(COMPLETIONS, &body);
@@ -207,7 +207,7 @@ fn bodies_beyond_the_limit_are_refused_without_breaking_the_connection_early() {
 }
 
 #[test]
-fn sockets_that_speak_no_http_are_closed_and_cost_others_nothing() {
+fn sockets_that_speak_no_http_are_closed() {
     let server = Running::usual();
     for garbage in [
         "\0\x01\x02\x03\r\n\r\n",

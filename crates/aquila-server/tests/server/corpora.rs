@@ -59,7 +59,7 @@ fn refused(server: &Running, path: &str, body: Value) -> String {
 }
 
 #[test]
-fn a_corpus_saves_rounds_while_it_is_there_and_changes_no_text() {
+fn a_corpus_saves_rounds_and_changes_no_text() {
     let server = drafting(10_000);
     let generate = || {
         let params = json!({ "max_new_tokens": 64, "temperature": 0 });
@@ -172,7 +172,7 @@ fn a_pipe_that_the_operator_names_is_refused() {
 }
 
 #[test]
-fn what_cannot_be_done_with_corpora_is_refused_with_a_reason() {
+fn impossible_requests_about_corpora_are_refused_with_a_reason() {
     let server = drafting(8);
     let (path, remove) = ("/add_external_corpus", "/remove_external_corpus");
     assert!(refused(&server, path, json!({})).contains("documents"));

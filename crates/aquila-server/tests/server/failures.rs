@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::support::{Running, engine_config, settings};
 
 #[test]
-fn a_panic_in_a_round_fails_its_requests_and_the_server_serves_on() {
+fn a_panic_fails_its_requests_and_the_server_serves_on() {
     let server = Running::held(engine_config(), settings());
     server.run_freely();
     let short = json!({ "prompt": "fn main", "max_tokens": 8, "temperature": 0 }).to_string();

@@ -95,7 +95,7 @@ fn talk(server: &Running, client: u64, expected: &str) {
 }
 
 #[test]
-fn sixty_four_clients_get_the_offline_text_whatever_the_others_do() {
+fn sixty_four_clients_get_the_offline_text() {
     // So few slots that requests are retracted and resumed.
     let config = EngineConfig { max_total_tokens: 640, ..engine_config() };
     let server = Arc::new(Running::held(config, settings()));
@@ -120,7 +120,7 @@ fn sixty_four_clients_get_the_offline_text_whatever_the_others_do() {
 }
 
 #[test]
-fn a_client_that_leaves_frees_its_slots_streamed_waiting_or_not() {
+fn a_client_that_leaves_frees_its_slots() {
     let config = EngineConfig { max_running_requests: 2, ..engine_config() };
     let server = Running::held(config, settings());
     let body = |stream| {
@@ -139,7 +139,7 @@ fn a_client_that_leaves_frees_its_slots_streamed_waiting_or_not() {
 }
 
 #[test]
-fn a_client_that_does_not_read_is_given_up_and_cut() {
+fn a_client_that_does_not_read_is_disconnected() {
     let mut settings = settings();
     settings.limits.unread_pieces = 4;
     settings.limits.stall_time = Duration::from_millis(500);

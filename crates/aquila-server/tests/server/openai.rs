@@ -46,7 +46,7 @@ fn chat_text(choice: &Value) -> Option<&str> {
 }
 
 #[test]
-fn a_chat_is_answered_with_the_text_of_its_rendered_template() {
+fn a_chat_is_answered_as_its_rendered_template_is() {
     let server = Running::usual();
     let prompt = "<|im_start|>user\nTom has 3 apples. How many?<|im_end|>\n<|im_start|>assistant\n";
     let expected = offline(&server.generator, prompt, greedy(12));
@@ -68,7 +68,7 @@ fn a_chat_is_answered_with_the_text_of_its_rendered_template() {
 }
 
 #[test]
-fn a_streamed_chat_has_a_role_texts_an_end_and_usage() {
+fn a_streamed_chat_has_role_texts_end_and_usage() {
     let server = Running::usual();
     let whole = server.post(CHAT, &chat(json!({}))).ok();
     let stream = json!({ "stream": true, "stream_options": { "include_usage": true } });
@@ -94,7 +94,7 @@ fn a_streamed_chat_has_a_role_texts_an_end_and_usage() {
 }
 
 #[test]
-fn several_choices_differ_by_seed_and_come_the_same_streamed_or_not() {
+fn several_choices_differ_by_seed_and_stream_the_same() {
     let server = Running::usual();
     let several = json!({ "n": 3, "seed": 11, "temperature": 1.0, "max_tokens": 16 });
     let whole = server.post(CHAT, &chat(several.clone())).ok();

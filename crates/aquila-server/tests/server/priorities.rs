@@ -34,7 +34,7 @@ fn short(priority: Value) -> [(&'static str, Value); 3] {
 }
 
 #[test]
-fn an_urgent_request_takes_the_place_of_another_on_every_route_and_no_text_changes() {
+fn urgent_requests_preempt_on_every_route_and_change_no_text() {
     let ranked = Priorities::Ranked { low_values_first: false, preemption_threshold: 10 };
     let server = narrow(ranked);
     let params = json!({ "max_new_tokens": 450, "temperature": 0, "ignore_eos": true });
@@ -58,7 +58,7 @@ fn an_urgent_request_takes_the_place_of_another_on_every_route_and_no_text_chang
 }
 
 #[test]
-fn a_priority_is_ignored_or_refused_where_there_are_none_and_is_a_whole_number() {
+fn a_priority_is_whole_and_ignored_or_refused_when_disabled() {
     let ignoring = Running::usual();
     let refusing = narrow(Priorities::Refused);
     for (route, body) in short(json!(-7)) {

@@ -98,7 +98,7 @@ fn answers_say_what_speculation_did_in_sglangs_words() {
 }
 
 #[test]
-fn a_request_may_opt_out_or_cap_its_steps_and_gets_the_same_text() {
+fn a_request_may_opt_out_or_cap_its_steps() {
     let server = server(Shape::chain(5));
     let free = generate(&server, json!({}));
     assert!(consistent(&free["meta_info"], 6).len() > 2);
@@ -152,7 +152,7 @@ fn a_wrong_wish_about_speculation_is_refused_by_name() {
 }
 
 #[test]
-fn stop_strings_inside_an_accepted_run_end_the_text_where_plain_text_ends() {
+fn stop_strings_inside_an_accepted_run_end_the_text() {
     let server = server(Shape::chain(5));
     let ask = |mut more: Value, stop: Option<&str>| {
         more["sampling_params"] = params(40);

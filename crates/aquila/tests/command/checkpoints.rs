@@ -137,7 +137,7 @@ fn a_damaged_checkpoint_is_refused_with_the_place_at_fault() {
 }
 
 #[test]
-fn inspection_reports_a_damaged_checkpoint_as_one_that_cannot_be_served() {
+fn inspection_reports_that_a_damaged_checkpoint_cannot_be_served() {
     let folder = copy();
     edit(folder.path(), "model.safetensors", |bytes| bytes.truncate(1000));
     let model = folder.path().to_str().unwrap();

@@ -71,7 +71,7 @@ fn a_wrong_flag_is_named_with_exit_code_2() {
 }
 
 #[test]
-fn what_does_not_fit_into_memory_is_refused_with_the_flag_to_change() {
+fn what_exceeds_memory_is_refused_with_the_flag_to_change() {
     let ran = run(&["generate", "--prompt", "x", "--max-total-tokens", "2000000000"]);
     assert_eq!(ran.code, Some(1));
     assert!(ran.stderr.contains("--max-total-tokens 2000000000"), "{}", ran.stderr);

@@ -11,7 +11,7 @@ fn keys(value: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn token_ids_and_texts_are_those_of_transformers_in_the_order_of_the_input() {
+fn ids_and_texts_are_those_of_transformers_in_input_order() {
     let goldens = goldens();
     assert_eq!(goldens.len(), 12);
     let folder = tempfile::tempdir().unwrap();

@@ -68,7 +68,7 @@ fn generate(draft: &TempDir, flags: &[&str]) -> Ran {
 }
 
 #[test]
-fn steps_that_no_flag_gives_are_no_more_than_a_head_has_layers() {
+fn default_steps_are_at_most_the_heads_layers() {
     let head = two_layers();
     let plain = run(&[
         "generate",
@@ -98,7 +98,7 @@ fn steps_that_no_flag_gives_are_no_more_than_a_head_has_layers() {
 }
 
 #[test]
-fn steps_and_nodes_that_flags_give_beyond_the_layers_are_refused_by_name() {
+fn flags_beyond_the_heads_layers_are_refused_by_name() {
     let head = two_layers();
     for (flags, code, refusal) in [
         (

@@ -145,7 +145,7 @@ fn a_killed_download_is_resumed_by_the_next_process() {
 }
 
 #[test]
-fn a_gated_model_and_a_hub_that_is_gone_are_told() {
+fn a_gated_model_and_an_absent_hub_are_told() {
     let (server, home) = (server(), tempfile::tempdir().unwrap());
     server.conduct().refuse = Some((401, "GatedRepo"));
     let ran = Ran::of(generate(&server, home.path()).output().unwrap());

@@ -162,7 +162,7 @@ fn flags_that_say_what_is_so_are_taken_silently() {
 }
 
 #[test]
-fn every_flag_that_is_ignored_gets_one_line_with_a_reason() {
+fn every_ignored_flag_gets_one_line_with_a_reason() {
     let flags = [
         ("--attention-backend", "triton"),
         ("--enable-metrics", ""),

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::run::{answers, generate, generate_bytes, ids, run, without_tokenizer};
 
 #[test]
-fn an_id_may_be_any_json_and_is_the_number_of_the_line_where_there_is_none() {
+fn an_id_is_any_json_or_else_the_line_number() {
     let given = [
         json!("a"),
         json!(7),
@@ -26,7 +26,7 @@ fn an_id_may_be_any_json_and_is_the_number_of_the_line_where_there_is_none() {
 }
 
 #[test]
-fn blank_lines_are_skipped_and_an_empty_input_has_no_answers() {
+fn blank_lines_are_skipped_and_empty_input_answers_nothing() {
     let model = without_tokenizer();
     let input = b"\xef\xbb\xbf\r\n  \n{\"prompt_ids\":[1]}\r\n\n{\"prompt_ids\":[2]}";
     let ran = generate_bytes(&[&model, "--max-tokens", "1"], input);
@@ -108,7 +108,7 @@ fn bad_lines() -> Vec<Case> {
 }
 
 #[test]
-fn a_bad_line_gets_an_error_that_says_where_and_why_and_the_rest_go_on() {
+fn a_bad_line_gets_an_error_and_others_go_on() {
     let cases = bad_lines();
     let mut input = Vec::new();
     for (line, ..) in &cases {
@@ -144,7 +144,7 @@ fn a_bad_line_gets_an_error_that_says_where_and_why_and_the_rest_go_on() {
 }
 
 #[test]
-fn a_text_prompt_may_be_too_long_or_empty_and_only_it_fails() {
+fn a_prompt_too_long_or_empty_fails_alone() {
     let requests = [
         json!({ "id": "long", "prompt": "word ".repeat(5000) }),
         json!({ "id": "empty", "prompt": "" }),

@@ -1,8 +1,11 @@
-//! The command as its users meet it: the real binary, the shipped model, files and pipes.
+//! The command as its users meet it: the real binary, the shipped model, files and pipes; and the
+//! conformance checks that the crate offers to algorithms of others.
 
 mod access;
 mod bench;
 mod checkpoints;
+mod combinations;
+mod conformance;
 mod flags;
 mod golden;
 mod heads;

@@ -33,7 +33,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_complete_output_replaces_what_was_there_and_leaves_nothing_beside_it() {
+fn a_complete_output_replaces_the_old_and_leaves_nothing_else() {
     let folder = folder(3);
     let (input, output) = (path(&folder, "in.jsonl"), path(&folder, "out.jsonl"));
     std::fs::write(&output, "old").unwrap();
@@ -68,7 +68,7 @@ fn files_are_opened_before_the_model_is_looked_for() {
 }
 
 #[test]
-fn an_output_that_would_overwrite_its_input_under_another_name_is_refused() {
+fn an_output_that_is_its_input_is_refused() {
     let folder = folder(1);
     let input = path(&folder, "in.jsonl");
     std::os::unix::fs::symlink(&input, path(&folder, "link.jsonl")).unwrap();
@@ -105,7 +105,7 @@ fn a_device_that_takes_nothing_is_named() {
 }
 
 #[test]
-fn a_full_disk_leaves_whole_lines_beside_the_name_and_says_so() {
+fn a_full_disk_leaves_whole_lines_and_says_so() {
     let folder = folder(30);
     let (input, output) = (path(&folder, "in.jsonl"), path(&folder, "out.jsonl"));
     std::fs::write(&output, "of an earlier run\n").unwrap();
@@ -154,7 +154,7 @@ impl Waiting {
 }
 
 #[test]
-fn an_interrupt_leaves_whole_lines_beside_the_name_and_others_keep_off_them() {
+fn an_interrupt_leaves_whole_lines_that_others_keep_off() {
     let folder = folder(2);
     let output = path(&folder, "out.jsonl");
     let partial = format!("{output}.partial");

@@ -13,7 +13,7 @@ fn generate(args: &[&str], spec_v2: Option<&str>) -> Ran {
 }
 
 #[test]
-fn the_start_says_whether_rounds_overlap_and_why_and_the_text_is_the_same() {
+fn the_start_says_whether_rounds_overlap_and_texts_are_equal() {
     let cases = [
         (&[][..], None, "overlap off: the executor share the CPU's cores"),
         (&["--disable-overlap-schedule"], None, "overlap off: --disable-overlap-schedule"),

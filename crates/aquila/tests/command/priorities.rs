@@ -7,7 +7,7 @@ use crate::run::{answers, generate, run, without_tokenizer};
 const RANKED: &str = "--enable-priority-scheduling";
 
 #[test]
-fn priorities_change_no_answer_and_are_refused_where_that_is_wished() {
+fn priorities_change_no_answer_and_are_refused_on_request() {
     let requests: Vec<_> = [Some(3), None, Some(-20), Some(40)]
         .into_iter()
         .enumerate()
@@ -38,7 +38,7 @@ fn priorities_change_no_answer_and_are_refused_where_that_is_wished() {
 }
 
 #[test]
-fn a_priority_is_a_whole_number_and_its_flags_belong_together() {
+fn a_priority_is_whole_and_its_flags_belong_together() {
     let model = without_tokenizer();
     for wrong in [json!("high"), json!(0.5)] {
         let ran = generate(&[&model], &[json!({ "prompt_ids": [1], "priority": wrong })]);

@@ -36,7 +36,7 @@ fn max_tokens_ends_an_answer_by_length() {
 }
 
 #[test]
-fn temperature_and_seed_change_the_answer_and_filters_bring_the_most_likely_one_back() {
+fn temperature_and_seed_change_answers_and_filters_undo_it() {
     let best = ids(&greedy(json!({})));
     let one = sampled(1, json!({}));
     assert_ne!(one, best);
@@ -66,7 +66,7 @@ fn a_stop_string_ends_the_text_before_it() {
 }
 
 #[test]
-fn a_stop_token_is_the_last_of_the_ids_and_not_in_the_text() {
+fn a_stop_token_ends_the_ids_but_not_the_text() {
     let whole = greedy(json!({}));
     let stop = ids(&whole)[5];
     let line = greedy(json!({ "stop_token_ids": [stop] }));
@@ -78,7 +78,7 @@ fn a_stop_token_is_the_last_of_the_ids_and_not_in_the_text() {
 }
 
 #[test]
-fn ignore_eos_goes_on_after_the_end_and_min_tokens_puts_it_off() {
+fn ignore_eos_and_min_tokens_put_off_the_end() {
     let golden = &goldens()[0];
     let expected = ids(&json!({ "token_ids": golden["greedy_ids"] }));
     let (end, before) = expected.split_last().unwrap();
@@ -118,7 +118,7 @@ fn logit_bias_forces_and_forbids_tokens() {
 }
 
 #[test]
-fn n_answers_come_under_choices_each_with_noise_of_its_own() {
+fn n_answers_come_as_choices_with_different_noise() {
     let line = answer(&prompt(), json!({ "max_tokens": 8, "temperature": 2, "seed": 3, "n": 3 }));
     let keys: Vec<&String> = line.as_object().unwrap().keys().collect();
     assert_eq!(keys, ["id", "choices", "meta_info"]);
@@ -180,7 +180,7 @@ fn flags_mean_what_the_keys_of_a_line_mean() {
 }
 
 #[test]
-fn one_prompt_is_answered_with_the_text_that_a_file_would_get() {
+fn one_prompt_gets_the_text_that_a_file_gets() {
     let expected = greedy(json!({}))["text"].as_str().unwrap().to_owned();
     let args = ["generate", "--prompt", "fn main() {", "--max-tokens", "24", "--temperature", "0"];
     let ran = run(&[&args[..], &["--ignore-eos"]].concat());

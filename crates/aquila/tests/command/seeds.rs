@@ -84,7 +84,7 @@ fn neighbours_and_order_change_no_text() {
 }
 
 #[test]
-fn a_pool_so_small_that_requests_are_retracted_changes_no_text() {
+fn a_pool_too_small_for_all_changes_no_text() {
     // Longer than what admission leaves free for those that run.
     let mut requests = requests();
     for request in &mut requests {
@@ -98,7 +98,7 @@ fn a_pool_so_small_that_requests_are_retracted_changes_no_text() {
 }
 
 #[test]
-fn requests_without_a_seed_differ_and_repeat_from_run_to_run() {
+fn unseeded_requests_differ_and_repeat_from_run_to_run() {
     let request = json!({ "prompt": "The", "sampling": { "temperature": 2, "max_tokens": 8 } });
     let requests = vec![request; 3];
     let ids = |args: &[&str]| -> Vec<Value> {

@@ -92,7 +92,7 @@ fn wrong_flags_of_speculation_are_refused_by_name() {
 }
 
 #[test]
-fn flags_about_what_drafts_are_for_the_algorithms_that_have_a_use_for_them() {
+fn drafting_flags_are_refused_by_algorithms_without_use_for_them() {
     let flags: [(&[&str], &[&str]); 5] = [
         (&["--speculative-token-map", "some.pt"], &["EAGLE", "MTP"]),
         (&["--speculative-aux-layer-convention", "output"], &["EAGLE3"]),

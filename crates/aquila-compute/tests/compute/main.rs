@@ -1,0 +1,9 @@
+//! The crate through its public surface.
+
+mod attention;
+mod choose;
+mod choose_samples;
+mod cuda_absent;
+mod made;
+mod projections;
+mod rowwise;

@@ -1,0 +1,163 @@
+//! A round is a program of the backend: enqueued without looking at any value, and read once.
+
+use std::sync::Arc;
+
+use aquila_compute::cpu::{CpuBackend, IsaChoice};
+use aquila_compute::{Backend, WeightFormat};
+use aquila_engine::{EngineConfig, Request, Runner, Scheduler};
+use aquila_model::{
+    Checkpoint, Decoder, Eagle3Head, EagleCheckpoint, HeadCheckpoint, LoadFormat, MtpCheckpoint,
+    resolve,
+};
+use aquila_spec::ngram::{Corpora, Ngram, NgramScope, NgramSettings};
+use aquila_spec::{
+    Algorithm, Drafter, Eagle, Eagle3, Mtp, MtpRoom, RecurrentDraft, Shape, Standalone,
+    TrustedNgrams, Verify,
+};
+
+use crate::support::answers::*;
+use crate::support::deferring::Deferring;
+use crate::support::scripted::{Scripted, any_tree};
+use crate::support::shipped::config;
+
+fn decoder<B: Backend>(backend: &B, name: &str, positions: usize) -> Decoder<B> {
+    let checkpoint = Checkpoint::open(&resolve(name).unwrap(), LoadFormat::Auto).unwrap();
+    Decoder::load(backend, &checkpoint, WeightFormat::Bf16, positions, &mut |_| ()).unwrap()
+}
+
+fn recurrent<B: Backend>(
+    backend: &B,
+    drafter: impl Drafter<B> + 'static,
+    config: &EngineConfig,
+) -> Algorithm<B> {
+    let (slots, dtype) = (config.slots(), config.kv_dtype);
+    let draft = RecurrentDraft::new(backend, Box::new(drafter), slots, dtype).unwrap();
+    Algorithm::on_device(draft)
+}
+
+fn ngram(target: usize) -> Ngram {
+    let settings = NgramSettings { scope: NgramScope::Request, ..NgramSettings::default() };
+    Ngram::new(settings, Corpora::new(1 << 20, target)).unwrap()
+}
+
+/// An algorithm on any backend.
+fn algorithm<B: Backend>(
+    name: &str,
+    backend: &B,
+    target: &Decoder<B>,
+    config: &EngineConfig,
+) -> Option<Algorithm<B>> {
+    let (format, load, spec) = (WeightFormat::Bf16, LoadFormat::Auto, target.spec());
+    let (bounds, lm_head) = (config.draft_bounds(), target.lm_head());
+    if let Some(model) = name.strip_suffix("+NGRAM") {
+        let ngram = TrustedNgrams::new(ngram(spec.vocab_size));
+        return Some(algorithm(model, backend, target, config)?.behind("MIX", ngram));
+    }
+    Some(match name {
+        "EAGLE3" => {
+            let location = resolve("tiny-eagle3").unwrap();
+            let head = HeadCheckpoint::open(&location, load, spec).unwrap();
+            let head = Eagle3Head::load_for(backend, &head, format, target, &mut |_| ()).unwrap();
+            recurrent(backend, Eagle3::new(backend, head, bounds).unwrap(), config)
+        }
+        "EAGLE" => {
+            let head = EagleCheckpoint::open(&resolve("tiny-eagle").unwrap(), load, spec).unwrap();
+            let head = head.load(backend, format, target, lm_head, &mut |_| ()).unwrap();
+            recurrent(backend, Eagle::new(backend, "EAGLE", head, bounds).unwrap(), config)
+        }
+        "MTP" => {
+            let head = MtpCheckpoint::open(&resolve("tiny-mtp").unwrap(), load, spec).unwrap();
+            let head = head.load(backend, format, target, lm_head, &mut |_| ()).unwrap();
+            let (shape, requests) = (config.shape, config.max_running_requests);
+            let (slots, dtype) = (config.slots(), config.kv_dtype);
+            let room = MtpRoom { bounds, shape, requests, slots, dtype };
+            Algorithm::on_device(Mtp::new(backend, head, room).unwrap())
+        }
+        "STANDALONE" => {
+            let draft = decoder(backend, "draft", config.context_length);
+            recurrent(backend, Standalone::new(backend, draft, bounds).unwrap(), config)
+        }
+        "NGRAM" => Algorithm::on_host("NGRAM", ngram(spec.vocab_size)),
+        _ => return None,
+    })
+}
+
+fn scheduler<B: Backend>(name: &str, backend: Arc<B>, config: &EngineConfig) -> Scheduler {
+    let target = decoder(&*backend, "tiny", config.context_length);
+    let algorithm = algorithm(name, &*backend, &target, config);
+    let runner = Runner::new(backend, target, algorithm, config).unwrap();
+    crate::support::with_overlap(Scheduler::new(runner, config.clone()).unwrap())
+}
+
+/// Runs prompts on both backends: the answers, counts and histograms must be equal, and each round
+/// must read once.
+fn compare(name: &str, config: &EngineConfig, change: Change, scripted: bool) {
+    let what = format!("{name}, {}, {}", config.shape, config.verify);
+    let prompts: Vec<Vec<u32>> = prompts().into_iter().step_by(10).map(|(_, ids)| ids).collect();
+    let run = |engine: &mut Scheduler| {
+        if scripted {
+            let policy = Scripted::new(&[config.shape], any_tree);
+            engine.draft_by(Box::new(policy)).unwrap();
+        }
+        answers(engine, &prompts, 24, change)
+    };
+    let cpu = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
+    let want = run(&mut scheduler(name, cpu, config));
+    let backend = Arc::new(Deferring::new());
+    let mut engine = scheduler(name, backend.clone(), config);
+    let got = run(&mut engine);
+    assert_eq!(got, want, "{what}");
+    let rounds = engine.stats().snapshot().rounds;
+    assert!(rounds > 20, "{what}: {rounds}");
+    assert_eq!(backend.reads(), rounds, "{what}: one read a round");
+    let drafts: u64 = got.iter().map(|answer| answer.spec.correct_drafts).sum();
+    assert_eq!(drafts > 0, name != "NONE", "{what}: {drafts} drafts were right");
+}
+
+fn small(shape: Shape) -> EngineConfig {
+    let (chunked_prefill_size, max_total_tokens) = (16, 2_000);
+    EngineConfig { chunked_prefill_size, max_total_tokens, context_length: 256, ..config(shape) }
+}
+
+fn with_logprobs(request: &mut Request, index: usize) {
+    hot(request, index);
+    penalized(request, index);
+    request.logprobs = Some(2);
+}
+
+#[test]
+fn a_round_of_any_proposer_is_read_once() {
+    let (chain, tree) = (Shape::chain(3), shape(3, 4, 12));
+    for (name, shape, change) in [
+        ("NONE", Shape::PLAIN, greedy as Change),
+        ("EAGLE3", chain, with_logprobs),
+        ("EAGLE3", tree, greedy),
+        ("EAGLE", chain, greedy),
+        ("EAGLE", tree, with_logprobs),
+        ("MTP", chain, with_logprobs),
+        ("MTP", tree, greedy),
+        ("STANDALONE", chain, greedy),
+        ("STANDALONE", tree, with_logprobs),
+        ("NGRAM", tree, greedy),
+        ("EAGLE3+NGRAM", tree, greedy),
+    ] {
+        compare(name, &small(shape), change, false);
+    }
+}
+
+#[test]
+fn a_round_of_any_verification_is_read_once() {
+    for verify in [Verify::TargetOnly { single: 1.0, accumulated: 1.0 }, Verify::Rejection] {
+        for (name, shape) in [("EAGLE3", shape(3, 4, 12)), ("STANDALONE", Shape::chain(3))] {
+            compare(name, &EngineConfig { verify, ..small(shape) }, with_logprobs, false);
+        }
+    }
+}
+
+#[test]
+fn a_round_in_which_drafts_resume_is_read_once() {
+    let config = EngineConfig { parked_rows: 16, ..small(shape(5, 16, 64)) };
+    for name in ["EAGLE3", "STANDALONE"] {
+        compare(name, &config, greedy, true);
+    }
+}

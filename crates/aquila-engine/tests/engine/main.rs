@@ -1,0 +1,21 @@
+//! The crate through its public surface.
+
+mod costs;
+mod deferring;
+mod draft_rows;
+mod ends;
+mod eviction;
+mod executor;
+mod fairness;
+mod heads;
+mod load;
+mod mixed;
+mod ngram;
+mod overlap;
+mod policies;
+mod priorities;
+mod report;
+mod requests;
+mod speculation;
+mod support;
+mod verify_modes;

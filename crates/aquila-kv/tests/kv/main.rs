@@ -1,0 +1,4 @@
+//! The crate through its public surface.
+
+mod behaviour;
+mod random_steps;

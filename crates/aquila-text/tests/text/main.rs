@@ -1,0 +1,10 @@
+//! The crate through its public surface.
+
+mod bound;
+mod chat_template;
+mod generator;
+mod pieces;
+mod sampling;
+mod stop;
+mod stream;
+mod tokenizer;

@@ -1,0 +1,106 @@
+//! Every built-in algorithm holds to what every algorithm must hold to, and one that declares less
+//! than it keeps does not.
+
+use std::collections::HashMap;
+
+use aquila::{Algorithms, conformance};
+use aquila_compute::Backend;
+use aquila_model::{Decoder, Needs};
+use aquila_spec::{
+    Algorithm, Allowance, Candidate, DraftFor, DraftRequest, Entry, Growth, HostProposer, LoadOn,
+    Opened, Opening, Result, Tree,
+};
+
+fn conforms(name: &str, flags: &[&str]) -> conformance::Report {
+    let report = conformance::check(&Algorithms::built_in(), name, flags).unwrap();
+    assert_eq!(report.failures, [""; 0], "{name}");
+    assert!(report.answers > 200, "{report:?}");
+    report
+}
+
+#[test]
+fn models_that_draft_conform_and_their_drafts_are_invariant() {
+    for name in ["EAGLE3", "EAGLE", "MTP", "STANDALONE"] {
+        let report = conforms(name, &[]);
+        assert!(report.invariant, "{name}");
+        assert!(report.accept_length > 1.2, "{name}: {report:?}");
+    }
+}
+
+#[test]
+fn mixes_conform_and_those_of_a_request_are_invariant() {
+    for name in ["EAGLE3+NGRAM", "STANDALONE+NGRAM"] {
+        let report = conforms(name, &["--speculative-ngram-scope", "request"]);
+        assert!(report.invariant, "{name}");
+        assert!(report.accept_length > 1.2, "{name}: {report:?}");
+    }
+    conforms("mtp+ngram", &[]);
+}
+
+#[test]
+fn n_grams_conform_and_those_of_a_request_are_invariant() {
+    let report = conforms("NGRAM", &["--speculative-ngram-scope", "request"]);
+    assert!(report.invariant && report.accept_length > 1.1, "{report:?}");
+    // What all share depends on who comes when; the text does not.
+    conforms("ngram", &["--speculative-ngram-match-type", "prob"]);
+}
+
+/// Drafts the number of times that it heard of a request, which no other machine knows.
+#[derive(Default)]
+struct Counting {
+    heard: HashMap<u64, u32>,
+}
+
+struct CountingEntry;
+
+impl Entry for CountingEntry {
+    fn name(&self) -> &'static str {
+        "COUNTING"
+    }
+
+    fn draft_for(&self, _model: &str) -> DraftFor {
+        DraftFor::Nothing
+    }
+
+    fn open(&self, _opening: &Opening<'_>) -> Result<Box<dyn Opened>> {
+        Ok(Box::new(CountingEntry))
+    }
+}
+
+impl Opened for CountingEntry {
+    fn needs(&self, _allowance: &Allowance) -> Needs {
+        Needs::default()
+    }
+}
+
+impl<B: Backend> LoadOn<B> for CountingEntry {
+    fn load(&self, _: &B, _: &Decoder<B>, _: &Allowance) -> Result<Algorithm<B>> {
+        Ok(Algorithm::on_host("COUNTING", Counting::default()))
+    }
+}
+
+impl HostProposer for Counting {
+    fn draft(&mut self, request: &DraftRequest<'_>) -> Option<Tree> {
+        let token = self.heard.get(&request.request).copied().unwrap_or(0);
+        let mut growth = Growth::start(request.shape, &[Candidate { token, probability: 1.0 }]);
+        while growth.goes_on() {
+            growth.grow(&[Vec::new()]);
+        }
+        Some(growth.finish(request.bonus()))
+    }
+
+    fn read(&mut self, request: u64, _: &[u32]) {
+        *self.heard.entry(request).or_default() += 1;
+    }
+}
+
+#[test]
+fn state_not_declared_to_travel_is_found_out() {
+    let mut algorithms = Algorithms::built_in();
+    algorithms.register(Box::new(CountingEntry)).unwrap();
+    let failures = conformance::check_travels(&algorithms, "counting", &[]).unwrap();
+    assert!(!failures.is_empty(), "a second machine counts otherwise");
+    for failure in &failures {
+        assert!(failure.contains("another machine that has the tokens alone"), "{failure}");
+    }
+}

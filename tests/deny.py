@@ -2,8 +2,8 @@
 
     python3 tests/deny.py
 
-Does what `cargo deny check licenses bans sources` does with that file, and no more: for machines
-without cargo-deny, which takes longer to build than Aquila. Needs Python 3.11 and cargo.
+What `cargo deny check licenses bans sources` asks of that file's keys, for machines without
+cargo-deny. Needs Python 3.11 and cargo.
 """
 
 import collections

@@ -98,7 +98,7 @@ fn aborted() -> aquila_engine::FinishReason {
 }
 
 #[test]
-fn wide_trees_that_switch_in_a_pool_that_is_too_small_are_the_same_with_overlap() {
+fn switching_trees_in_small_pools_are_the_same_with_overlap() {
     let config = EngineConfig {
         max_total_tokens: 1100,
         max_running_requests: 40,

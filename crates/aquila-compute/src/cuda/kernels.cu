@@ -17,7 +17,7 @@ typedef unsigned int u32;
 // Mirrors of the argument structures in `arguments.rs`, in the same order.
 struct Plan {
     const u32 *counts;  // rows in use, outputs in use
-    const uint4 *sights;  // start, prefix, start of the tail, tail
+    const uint4 *spans;  // start, prefix, start of the tree slots, how many
     const u32 *tokens, *positions, *writes, *sources, *outputs, *slots;
 };
 
@@ -334,8 +334,8 @@ template <typename T> __device__ void attend(const AttendArgs &a) {
     __shared__ u32 slots[BLOCK];
     u32 row = a.first_row + blockIdx.z, split = blockIdx.x;
     if (row >= a.plan.counts[0]) return;
-    uint4 sight = a.plan.sights[row];
-    u32 length = sight.y + sight.w, blocks = (length + BLOCK - 1) / BLOCK;
+    uint4 span = a.plan.spans[row];
+    u32 length = span.y + span.w, blocks = (length + BLOCK - 1) / BLOCK;
     if (split >= blocks) return;
 
     u32 group = a.heads / a.kv_heads, chunks = (group + a.heads_per_block - 1) / a.heads_per_block;
@@ -352,7 +352,7 @@ template <typename T> __device__ void attend(const AttendArgs &a) {
         __syncthreads();
         if (thread < BLOCK) {
             u32 p = start + min(thread, count - 1);
-            u32 at = p < sight.y ? sight.x + p : sight.z + (p - sight.y);
+            u32 at = p < span.y ? span.x + p : span.z + (p - span.y);
             slots[thread] = min(a.plan.slots[at], a.slots - 1);
         }
         __syncthreads();
@@ -433,8 +433,8 @@ extern "C" __global__ void attend_f32(AttendArgs a) { attend<float>(a); }
 extern "C" __global__ void attend_merge(AttendArgs a) {
     u32 head = blockIdx.x, row = a.first_row + blockIdx.y, d = a.head_dim;
     if (row >= a.plan.counts[0]) return;
-    uint4 sight = a.plan.sights[row];
-    u32 splits = min((u32)SPLITS, (sight.y + sight.w + BLOCK - 1) / BLOCK);
+    uint4 span = a.plan.spans[row];
+    u32 splits = min((u32)SPLITS, (span.y + span.w + BLOCK - 1) / BLOCK);
     size_t first = ((size_t)blockIdx.y * a.heads + head) * SPLITS;
     float largest = -LARGEST, total = 0.0f;
     for (u32 s = 0; s < splits; s++) largest = fmaxf(largest, a.stats[(first + s) * 2]);

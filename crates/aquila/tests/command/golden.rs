@@ -53,7 +53,7 @@ fn ids_and_texts_are_those_of_transformers_in_input_order() {
         let meta = &line["meta_info"];
         assert_eq!(
             keys(meta)[..4],
-            ["prompt_tokens", "completion_tokens", "cached_tokens", "preemptions"]
+            ["prompt_tokens", "completion_tokens", "cached_tokens", "retractions"]
         );
         // The shipped model drafts, unless it is told not to.
         assert!(keys(meta)[4..].iter().all(|key| key.starts_with("spec_")), "{meta}");

@@ -92,7 +92,7 @@ fn a_pool_too_small_for_all_changes_no_text() {
         request["sampling"]["ignore_eos"] = json!(true);
     }
     let lines = answers(&["--max-total-tokens", "200"], &requests);
-    let preemptions = |line: &Value| line["meta_info"]["preemptions"].as_u64().unwrap();
+    let preemptions = |line: &Value| line["meta_info"]["retractions"].as_u64().unwrap();
     assert!(lines.iter().map(preemptions).sum::<u64>() > 0);
     assert_eq!(lines.into_iter().map(essence).collect::<Vec<_>>(), essences(&[], &requests));
 }

@@ -5,7 +5,7 @@
 //! ties to the lowest id. That is a sample of the filtered softmax which depends on nothing but
 //! seed, choice index, position and logits. At temperature 0 there is no noise and no filter.
 //!
-//! [`definition`] says the same plainly and slowly; [`sampling`] answers exactly what it answers.
+//! [`definition`] says the same plainly and slowly; [`choose`] answers exactly what it answers.
 
 pub mod definition;
 pub mod noise;

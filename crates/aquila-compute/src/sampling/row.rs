@@ -265,7 +265,7 @@ pub fn topk_candidates(
     spread(logits, ids, |scratch, logits| scratch.topk_candidates(logits, query, count))
 }
 
-/// The distribution of which the token that [`sampling`] answers is a sample: adjusted, filtered,
+/// The distribution of which the token that [`choose`] answers is a sample: adjusted, filtered,
 /// without noise; where the query is greedy, that token alone.
 pub fn filtered_probs(
     logits: &[f32],

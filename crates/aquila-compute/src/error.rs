@@ -1,5 +1,7 @@
 //! What can go wrong below the model.
 
+use crate::cpu::Isa;
+
 /// An error of a backend; its text says what the user must change.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -17,6 +19,12 @@ pub enum Error {
     /// An instruction set, device or library that this machine lacks.
     #[error("{0}")]
     Unavailable(String),
+    /// Kernels for instructions that this machine does not have.
+    #[error(
+        "this machine has no instructions of {0}; it has {has}",
+        has = Isa::available().iter().map(Isa::to_string).collect::<Vec<_>>().join(", ")
+    )]
+    NoSuchIsa(Isa),
     /// A device that reported a failure.
     #[error("device error: {0}")]
     Device(String),

@@ -4,7 +4,55 @@ use std::fmt;
 
 use aquila_model::Needs;
 
-use crate::error::{Error, Result};
+/// Memory that does not suffice.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum BudgetError {
+    /// No room for what does not depend on the size of the KV pool.
+    #[error(
+        "weights ({}) and scratch ({}) exceed the {} that a memory fraction of {fraction} of {} \
+         allows: raise it, or read fewer prompt tokens a round",
+        Bytes(*weights), Bytes(*scratch), Bytes(*limit), Bytes(*available)
+    )]
+    Fixed {
+        /// Bytes of weights.
+        weights: u64,
+        /// Bytes of scratch.
+        scratch: u64,
+        /// Bytes that may be used.
+        limit: u64,
+        /// How much of what is free that is.
+        fraction: f64,
+        /// Bytes that are free.
+        available: u64,
+    },
+    /// A KV pool that is larger than what is left.
+    #[error(
+        "a KV pool of {tokens} tokens needs {}, but {} are left: {fitting} tokens fit",
+        Bytes(*needed), Bytes(*left)
+    )]
+    Pool {
+        /// Tokens that the pool was to hold.
+        tokens: usize,
+        /// Bytes that they need.
+        needed: u64,
+        /// Bytes that are left.
+        left: u64,
+        /// Tokens that fit.
+        fitting: usize,
+    },
+    /// A KV pool without a page.
+    #[error(
+        "no page of {page_size} slots fits into the {} left for keys and values: raise the memory \
+         fraction or the tokens of the KV pool",
+        Bytes(*left)
+    )]
+    NoPage {
+        /// Slots of a page.
+        page_size: usize,
+        /// Bytes that are left.
+        left: u64,
+    },
+}
 
 /// One line of the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,7 +78,7 @@ impl Budget {
     /// What the target needs, and the draft, if there is one: both have as many slots.
     ///
     /// Sizes the KV pool: `max_total_tokens` where given, else what `most_useful` tokens or the
-    /// memory allow, in whole pages. What does not fit is refused with the flag to change.
+    /// memory allow, in whole pages. What does not fit is refused.
     pub fn plan(
         needs: Needs,
         draft: Option<Needs>,
@@ -39,7 +87,7 @@ impl Budget {
         max_total_tokens: Option<usize>,
         most_useful: usize,
         page_size: usize,
-    ) -> Result<Self> {
+    ) -> Result<Self, BudgetError> {
         let limit = (available as f64 * fraction) as u64;
         let all = draft.iter().fold(needs, |sum, draft| Needs {
             weights: sum.weights + draft.weights,
@@ -48,33 +96,19 @@ impl Budget {
             texts: sum.texts + draft.texts,
         });
         let fixed = all.weights + all.scratch + all.texts;
-        let left = limit.checked_sub(fixed).ok_or_else(|| {
-            Error::Memory(format!(
-                "weights ({}) and scratch ({}) exceed the {} that --mem-fraction-static {fraction} \
-                 of {} allows: raise it, or lower --chunked-prefill-size",
-                Bytes(all.weights),
-                Bytes(all.scratch),
-                Bytes(limit),
-                Bytes(available),
-            ))
-        })?;
-        let fitting = (left / all.kv_per_token.max(1)) as usize;
+        let Needs { weights, scratch, kv_per_token, .. } = all;
+        let left = limit.checked_sub(fixed);
+        let left =
+            left.ok_or(BudgetError::Fixed { weights, scratch, limit, fraction, available })?;
+        let fitting = (left / kv_per_token.max(1)) as usize;
         let wanted = max_total_tokens.unwrap_or(most_useful.min(fitting));
         let tokens = wanted / page_size * page_size;
         if tokens > fitting {
-            return Err(Error::Memory(format!(
-                "--max-total-tokens {tokens} needs {} for keys and values, but {} are left: \
-                 {fitting} tokens fit",
-                Bytes(tokens as u64 * all.kv_per_token),
-                Bytes(left),
-            )));
+            let needed = tokens as u64 * kv_per_token;
+            return Err(BudgetError::Pool { tokens, needed, left, fitting });
         }
         if tokens == 0 {
-            return Err(Error::Memory(format!(
-                "no page of --page-size {page_size} fits into the {} left for keys and values: \
-                 raise --mem-fraction-static or --max-total-tokens",
-                Bytes(left),
-            )));
+            return Err(BudgetError::NoPage { page_size, left });
         }
         let line = |what: &str, bytes| BudgetLine { what: what.into(), bytes };
         let kv = |needs: Needs| tokens as u64 * needs.kv_per_token;
@@ -165,16 +199,25 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_with_its_flag() {
-        let text = |result: Result<Budget>| result.unwrap_err().to_string();
-        assert!(
-            text(Budget::plan(NEEDS, None, 2000, 0.5, None, 9, 1))
-                .contains("--mem-fraction-static")
+    fn what_does_not_fit_is_refused_with_what_would() {
+        let refused = |result: Result<Budget, BudgetError>| result.unwrap_err();
+        assert_eq!(
+            refused(Budget::plan(NEEDS, None, 2000, 0.5, None, 9, 1)),
+            BudgetError::Fixed {
+                weights: 1000,
+                scratch: 200,
+                limit: 1000,
+                fraction: 0.5,
+                available: 2000
+            }
         );
-        assert!(
-            text(Budget::plan(NEEDS, None, 4000, 0.5, Some(81), 9, 1))
-                .contains("--max-total-tokens 81")
+        assert_eq!(
+            refused(Budget::plan(NEEDS, None, 4000, 0.5, Some(81), 9, 1)),
+            BudgetError::Pool { tokens: 81, needed: 810, left: 800, fitting: 80 }
         );
-        assert!(text(Budget::plan(NEEDS, None, 4000, 0.5, None, 9, 64)).contains("--page-size 64"));
+        assert_eq!(
+            refused(Budget::plan(NEEDS, None, 4000, 0.5, None, 9, 64)),
+            BudgetError::NoPage { page_size: 64, left: 800 }
+        );
     }
 }

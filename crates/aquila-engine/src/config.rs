@@ -3,6 +3,33 @@
 use aquila_compute::{KvDtype, PlanBounds, WeightFormat};
 use aquila_spec::{Allowance, Shape, Simulate, Verify};
 
+/// Settings that no engine can work with.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// Nothing where there must be something.
+    #[error("{0} must be at least 1")]
+    Zero(&'static str),
+    /// A KV pool that holds no page.
+    #[error("a KV pool of {tokens} tokens holds no page of {page_size}")]
+    NoPage {
+        /// Tokens of the pool.
+        tokens: usize,
+        /// Slots of a page.
+        page_size: usize,
+    },
+    /// A KV pool whose slots cannot be numbered.
+    #[error("a KV pool of {0} tokens is too large")]
+    Pool(usize),
+    /// A policy for trees that were not reserved for.
+    #[error("the policy may choose {chosen}, and the engine has room for {room}")]
+    Trees {
+        /// The largest tree of the policy.
+        chosen: Shape,
+        /// The largest tree of the engine.
+        room: Shape,
+    },
+}
+
 /// Settings of an engine, complete and checked by [`EngineConfig::check`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct EngineConfig {
@@ -39,27 +66,23 @@ pub struct EngineConfig {
 pub(crate) const PROMPT_LOGPROB_ROWS: usize = 64;
 
 impl EngineConfig {
-    /// Refuses settings that no engine can work with, naming the flag.
-    pub fn check(&self) -> Result<(), String> {
+    /// Refuses settings that no engine can work with.
+    pub fn check(&self) -> Result<(), ConfigError> {
         let at_least_one = [
-            ("--page-size", self.page_size),
-            ("--max-running-requests", self.max_running_requests),
-            ("--chunked-prefill-size", self.chunked_prefill_size),
-            ("--context-length", self.context_length),
+            ("page_size", self.page_size),
+            ("max_running_requests", self.max_running_requests),
+            ("chunked_prefill_size", self.chunked_prefill_size),
+            ("context_length", self.context_length),
         ];
-        for (flag, value) in at_least_one {
-            if value == 0 {
-                return Err(format!("{flag} must be at least 1"));
-            }
+        if let Some((name, _)) = at_least_one.into_iter().find(|&(_, value)| value == 0) {
+            return Err(ConfigError::Zero(name));
         }
-        if self.max_total_tokens < self.page_size {
-            return Err(format!(
-                "--max-total-tokens {} holds no page of --page-size {}",
-                self.max_total_tokens, self.page_size
-            ));
+        let (tokens, page_size) = (self.max_total_tokens, self.page_size);
+        if tokens < page_size {
+            return Err(ConfigError::NoPage { tokens, page_size });
         }
-        if self.max_total_tokens > u32::MAX as usize / 2 {
-            return Err(format!("--max-total-tokens {} is too large", self.max_total_tokens));
+        if tokens > u32::MAX as usize / 2 {
+            return Err(ConfigError::Pool(tokens));
         }
         Ok(())
     }

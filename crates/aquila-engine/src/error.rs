@@ -2,17 +2,18 @@
 
 use aquila_spec::MOST_DRAFT_GROUPS;
 
+use crate::config::ConfigError;
 use crate::request::RequestId;
 
 /// Why an engine did not start, or stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A setting that cannot work; the text names the flag.
+    /// A setting that cannot work.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Costs that cannot be measured.
     #[error("{0}")]
-    Config(String),
-    /// Memory that does not suffice; the text names the flag to change.
-    #[error("{0}")]
-    Memory(String),
+    Costs(&'static str),
     /// A tree that no request may get.
     #[error("{0} drafted a tree that is larger than its shape or has unknown tokens")]
     Draft(&'static str),
@@ -44,22 +45,22 @@ pub enum SubmitError {
     ShuttingDown,
     /// A priority where none may be given.
     #[error(
-        "this engine takes no priorities: leave `priority` out, or start it with \
-         --enable-priority-scheduling"
+        "this engine takes no priorities: leave `priority` out, or start it with priority \
+         scheduling"
     )]
     NoPriorities,
     /// A prompt without tokens.
     #[error("the prompt is empty")]
     EmptyPrompt,
     /// A prompt that leaves no room for an answer.
-    #[error("the prompt has {tokens} tokens, but at most {limit} fit ({why})")]
+    #[error("the prompt has {tokens} tokens, but at most {limit} fit ({bound})")]
     PromptTooLong {
         /// Tokens of the prompt.
         tokens: usize,
         /// The most that would be taken.
         limit: usize,
         /// Which setting the limit comes from.
-        why: &'static str,
+        bound: PromptBound,
     },
     /// A token id outside the vocabulary.
     #[error("{place} has token id {id}, but the vocabulary has {vocabulary} tokens")]
@@ -71,6 +72,17 @@ pub enum SubmitError {
         /// The size of the vocabulary.
         vocabulary: usize,
     },
+}
+
+/// What bounds a prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PromptBound {
+    /// The longest sequence that an engine takes.
+    #[error("the context length")]
+    Context,
+    /// The slots that there are for all requests.
+    #[error("the tokens of the KV pool")]
+    Pool,
 }
 
 /// Why a request ended without an answer.

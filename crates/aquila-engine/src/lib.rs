@@ -21,9 +21,9 @@ mod scheduler;
 mod stats;
 mod times;
 
-pub use budget::{Budget, BudgetLine, available_memory};
-pub use config::EngineConfig;
-pub use error::{Error, Result, SubmitError};
+pub use budget::{Budget, BudgetError, BudgetLine, available_memory};
+pub use config::{ConfigError, EngineConfig};
+pub use error::{Error, PromptBound, Result, SubmitError};
 pub use executor::Runner;
 pub use handle::EngineHandle;
 pub use listener::{FinishReason, Listener, Outcome, StopCause, Token, Usage, Verdict};

@@ -6,7 +6,7 @@ use aquila_compute::sampling::Sampling;
 use aquila_kv::Namespace;
 
 use crate::config::EngineConfig;
-use crate::error::SubmitError;
+use crate::error::{PromptBound, SubmitError};
 use crate::listener::Listener;
 use crate::scheduler::Priorities;
 
@@ -110,16 +110,13 @@ impl Request {
         }
         let answer = usize::from(self.limits.max_tokens > 0);
         let limit = config.longest_sequence();
-        let why = if limit == config.context_length {
-            "--context-length"
-        } else {
-            "--max-total-tokens, the KV pool"
-        };
+        let whole = limit == config.context_length;
+        let bound = if whole { PromptBound::Context } else { PromptBound::Pool };
         if self.prompt.len() + answer > limit {
             return Err(SubmitError::PromptTooLong {
                 tokens: self.prompt.len(),
                 limit: limit.saturating_sub(answer),
-                why,
+                bound,
             });
         }
         let invalid = |place: String, id: u32| SubmitError::InvalidToken { place, id, vocabulary };

@@ -70,11 +70,6 @@ impl KvCache {
         Ok(Self { page_size, prefix_cache, stores: stores.collect() })
     }
 
-    /// Slots per page.
-    pub fn page_size(&self) -> usize {
-        self.page_size
-    }
-
     /// The groups, in the order of the configuration.
     pub fn groups(&self) -> impl ExactSizeIterator<Item = Group> + use<> {
         (0..self.stores.len()).map(Group::new)
@@ -160,13 +155,6 @@ impl KvCache {
             held.committed,
             self.stores[group.index()].name
         );
-    }
-
-    /// Gives back the pages of `group` that hold no committed row.
-    pub fn trim(&mut self, seq: &mut Sequence, group: Group) {
-        let held = &mut seq.groups[group.index()];
-        let kept = held.committed.div_ceil(self.page_size);
-        self.stores[group.index()].pages.give(held.pages.drain(kept..));
     }
 
     /// Offers the committed full pages of each group to the prefix tree, where later sequences

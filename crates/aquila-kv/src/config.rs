@@ -78,11 +78,6 @@ impl Namespace {
     pub fn new(name: impl Into<Arc<str>>) -> Self {
         Self(name.into())
     }
-
-    /// Its name.
-    pub fn name(&self) -> &str {
-        &self.0
-    }
 }
 
 impl Default for Namespace {

@@ -67,12 +67,6 @@ impl<B: Backend> Capture<B> {
         self.rows
     }
 
-    /// The boundaries at which the stream is taken; none where it is the stream after the final
-    /// norm.
-    pub fn boundaries(&self) -> &[usize] {
-        &self.boundaries
-    }
-
     /// How many rows a pass may have.
     pub fn capacity(&self) -> usize {
         self.capacity

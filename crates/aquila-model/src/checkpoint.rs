@@ -74,11 +74,6 @@ impl Checkpoint {
         self.folder.as_deref()
     }
 
-    /// `tokenizer.json`, if there is one.
-    pub fn tokenizer(&self) -> Option<PathBuf> {
-        self.folder.as_ref().map(|f| f.join("tokenizer.json")).filter(|p| p.exists())
-    }
-
     /// The tensors.
     pub fn tensors(&self) -> &dyn TensorSource {
         &*self.tensors

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::{Error, Result};
+use crate::{Error, Result, Setting};
 
 /// The largest size that any setting may have; far beyond real models, far below overflow.
 const LARGEST: u64 = 1 << 30;
@@ -48,6 +48,11 @@ impl<'a> Settings<'a> {
     /// An error about something that is not supported.
     pub fn unsupported(&self, reason: impl Into<String>) -> Error {
         Error::Unsupported { origin: self.origin.into(), reason: reason.into() }
+    }
+
+    /// An error about what would do with another setting of the user's.
+    pub fn needs(&self, setting: Setting, reason: impl Into<String>) -> Error {
+        Error::Setting { origin: self.origin.into(), reason: reason.into(), setting }
     }
 
     /// A nested object, unless absent.

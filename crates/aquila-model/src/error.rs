@@ -49,6 +49,16 @@ pub enum Error {
         /// What is not supported.
         reason: String,
     },
+    /// A checkpoint that is sound, but that another setting is for.
+    #[error("{origin}: {reason}")]
+    Setting {
+        /// The file that says so.
+        origin: String,
+        /// What does not suit it, and what would.
+        reason: String,
+        /// The setting to change.
+        setting: Setting,
+    },
     /// A tensor that is missing, misshapen or of the wrong type.
     #[error("{origin}: tensor {tensor}: {problem}")]
     Tensor {
@@ -67,12 +77,33 @@ pub enum Error {
     Compute(#[from] aquila_compute::Error),
 }
 
+/// What a user may set otherwise, so that a checkpoint can be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Setting {
+    /// What drafts, by this algorithm where it is known.
+    Draft(Option<&'static str>),
+    /// The algorithm that drafts.
+    Algorithm(&'static str),
+    /// How the layers are numbered whose hidden states a head reads.
+    AuxLayerConvention,
+    /// Weights that are kept as 8-bit integers.
+    Int8,
+}
+
 /// The result of an operation on models.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     pub(crate) fn file(path: &Path, problem: impl ToString) -> Self {
         Error::File { path: path.to_owned(), problem: problem.to_string() }
+    }
+
+    /// The setting to change, where one is at fault.
+    pub fn setting(&self) -> Option<Setting> {
+        match self {
+            Error::Setting { setting, .. } => Some(*setting),
+            _ => None,
+        }
     }
 
     pub(crate) fn tensor(origin: &str, tensor: &str, problem: impl ToString) -> Self {

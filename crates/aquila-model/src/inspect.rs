@@ -15,7 +15,7 @@ use crate::draft_head::{self, HeadKind};
 use crate::source::{TensorSource, open_folder};
 use crate::{
     AuxLayerConvention, Eagle3Spec, EagleSpec, FeatureNorm, HeadOptions, Location, ModelSpec,
-    MtpNaming, MtpSpec, Result, arch, layout, memory,
+    MtpNaming, MtpSpec, Result, Setting, arch, layout, memory,
 };
 
 /// A report on a checkpoint. What could not be read is left out.
@@ -65,6 +65,9 @@ pub struct Inspection {
     pub servable: bool,
     /// Why not.
     pub reason: Option<String>,
+    /// The setting by which it can be used, where that is known.
+    #[serde(skip)]
+    pub setting: Option<Setting>,
 }
 
 /// A file and its size.
@@ -79,7 +82,7 @@ pub struct FileSize {
 /// What a draft head drafts, and from what.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DraftHead {
-    /// The value of `--speculative-algorithm` that it is for.
+    /// The algorithm that it is for.
     pub algorithm: &'static str,
     /// Width of the models that it can draft for.
     pub target_hidden_size: u64,
@@ -264,6 +267,7 @@ impl Inspection {
             can_draft: false,
             servable: true,
             reason: None,
+            setting: None,
         };
         let stored = tensors.as_ref().ok().and_then(Option::as_deref);
         let kind = stored.map(HeadKind::of);
@@ -285,12 +289,15 @@ impl Inspection {
             Err(e) => reason = reason.or(Some(e)),
         }
         report.servable = reason.is_none();
-        report.reason = reason.map(|e| match (kind, head) {
-            (_, Err(wrong)) => wrong.to_string(),
-            (Some(kind @ HeadKind::Eagle), Ok(())) => drafts_only("EAGLE", kind),
-            (Some(kind @ HeadKind::Mtp(_)), Ok(())) => drafts_only("MTP", kind),
-            _ => e.to_string(),
-        });
+        if let Some(error) = reason {
+            let (reason, setting) = match (kind, head) {
+                (_, Err(wrong)) => (wrong.to_string(), wrong.setting()),
+                (Some(kind @ HeadKind::Eagle), Ok(())) => drafts_only("EAGLE", kind),
+                (Some(kind @ HeadKind::Mtp(_)), Ok(())) => drafts_only("MTP", kind),
+                _ => (error.to_string(), error.setting()),
+            };
+            (report.reason, report.setting) = (Some(reason), setting);
+        }
         Ok(report)
     }
 
@@ -356,22 +363,22 @@ impl Inspection {
         self.draft_head = Some(DraftHead::of(&spec, kind));
         let fits = tensors.map(|t| layout::check(spec.tensors(), t)).transpose();
         self.can_draft = fits.is_ok();
-        self.reason = Some(match fits {
-            Ok(_) => "it is an EAGLE-3 head and drafts for a model: \
-                      use --speculative-draft-model-path"
-                .into(),
-            Err(e) => e.to_string(),
-        });
+        let (reason, setting) = match fits {
+            Ok(_) => {
+                let reason = "it is an EAGLE-3 head and drafts for a model".to_owned();
+                (reason, Some(Setting::Draft(Some("EAGLE3"))))
+            }
+            Err(e) => (e.to_string(), e.setting()),
+        };
+        (self.reason, self.setting) = (Some(reason), setting);
     }
 }
 
-/// Why a head is not served.
-fn drafts_only(algorithm: &str, kind: HeadKind) -> String {
-    format!(
-        "it is a draft head ({algorithm}, known by {}) and drafts for a model: use \
-         --speculative-algorithm {algorithm} with --speculative-draft-model-path",
-        kind.known_by()
-    )
+/// Why a head is not served, and how it is used.
+fn drafts_only(algorithm: &'static str, kind: HeadKind) -> (String, Option<Setting>) {
+    let by = kind.known_by();
+    let reason = format!("it is a draft head ({algorithm}, known by {by}) and drafts for a model");
+    (reason, Some(Setting::Draft(Some(algorithm))))
 }
 
 fn elements(tensors: &dyn TensorSource) -> u64 {

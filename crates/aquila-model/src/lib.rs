@@ -53,7 +53,7 @@ pub use draft_head::{
     RecurrentHead, TokenMap, holds_mtp_layers,
 };
 pub use dummy::Dummy;
-pub use error::{Error, Result};
+pub use error::{Error, Result, Setting};
 pub use hub::{Hub, HubEvent};
 pub use inspect::{DraftHead, FileSize, Inspection, MemoryEstimate};
 pub use layout::{Expected, TensorNames};

@@ -5,10 +5,10 @@
 
 use aquila_compute::{DType, HeadShape};
 
-use crate::Result;
 use crate::config::{Settings, shown};
 use crate::layout::TensorNames;
 use crate::rope::RopeSpec;
+use crate::{Result, Setting};
 
 /// More parameters than any machine holds; a config beyond it is taken for corrupt.
 const ABSURD_PARAMETERS: u128 = 1 << 45;
@@ -171,10 +171,11 @@ fn refuse_what_is_not_supported(config: &Settings<'_>) -> Result<()> {
     }
     if let Some(quantization) = config.object("quantization_config")? {
         let method = quantization.text("quant_method")?.unwrap_or("unnamed");
-        return Err(config.unsupported(format!(
-            "weights stored with quantization {method:?} are not supported; \
-             use the unquantized checkpoint, with --quantization int8 if it must be smaller"
-        )));
+        let reason = format!(
+            "weights stored with quantization {method:?} are not supported; use the unquantized \
+             checkpoint, kept as int8 if it must be smaller"
+        );
+        return Err(config.needs(Setting::Int8, reason));
     }
     Ok(())
 }

@@ -4,13 +4,13 @@
 //! Tensors must follow each other without gap or overlap and end where the file ends.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use aquila_compute::{DType, HostTensor};
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use crate::source::{TensorInfo, TensorSource, read_weight_map};
+use crate::source::{TensorInfo, TensorSource, read_shards};
 use crate::{Error, Result, mapped};
 
 /// The largest header that is read; the format's own limit.
@@ -25,7 +25,6 @@ const INDEX: &str = "model.safetensors.index.json";
 pub struct Safetensors {
     origin: String,
     tensors: BTreeMap<String, Entry>,
-    files: Vec<PathBuf>,
 }
 
 struct Entry {
@@ -37,11 +36,7 @@ impl Safetensors {
     /// The tensors of one file.
     pub fn open_file(path: &Path) -> Result<Self> {
         let bytes = mapped::map(path)?;
-        Ok(Self {
-            origin: path.display().to_string(),
-            tensors: read(path, &bytes)?,
-            files: vec![path.to_owned()],
-        })
+        Ok(Self { origin: path.display().to_string(), tensors: read(path, &bytes)? })
     }
 
     /// Whether a folder holds weights in this format.
@@ -58,31 +53,8 @@ impl Safetensors {
         if !index.exists() {
             return Err(Error::file(folder, format!("holds neither {SINGLE} nor {INDEX}")));
         }
-        Self::open_shards(folder, &index)
-    }
-
-    fn open_shards(folder: &Path, index: &Path) -> Result<Self> {
-        let mut shards: BTreeMap<String, BTreeMap<String, Entry>> = BTreeMap::new();
-        let (mut tensors, mut files) = (BTreeMap::new(), Vec::new());
-        for (tensor, shard) in read_weight_map(index)? {
-            let path = folder.join(&shard);
-            if !shards.contains_key(&shard) {
-                shards.insert(shard.clone(), read(&path, &mapped::map(&path)?)?);
-                files.push(path.clone());
-            }
-            let entry =
-                shards.get_mut(&shard).and_then(|s| s.remove(&tensor)).ok_or_else(|| {
-                    let problem = format!("is missing, though {INDEX} says that it is here");
-                    Error::tensor(&path.display().to_string(), &tensor, problem)
-                })?;
-            tensors.insert(tensor, entry);
-        }
-        Ok(Self { origin: index.display().to_string(), tensors, files })
-    }
-
-    /// The files that the tensors are in.
-    pub fn files(&self) -> &[PathBuf] {
-        &self.files
+        let tensors = read_shards(&index, |path| read(path, &mapped::map(path)?))?;
+        Ok(Self { origin: index.display().to_string(), tensors })
     }
 }
 

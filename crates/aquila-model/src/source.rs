@@ -1,5 +1,7 @@
 //! Where the tensors of a checkpoint come from.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::Path;
 
 use aquila_compute::{DType, HostTensor};
@@ -107,8 +109,31 @@ pub(crate) fn read_json(path: &Path) -> Result<Value> {
     serde_json::from_slice(&text).map_err(|e| Error::file(path, format!("not valid JSON: {e}")))
 }
 
+/// The tensors of a checkpoint in several files beside its index, each file read once.
+pub(crate) fn read_shards<T>(
+    index: &Path,
+    read: impl Fn(&Path) -> Result<BTreeMap<String, T>>,
+) -> Result<BTreeMap<String, T>> {
+    let mut shards = BTreeMap::new();
+    let mut tensors = BTreeMap::new();
+    for (tensor, shard) in read_weight_map(index)? {
+        let path = index.with_file_name(&shard);
+        let shard = match shards.entry(shard) {
+            Entry::Vacant(place) => place.insert(read(&path)?),
+            Entry::Occupied(place) => place.into_mut(),
+        };
+        let found = shard.remove(&tensor).ok_or_else(|| {
+            let index = index.file_name().unwrap_or_default().display();
+            let problem = format!("is missing, though {index} says that it is here");
+            Error::tensor(&path.display().to_string(), &tensor, problem)
+        })?;
+        tensors.insert(tensor, found);
+    }
+    Ok(tensors)
+}
+
 /// The index of a checkpoint in several files: each tensor and the file that it is in.
-pub(crate) fn read_weight_map(index: &Path) -> Result<Vec<(String, String)>> {
+fn read_weight_map(index: &Path) -> Result<Vec<(String, String)>> {
     let value = read_json(index)?;
     let Some(map) = value.get("weight_map").and_then(Value::as_object) else {
         return Err(Error::file(index, "has no weight_map"));

@@ -28,7 +28,7 @@ pub enum CorpusTextError {
         source: std::io::Error,
     },
     /// The file is none that clients may name.
-    #[error("the corpus {path} is no regular file below the folder of --external-corpus-folder")]
+    #[error("the corpus {path} is no regular file below the folder of corpora")]
     Outside {
         /// The path as the client named it.
         path: PathBuf,

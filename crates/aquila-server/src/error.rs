@@ -7,7 +7,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The address cannot be listened on.
-    #[error("cannot listen on {address}: {source}; --host and --port choose another address")]
+    #[error("cannot listen on {address}: {source}")]
     Listen {
         /// The address that was asked for.
         address: String,

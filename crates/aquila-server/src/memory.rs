@@ -1,7 +1,5 @@
 //! What requests may take beside the engine: told at start, as the engine's own budget is.
 
-use std::fmt;
-
 use aquila_text::Generator;
 
 use crate::connection::BUFFER;
@@ -56,20 +54,5 @@ impl RequestMemory {
     /// All of it.
     pub fn total(&self) -> u64 {
         self.connections.saturating_add(self.bodies).saturating_add(self.tokenizing)
-    }
-}
-
-impl fmt::Display for RequestMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        write!(
-            f,
-            "{:.1} MiB at most: connections {:.1} MiB (--max-connections), bodies {:.1} MiB \
-             (--max-bodies-bytes), tokenizing {:.1} MiB (--max-body-bytes, --max-prompt-tokens)",
-            mib(self.total()),
-            mib(self.connections),
-            mib(self.bodies),
-            mib(self.tokenizing)
-        )
     }
 }

@@ -74,7 +74,7 @@ impl Refusal {
 
     /// An origin whose pages may not ask.
     pub fn foreign_origin() -> Self {
-        let message = "pages of this origin may not ask: --allowed-origins names those that may";
+        let message = "pages of this origin may not ask: it is not among the allowed origins";
         Self::new(StatusCode::FORBIDDEN, "invalid_request_error", message)
             .code("origin_not_allowed")
     }

@@ -146,7 +146,7 @@ impl Accepting {
 
 /// Refuses a connection; what the socket does not take at once is lost.
 fn refuse(socket: TcpStream, most: usize) {
-    let why = format!("all {most} connections are being answered: raise --max-connections");
+    let why = format!("all {most} connections that this server may have are being answered");
     let refusal = Refusal::busy(why).whole_response();
     let said = socket.into_std().and_then(|mut socket| socket.write_all(&refusal));
     if let Err(error) = said {

@@ -117,6 +117,9 @@ pub(crate) struct LongestText {
     pub bytes: Option<usize>,
 }
 
+/// What bounds a prompt, for whoever sent it.
+const BOUNDS: &str = "context length, KV pool and limit on prompts";
+
 impl LongestText {
     pub fn of(generator: &Generator, limit: Option<usize>) -> Self {
         let longest = generator.engine().config().longest_sequence();
@@ -138,8 +141,7 @@ impl LongestText {
         let tokens = tokens.map_err(|error| Refusal::param(param, error))?;
         tokens.ok_or_else(|| {
             let why = format!(
-                "the prompt has more than {} tokens, which is what fits (--context-length, \
-                 --max-total-tokens, --max-prompt-tokens)",
+                "the prompt has more than {} tokens, which is what fits ({BOUNDS})",
                 self.tokens
             );
             Refusal::too_long(param, why)
@@ -152,8 +154,7 @@ impl LongestText {
             return Ok(());
         }
         let why = format!(
-            "the prompt has {} tokens, but at most {} fit (--context-length, --max-total-tokens, \
-             --max-prompt-tokens)",
+            "the prompt has {} tokens, but at most {} fit ({BOUNDS})",
             ids.len(),
             self.tokens
         );
@@ -168,8 +169,7 @@ impl LongestText {
                 let (tokens, bytes) = (self.tokens, text.len());
                 let why = format!(
                     "the text of {bytes} bytes has more than {tokens} tokens, which is what fits \
-                     (--context-length, --max-total-tokens, --max-prompt-tokens): so many are at \
-                     most {most} bytes"
+                     ({BOUNDS}): so many are at most {most} bytes"
                 );
                 Err(Refusal::too_long(param, why))
             }

@@ -11,7 +11,7 @@ use aquila_model::Result;
 /// What an algorithm needs. Where it declares none, no buffer exists and no copy happens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Declaration {
-    /// The algorithm's name, as `--speculative-algorithm` takes it.
+    /// The algorithm's name, by which it is asked for.
     pub name: &'static str,
     /// The hidden states of the target that it takes.
     pub hidden: HiddenStates,

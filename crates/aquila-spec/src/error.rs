@@ -1,13 +1,18 @@
 //! Why an algorithm was not taken, or does not fit.
 
-/// What is wrong, in words for whoever gave the flags.
+/// What is wrong, in words for whoever chose it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// An option that the algorithm does not take, or a value that it cannot have.
-    #[error("{0}")]
-    Option(String),
+    #[error("{option}: {why}")]
+    Option {
+        /// The option as it was given.
+        option: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// No algorithm of this name.
-    #[error("--speculative-algorithm {name}: there is no such algorithm; there are {known}")]
+    #[error("{name}: there is no such algorithm; there are {known}")]
     Unknown {
         /// The name.
         name: String,
@@ -15,7 +20,7 @@ pub enum Error {
         known: String,
     },
     /// An algorithm that SGLang has.
-    #[error("--speculative-algorithm {name}: SGLang has it, Aquila not yet; there are {known}")]
+    #[error("{name}: SGLang has it, Aquila not yet; there are {known}")]
     NotYet {
         /// The name.
         name: String,
@@ -23,10 +28,7 @@ pub enum Error {
         known: String,
     },
     /// A mix of algorithms that there is not.
-    #[error(
-        "--speculative-algorithm {name}: {why}; what can be mixed is NAME+NGRAM, with NAME one of \
-         {known}"
-    )]
+    #[error("{name}: {why}; what can be mixed is NAME+NGRAM, with NAME one of {known}")]
     NoMix {
         /// The name.
         name: String,
@@ -38,9 +40,18 @@ pub enum Error {
     /// A name that another algorithm has, or that is kept for one.
     #[error("an algorithm cannot be called {0}: that name is taken")]
     NameTaken(String),
-    /// A name that could not be given as a flag.
+    /// A name that could not be asked for.
     #[error("an algorithm cannot be called {0:?}: names are of letters, digits, _ and -")]
     BadName(String),
+    /// An algorithm that needs something to draft with.
+    #[error("nothing that drafts was given")]
+    NoDraft,
+    /// A layer for each step was asked for.
+    #[error("{0} has one MTP layer, which recurs")]
+    OneLayer(String),
+    /// N-grams that cannot be drafted from as asked for.
+    #[error(transparent)]
+    Ngram(#[from] crate::ngram::NgramError),
     /// A tree that cannot be.
     #[error(transparent)]
     Shape(#[from] crate::ShapeError),
@@ -53,10 +64,10 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the flags themselves are wrong, whatever files they name.
+    /// Whether what was asked for is wrong in itself, whatever files it names.
     pub fn is_usage(&self) -> bool {
         use Error::{NoMix, NotYet, Option, Shape, Unknown};
-        matches!(self, Unknown { .. } | NotYet { .. } | NoMix { .. } | Option(_) | Shape(_))
+        matches!(self, Unknown { .. } | NotYet { .. } | NoMix { .. } | Option { .. } | Shape(_))
     }
 }
 

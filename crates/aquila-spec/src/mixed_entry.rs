@@ -7,8 +7,8 @@ use aquila_model::{Decoder, Needs};
 
 use crate::ngram::{Ngram, NgramEntry, NgramSources};
 use crate::{
-    Algorithm, Allowance, AskedShape, DraftFlag, DraftFor, DraftOption, Entry, Error, LoadOn,
-    Opened, Opening, Result, Shape, TrustedNgrams,
+    Algorithm, Allowance, AskedShape, DraftFlag, DraftFor, DraftOption, Entry, LoadOn, Opened,
+    Opening, Result, Shape, TrustedNgrams,
 };
 
 /// An algorithm, mixed with n-grams.
@@ -101,8 +101,7 @@ where
         allowance: &Allowance,
     ) -> Result<Algorithm<B>> {
         let NgramSources { settings, corpora } = &self.ngram;
-        let ngram = Ngram::new(settings.clone(), corpora.clone())
-            .map_err(|error| Error::Refused(error.to_string()))?;
+        let ngram = Ngram::new(settings.clone(), corpora.clone())?;
         let model = LoadOn::<B>::load(&*self.model, backend, target, allowance)?;
         Ok(model.behind(self.name, TrustedNgrams::new(ngram)))
     }

@@ -36,9 +36,7 @@ impl Entry for MtpEntry {
         let (load, target) = (opening.load, opening.target.spec());
         let layers = MtpCheckpoint::open_with(location, load, target, &opening.head)?;
         if opening.head.multi_layer && layers.spec().layers() == 1 {
-            return Err(Error::Refused(format!(
-                "--enable-multi-layer-eagle: {name} has one MTP layer, which recurs"
-            )));
+            return Err(Error::OneLayer(name.to_owned()));
         }
         Ok(Box::new(OpenedMtp { layers, lm_head_source: LmHeadSource::of(opening)? }))
     }

@@ -26,7 +26,7 @@ const MOST_WORTH: usize = 5;
 
 /// An algorithm that may be asked for by name.
 pub trait Entry: Send + Sync {
-    /// What `--speculative-algorithm` calls it.
+    /// What it is asked for by.
     fn name(&self) -> &'static str;
 
     /// Other names for it.
@@ -34,7 +34,7 @@ pub trait Entry: Send + Sync {
         &[]
     }
 
-    /// What drafts for `model` where `--speculative-draft-model-path` is not given.
+    /// What drafts for `model` where nobody says.
     fn draft_for(&self, model: &str) -> DraftFor;
 
     /// The flags about what drafts that it has a use for; any other is refused.
@@ -42,7 +42,7 @@ pub trait Entry: Send + Sync {
         &[]
     }
 
-    /// Options of its own, for `--speculative-option NAME=VALUE`; any other is refused.
+    /// Options of its own; any other is refused.
     fn options(&self) -> &'static [DraftOption] {
         &[]
     }
@@ -81,19 +81,6 @@ pub enum DraftFlag {
     FirstEmbedding,
 }
 
-impl DraftFlag {
-    /// As it is given.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::TokenMap => "--speculative-token-map",
-            Self::AuxLayerConvention => "--speculative-aux-layer-convention",
-            Self::RopeTheta => "--speculative-draft-rope-theta",
-            Self::MultiLayer => "--enable-multi-layer-eagle",
-            Self::FirstEmbedding => "--speculative-mtp-first-embedding",
-        }
-    }
-}
-
 /// An option of an algorithm's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DraftOption {
@@ -118,7 +105,7 @@ impl DraftOptions {
         let mut options: Vec<(&'static str, Option<String>)> =
             entry.options().iter().map(|option| (option.name, None)).collect();
         for text in given {
-            let refused = |why: &str| Error::Option(format!("--speculative-option {text}: {why}"));
+            let refused = |why: &str| Error::Option { option: text.clone(), why: why.into() };
             let (name, value) =
                 text.split_once('=').ok_or_else(|| refused("expected NAME=VALUE"))?;
             let Some((_, option)) = options.iter_mut().find(|(known, _)| *known == name) else {
@@ -159,9 +146,8 @@ impl DraftOptions {
     /// If it is none, or not one of its kind.
     pub fn number<T: FromStr>(&self, name: &str) -> Result<T> {
         let value = self.get(name);
-        value.parse().map_err(|_| {
-            Error::Option(format!("--speculative-option {name}={value}: not such a number"))
-        })
+        let why = "not such a number".to_owned();
+        value.parse().map_err(|_| Error::Option { option: format!("{name}={value}"), why })
     }
 }
 
@@ -181,11 +167,11 @@ pub enum DraftFor {
 /// What flags say about trees.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AskedShape {
-    /// `--speculative-num-steps`.
+    /// Tokens drafted one after the other.
     pub steps: Option<usize>,
-    /// `--speculative-eagle-topk`.
+    /// Branches at each step.
     pub topk: Option<usize>,
-    /// `--speculative-num-draft-tokens`.
+    /// Nodes verified in a round, the bonus included.
     pub nodes: Option<usize>,
 }
 
@@ -228,8 +214,7 @@ impl<'a> Opening<'a> {
 
     /// What drafts, for an algorithm that cannot do without.
     pub fn draft(&self) -> Result<(&'a str, &'a Location)> {
-        let missing = "nothing that drafts was given: use --speculative-draft-model-path";
-        self.draft.ok_or_else(|| Error::Refused(missing.into()))
+        self.draft.ok_or(Error::NoDraft)
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use crate::flags::named;
+
 /// The command could not run.
 const COULD_NOT_RUN: u8 = 1;
 /// The flags are wrong.
@@ -32,22 +34,37 @@ pub enum Error {
     #[error("nobody reads standard output any more")]
     ReaderLeft,
     /// An error of the model.
-    #[error(transparent)]
+    #[error("{}", named::model(.0))]
     Model(#[from] aquila_model::Error),
     /// An error of the backend.
-    #[error(transparent)]
+    #[error("{}", named::compute(.0))]
     Compute(#[from] aquila_compute::Error),
     /// An algorithm that there is not, or a draft that does not fit.
-    #[error(transparent)]
+    #[error("{}", named::spec(.0))]
     Spec(#[from] aquila_spec::Error),
     /// An error of the engine.
-    #[error(transparent)]
+    #[error("{}", named::engine(.0))]
     Engine(#[from] aquila_engine::Error),
+    /// Settings that no engine can work with.
+    #[error("{}", named::config(.0))]
+    Config(#[from] aquila_engine::ConfigError),
+    /// What does not fit into memory.
+    #[error("{}", named::budget(.0))]
+    Budget(#[from] aquila_engine::BudgetError),
+    /// A policy that there is not.
+    #[error("{}", named::policy(.0))]
+    Policy(#[from] aquila_spec::policy::PolicyError),
+    /// N-grams that cannot be drafted from so.
+    #[error("{}", named::ngram(.0))]
+    Ngram(#[from] aquila_spec::ngram::NgramError),
+    /// A server that did not start.
+    #[error("{}", named::server(.0))]
+    Server(#[from] aquila_server::Error),
     /// An error of the tokenizer.
     #[error(transparent)]
     Text(#[from] aquila_text::Error),
     /// A prompt that was not taken.
-    #[error(transparent)]
+    #[error("{}", named::generate(.0))]
     Generate(aquila_text::GenerateError),
     /// Anything else, said in words.
     #[error("{0}")]
@@ -71,7 +88,8 @@ impl Error {
     /// The code that goes with it, as the help of the command lists them.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Error::Usage(_) | Error::Engine(aquila_engine::Error::Config(_)) => WRONG_FLAGS,
+            Error::Usage(_) | Error::Config(_) | Error::Policy(_) | Error::Ngram(_) => WRONG_FLAGS,
+            Error::Engine(aquila_engine::Error::Config(_)) => WRONG_FLAGS,
             Error::Model(aquila_model::Error::Revision { .. }) => WRONG_FLAGS,
             Error::Spec(error) if error.is_usage() => WRONG_FLAGS,
             Error::Generate(_) => SOME_FAILED,

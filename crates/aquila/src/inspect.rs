@@ -11,7 +11,7 @@ use clap::builder::Resettable;
 use crate::Algorithms;
 use crate::after_help::AFTER_HELP;
 use crate::error::{Error, Result};
-use crate::flags::{EngineFlags, ModelFlags};
+use crate::flags::{EngineFlags, ModelFlags, named};
 use crate::start::build;
 
 /// Say what a checkpoint is, and whether Aquila can serve it or draft with it.
@@ -44,7 +44,9 @@ impl Inspect {
         let text = if self.json {
             serde_json::to_string_pretty(&inspection).map_err(|e| Error::Other(e.to_string()))?
         } else {
-            inspection.to_string()
+            let setting = inspection.setting.map(named::setting);
+            let with = setting.map(|flags| format!("{:<14} {flags}\n", "see"));
+            format!("{inspection}{}", with.unwrap_or_default())
         };
         print(&text)?;
         Ok(if inspection.servable || inspection.can_draft {

@@ -16,7 +16,7 @@ use crate::Algorithms;
 use crate::after_help::AFTER_HELP;
 use crate::error::{Error, Result};
 use crate::flags::{
-    AccessFlags, EngineFlags, LogFormat, LogLevel, ModelFlags, SamplingFlags, ServerFlags,
+    AccessFlags, EngineFlags, LogFormat, LogLevel, ModelFlags, SamplingFlags, ServerFlags, named,
 };
 use crate::notice::notice;
 use crate::start::start_with_corpora;
@@ -54,14 +54,13 @@ impl Serve {
 
     /// Serves until a signal comes.
     pub fn run(&self, algorithms: &Algorithms) -> Result<ExitCode> {
-        let failed = |error: aquila_server::Error| Error::Other(error.to_string());
         let limits = self.server.limits()?;
         if self.server.served_model_name.as_deref().is_some_and(|name| name.trim().is_empty()) {
             return Err(Error::Usage("--served-model-name must not be empty".into()));
         }
         let mut defaults = self.sampling.params()?;
         // First of all that takes time: whoever finds the port taken need not wait for a model.
-        let address = Address::take(&self.server.host, self.server.port).map_err(failed)?;
+        let address = Address::take(&self.server.host, self.server.port)?;
         let mut settings = Settings {
             keys: self.access.keys()?,
             tls: self.access.tls()?,
@@ -88,13 +87,13 @@ impl Serve {
             start_with_corpora(&self.model, &self.engine, defaults, algorithms, false)?;
         settings.corpora = corpora;
         let memory = RequestMemory::of(&generator, &settings);
-        notice(format_args!("requests  {memory}"));
+        notice(format_args!("requests  {}", named::request_memory(&memory)));
         if memory.total() > available_memory() {
             notice(format_args!("warning: requests may take more memory than there is left"));
         }
         let prompts = Prompts::of(generator.tokenizer());
         let ready = |address| announce(address, tls, &name, key, prompts);
-        aquila_server::run(address, generator, settings, ready, notice).map_err(failed)?;
+        aquila_server::run(address, generator, settings, ready, notice)?;
         Ok(ExitCode::SUCCESS)
     }
 

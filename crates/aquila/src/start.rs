@@ -11,7 +11,7 @@ use aquila_engine::{
 };
 use aquila_model::{Checkpoint, Decoder, Needs, TokenMap, memory};
 use aquila_spec::ngram::{Corpora, NgramSources};
-use aquila_spec::policy::{Adaptive, Auto, PolicyError};
+use aquila_spec::policy::{Adaptive, Auto};
 use aquila_spec::{Opened, Opening, Shape, Verify};
 use aquila_text::{Generator, SamplingParams, Tokenizer};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -121,7 +121,7 @@ pub fn build(
         parked_rows: if pauses { PARKED_ROWS } else { 0 },
         simulate: speculative.as_ref().and_then(|s| s.simulate.clone()),
     };
-    config.check().map_err(Error::Usage)?;
+    config.check()?;
     let needs = Needs {
         weights: memory::weight_bytes(&spec, format),
         scratch: memory::scratch_bytes(&spec, config.bounds()) + memory::rope_bytes(&spec, context),
@@ -209,8 +209,7 @@ pub fn build(
     let mut engine = Scheduler::new(Runner::new(backend, decoder, algorithm, &config)?, config)?;
     match speculative.as_ref().map(|s| (s, &s.policy)) {
         Some((_, PolicyPlan::Adaptive { table, num_steps })) => {
-            let refused = |error: PolicyError| Error::Usage(error.to_string());
-            let policy = Adaptive::new(table.clone(), *num_steps, Vec::new()).map_err(refused)?;
+            let policy = Adaptive::new(table.clone(), *num_steps, Vec::new())?;
             engine.draft_by(Box::new(policy))?;
         }
         Some((s, PolicyPlan::Auto { settings, costs, limit })) => {

@@ -74,13 +74,7 @@ impl Detected {
                 let best = Isa::ALL.into_iter().find_map(Isa::detect);
                 Ok(best.unwrap_or(Detected::Portable))
             }
-            IsaChoice::Only(isa) => isa.detect().ok_or_else(|| {
-                let available = Isa::available().iter().map(Isa::to_string).collect::<Vec<_>>();
-                Error::Unavailable(format!(
-                    "--cpu-isa {isa}: this machine has no such instructions; it has {}",
-                    available.join(", ")
-                ))
-            }),
+            IsaChoice::Only(isa) => isa.detect().ok_or(Error::NoSuchIsa(isa)),
         }
     }
 

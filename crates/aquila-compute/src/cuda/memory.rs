@@ -36,11 +36,6 @@ impl CudaRows {
         Ok(Self { memory, capacity, width, stride })
     }
 
-    /// The width of a row.
-    pub fn width(&self) -> usize {
-        self.width
-    }
-
     /// Refuses what does not fit in the rows.
     pub(super) fn hold(&self, what: &str, rows: usize, width: usize) -> Result<()> {
         if rows <= self.capacity && width <= self.width {

@@ -14,12 +14,12 @@ pub struct Shape {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
     /// A width of zero.
-    #[error("--speculative-eagle-topk must be at least 1")]
+    #[error("topk must be at least 1")]
     NoWidth,
     /// More nodes than the tree can have, or none beside the root.
     #[error(
-        "--speculative-num-draft-tokens {nodes} does not suit {steps} steps of topk {topk}: \
-         it must be from 2 to {most}"
+        "{nodes} draft tokens do not suit {steps} steps of topk {topk}: they must be from 2 to \
+         {most}"
     )]
     Nodes {
         /// Nodes asked for, the root included.
@@ -88,11 +88,6 @@ impl Shape {
     /// Nodes that are verified, the root included.
     pub fn nodes(&self) -> usize {
         self.nodes
-    }
-
-    /// Whether every node has one child at most.
-    pub fn is_chain(&self) -> bool {
-        self.topk == 1
     }
 
     /// The same tree with at most `steps` levels.

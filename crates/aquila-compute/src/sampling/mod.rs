@@ -90,10 +90,4 @@ impl Weights {
     pub fn certain(token: u32) -> Self {
         Self { tokens: vec![(token, 1.0)], total: 1.0 }
     }
-
-    /// How likely a token is.
-    pub fn probability(&self, token: u32) -> f64 {
-        let at = self.tokens.binary_search_by_key(&token, |&(token, _)| token);
-        at.map_or(0.0, |at| self.tokens[at].1 / self.total)
-    }
 }

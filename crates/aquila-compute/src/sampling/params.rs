@@ -48,11 +48,6 @@ impl Sampling {
         self.temperature.is_nan() || self.temperature < Self::GREEDY_BELOW
     }
 
-    /// Whether the choice is the plain argmax of the logits.
-    pub fn is_plain_greedy(&self) -> bool {
-        self.is_greedy() && !self.has_penalties() && self.logit_bias.is_empty()
-    }
-
     /// Whether any penalty is on, so that a history must be kept.
     pub fn has_penalties(&self) -> bool {
         self.repetition_penalty != 1.0

@@ -34,7 +34,7 @@ impl Scheduler {
     /// If a round fails, or if rounds overlap or requests are there already.
     pub fn measure_costs(&mut self, key: String, limit: Duration) -> Result<Option<CostTable>> {
         if !self.is_idle() || self.overlaps() {
-            return Err(Error::Config("costs are measured before anything is served".into()));
+            return Err(Error::Costs("costs are measured before anything is served"));
         }
         if self.prompt(1) == 0 {
             return Ok(None);
@@ -110,7 +110,7 @@ impl Scheduler {
             self.cache.flush();
         }
         if self.stats.snapshot().failed_rounds > failed {
-            return Err(Error::Config("a round that was to be timed failed".into()));
+            return Err(Error::Costs("a round that was to be timed failed"));
         }
         Ok(Some(timed))
     }

@@ -30,7 +30,7 @@ use aquila_spec::{HiddenStates, MOST_DRAFT_GROUPS, Shape, Verify};
 #[cfg(feature = "known-bugs")]
 use aquila_spec::known_bugs::Bug;
 
-use crate::config::EngineConfig;
+use crate::config::{ConfigError, EngineConfig};
 use crate::error::{Error, Result, SubmitError};
 use crate::executor::{Departed, Executor, ExecutorHandle, ModelExecutor, Profile, Runner};
 use crate::listener::{FinishReason, Outcome, Token};
@@ -83,7 +83,7 @@ impl Scheduler {
 
     /// A scheduler whose rounds are run by `compute`, on the same thread.
     pub fn over(compute: impl Executor, config: EngineConfig) -> Result<Self> {
-        config.check().map_err(Error::Config)?;
+        config.check()?;
         let profile = compute.profile();
         let group = |name: &str, lookahead| GroupConfig {
             name: name.into(),
@@ -310,10 +310,7 @@ impl Scheduler {
         let shapes = policy.shapes();
         let all = Shape::covering(shapes.into_iter().chain([self.config.shape]));
         if all != self.config.shape {
-            return Err(Error::Config(format!(
-                "the policy may choose {all}, and the engine has room for {}",
-                self.config.shape
-            )));
+            return Err(ConfigError::Trees { chosen: all, room: self.config.shape }.into());
         }
         let costs = policy.costs().cloned().map(Arc::new);
         let state = policy.state();

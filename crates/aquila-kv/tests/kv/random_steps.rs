@@ -16,7 +16,6 @@ enum Step {
     Reserve { who: Index, group: Index, rows: usize },
     Commit { who: Index, group: Index, rows: usize, next: Vec<u32> },
     Publish { who: Index, unseen: usize },
-    Trim { who: Index, group: Index },
     Release { who: Index, unseen: usize },
     Discard { who: Index },
     Flush,
@@ -63,7 +62,6 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         10 => (who(), group(), 0..90usize, next)
             .prop_map(|(who, group, rows, next)| Step::Commit { who, group, rows, next }),
         5 => (who(), 0..4usize).prop_map(|(who, unseen)| Step::Publish { who, unseen }),
-        2 => (who(), group()).prop_map(|(who, group)| Step::Trim { who, group }),
         2 => (who(), 0..4usize).prop_map(|(who, unseen)| Step::Release { who, unseen }),
         1 => who().prop_map(|who| Step::Discard { who }),
         1 => Just(Step::Flush),
@@ -163,14 +161,6 @@ impl World {
                 let seen = self.note_publication(who, unseen);
                 let Live { seq, tokens, .. } = &mut self.live[who];
                 self.cache.publish(seq, &tokens[..seen]);
-            }
-            Step::Trim { who, group } => {
-                let group = Group::new(group.index(groups));
-                let who = who.index(self.live.len());
-                let Live { seq, .. } = &mut self.live[who];
-                self.cache.trim(seq, group);
-                let size = self.config.page_size;
-                assert_eq!(seq.reserved(group), seq.committed(group).div_ceil(size) * size);
             }
             Step::Release { who, unseen } => {
                 let who = who.index(self.live.len());

@@ -6,7 +6,7 @@ mod qwen;
 use serde_json::Value;
 
 use crate::config::Settings;
-use crate::{ModelSpec, Result, draft_head};
+use crate::{ModelSpec, Result, Setting, draft_head};
 
 type Read = fn(&Settings<'_>) -> Result<ModelSpec>;
 
@@ -38,20 +38,21 @@ pub(crate) fn read(origin: &str, config: &Value) -> Result<ModelSpec> {
         return Err(settings.wrong("architectures", "is missing, and so is model_type"));
     };
     if draft_head::is_eagle3(config) {
-        return Err(settings.unsupported(format!(
+        let reason = format!(
             "architecture {name:?} is a draft head (EAGLE-3): it drafts for a model and cannot \
-             serve alone; use --speculative-draft-model-path"
-        )));
+             serve alone"
+        );
+        return Err(settings.needs(Setting::Draft(Some("EAGLE3")), reason));
     }
     let known = ARCHITECTURES.iter().find(|(arch, kind, _)| [*arch, *kind].contains(&name));
     if let Some((_, _, read)) = known {
         return read(&settings);
     }
     if DRAFT_HEADS.iter().any(|mark| name.contains(mark)) {
-        return Err(settings.unsupported(format!(
-            "architecture {name:?} is a draft head: it drafts for a model and cannot serve alone; \
-             use --speculative-draft-model-path"
-        )));
+        let reason = format!(
+            "architecture {name:?} is a draft head: it drafts for a model and cannot serve alone"
+        );
+        return Err(settings.needs(Setting::Draft(None), reason));
     }
     Err(settings.unsupported(format!(
         "architecture {name:?} is not supported; supported are {}",

@@ -4,8 +4,8 @@
 //! before a layer, so that 0 is the embedding and L is the output of the last of L layers. The
 //! numbers alone do not always say which; who numbered them mostly does.
 
-use crate::Result;
 use crate::config::{Settings, shown};
+use crate::{Result, Setting};
 
 /// The setting that says which layers of the target are read.
 pub(super) const LAYER_IDS: &str = "eagle_aux_hidden_state_layer_ids";
@@ -55,7 +55,7 @@ impl AuxLayers {
     pub fn convention(&self, layers: Option<usize>) -> (AuxLayerConvention, &'static str) {
         let ids = self.ids.as_deref().unwrap_or_default();
         if self.asked != AuxLayerConvention::Auto {
-            return (self.asked, "as --speculative-aux-layer-convention says");
+            return (self.asked, "as asked for");
         }
         if layers.is_some_and(|layers| ids.last() == Some(&layers)) {
             let why = "the last number is that of the end of the last layer";
@@ -89,11 +89,11 @@ impl AuxLayers {
             _ => (1, "layers"),
         };
         match ids.iter().find(|&&id| id > layers - shift) {
-            Some(id) => Err(config.wrong(
-                LAYER_IDS,
+            Some(id) => Err(config.needs(
+                Setting::AuxLayerConvention,
                 format!(
-                    "must name {what} of the target, which has {layers}; found {id} (they may be \
-                     numbered otherwise: see --speculative-aux-layer-convention)"
+                    "{LAYER_IDS} must name {what} of the target, which has {layers}; found {id} \
+                     (they may be numbered otherwise)"
                 ),
             )),
             None => Ok(ids.iter().map(|id| id + shift).collect()),

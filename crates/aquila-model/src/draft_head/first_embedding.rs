@@ -18,7 +18,7 @@ pub enum FirstEmbedding {
 impl FirstEmbedding {
     /// Whether it is zeros in a head of this architecture, and why.
     pub(super) fn zeroed(self, architecture: &str) -> (bool, &'static str) {
-        let asked = "as --speculative-mtp-first-embedding says";
+        let asked = "as asked for";
         match self {
             Self::Keep => (false, asked),
             Self::Zero => (true, asked),

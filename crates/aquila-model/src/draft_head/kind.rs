@@ -9,7 +9,7 @@ use crate::config::Settings;
 use crate::layout::TensorNames;
 use crate::model_spec::FamilyDefaults;
 use crate::source::{TensorSource, open_folder};
-use crate::{Error, Location, ModelSpec, Result};
+use crate::{Error, Location, ModelSpec, Result, Setting};
 
 use super::mtp::MtpNaming;
 
@@ -58,26 +58,22 @@ impl HeadKind {
 
     /// Why this is not what was `wanted`, and what would run it.
     pub fn refusal(self, tensors: &dyn TensorSource, wanted: &str) -> Error {
-        let reason = match self {
-            HeadKind::Eagle => {
-                format!(
-                    "is an EAGLE head, not {wanted}: it has {}; use --speculative-algorithm EAGLE",
-                    self.known_by()
-                )
+        let origin = tensors.origin().to_owned();
+        let (what, algorithm) = match self {
+            HeadKind::Eagle => ("is an EAGLE head", "EAGLE"),
+            HeadKind::Eagle3 => ("is an EAGLE-3 head", "EAGLE3"),
+            HeadKind::Mtp(_) => ("holds MTP layers", "MTP"),
+            HeadKind::Model => ("is an ordinary model", "STANDALONE"),
+            HeadKind::Unknown => {
+                let reason = format!("has no tensor by which {wanted} is known");
+                return Error::Unsupported { origin, reason };
             }
-            HeadKind::Eagle3 => {
-                format!("is an EAGLE-3 head, not {wanted}: use --speculative-algorithm EAGLE3")
-            }
-            HeadKind::Mtp(_) => {
-                format!("holds MTP layers, not {wanted}: use --speculative-algorithm MTP")
-            }
-            HeadKind::Model => format!(
-                "is an ordinary model, not {wanted}; \
-                 it may draft with --speculative-algorithm STANDALONE"
-            ),
-            HeadKind::Unknown => format!("has no tensor by which {wanted} is known"),
         };
-        Error::Unsupported { origin: tensors.origin().into(), reason }
+        let reason = format!(
+            "{what}, not {wanted}: it has {}; the algorithm {algorithm} drafts with it",
+            self.known_by()
+        );
+        Error::Setting { origin, reason, setting: Setting::Algorithm(algorithm) }
     }
 }
 

@@ -19,7 +19,7 @@ use crate::config::Settings;
 use crate::dummy::Dummy;
 use crate::layout::{self, Expected, LinearLayout};
 use crate::source::TensorSource;
-use crate::{Location, ModelSpec, Result, arch, memory};
+use crate::{Location, ModelSpec, Result, Setting, arch, memory};
 
 pub use super::mtp_names::MtpNaming;
 
@@ -161,9 +161,8 @@ impl MtpCheckpoint {
                     return Err(settings.wrong(COUNT, problem));
                 }
                 HeadKind::Model => {
-                    let reason = "has no MTP layers; name a folder that has with \
-                                  --speculative-draft-model-path";
-                    return Err(settings.unsupported(reason));
+                    let reason = "has no MTP layers; name a folder that has";
+                    return Err(settings.needs(Setting::Draft(None), reason));
                 }
                 other => return Err(other.refusal(tensors, WANTED)),
             },

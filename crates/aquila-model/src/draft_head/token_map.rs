@@ -12,7 +12,6 @@ use crate::{Error, Result, mapped, torch_file};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenMap {
     ids: Vec<u32>,
-    ranks: Vec<usize>,
 }
 
 impl TokenMap {
@@ -29,10 +28,10 @@ impl TokenMap {
         if numbers.is_empty() {
             return wrong("names no token".into());
         }
-        let mut order = Vec::with_capacity(numbers.len().min(vocabulary));
+        let mut ids = Vec::with_capacity(numbers.len().min(vocabulary));
         for (rank, &number) in numbers.iter().enumerate() {
             match u32::try_from(number) {
-                Ok(id) if (id as usize) < vocabulary && rank < vocabulary => order.push((id, rank)),
+                Ok(id) if (id as usize) < vocabulary && rank < vocabulary => ids.push(id),
                 Ok(id) if (id as usize) < vocabulary => {
                     return wrong(format!("names more than all {vocabulary} tokens of the target"));
                 }
@@ -43,27 +42,16 @@ impl TokenMap {
                 }
             }
         }
-        order.sort_unstable();
-        if let Some(pair) = order.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-            return wrong(format!("names token {} twice", pair[0].0));
+        ids.sort_unstable();
+        if let Some(pair) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
+            return wrong(format!("names token {} twice", pair[0]));
         }
-        let (ids, ranks) = order.into_iter().unzip();
-        Ok(Self { ids, ranks })
+        Ok(Self { ids })
     }
 
     /// The tokens, ascending.
     pub fn ids(&self) -> &[u32] {
         &self.ids
-    }
-
-    /// Where each of [`TokenMap::ids`] stood in the file, which lists frequent tokens first.
-    pub fn ranks(&self) -> &[usize] {
-        &self.ranks
-    }
-
-    /// The tokens, ascending, for good.
-    pub fn into_ids(self) -> Vec<u32> {
-        self.ids
     }
 }
 

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use aquila_compute::{DType, HostTensor};
 use bytes::Bytes;
 
-use crate::source::{TensorInfo, TensorSource, read_weight_map};
+use crate::source::{TensorInfo, TensorSource, read_shards};
 use crate::{Error, Result, mapped};
 use names::Element;
 use pickle::Pickle;
@@ -36,7 +36,6 @@ const WITHIN: &[&str] = &["state_dict", "model_state_dict", "model", "module"];
 pub struct TorchTensors {
     origin: String,
     tensors: BTreeMap<String, Entry>,
-    files: Vec<PathBuf>,
 }
 
 struct Entry {
@@ -57,11 +56,7 @@ struct View {
 impl TorchTensors {
     /// The tensors of one file.
     pub fn open_file(path: &Path) -> Result<Self> {
-        Ok(Self {
-            origin: path.display().to_string(),
-            tensors: read(path)?,
-            files: vec![path.to_owned()],
-        })
+        Ok(Self { origin: path.display().to_string(), tensors: read(path)? })
     }
 
     /// The tensors of a checkpoint folder: in one file, or in those that its index names; none
@@ -72,7 +67,8 @@ impl TorchTensors {
             return Self::open_file(&single).map(Some);
         }
         if index.exists() {
-            return Self::open_shards(folder, &index).map(Some);
+            let tensors = read_shards(&index, read)?;
+            return Ok(Some(Self { origin: index.display().to_string(), tensors }));
         }
         match other_files(folder).as_slice() {
             [] => Ok(None),
@@ -84,30 +80,6 @@ impl TorchTensors {
                 Err(Error::file(folder, format!("holds {names}; call the one to load {SINGLE}")))
             }
         }
-    }
-
-    fn open_shards(folder: &Path, index: &Path) -> Result<Self> {
-        let mut shards: BTreeMap<String, BTreeMap<String, Entry>> = BTreeMap::new();
-        let (mut tensors, mut files) = (BTreeMap::new(), Vec::new());
-        for (tensor, shard) in read_weight_map(index)? {
-            let path = folder.join(&shard);
-            if !shards.contains_key(&shard) {
-                shards.insert(shard.clone(), read(&path)?);
-                files.push(path.clone());
-            }
-            let entry =
-                shards.get_mut(&shard).and_then(|s| s.remove(&tensor)).ok_or_else(|| {
-                    let problem = format!("is missing, though {INDEX} says that it is here");
-                    Error::tensor(&path.display().to_string(), &tensor, problem)
-                })?;
-            tensors.insert(tensor, entry);
-        }
-        Ok(Self { origin: index.display().to_string(), tensors, files })
-    }
-
-    /// The files that the tensors are in.
-    pub fn files(&self) -> &[PathBuf] {
-        &self.files
     }
 }
 

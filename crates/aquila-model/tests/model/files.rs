@@ -189,7 +189,6 @@ fn a_sharded_checkpoint_holds_the_same_tensors() {
     let whole = Safetensors::open_folder(&fixture("llama-bias")).unwrap();
     let folder = in_shards("llama-bias");
     let shards = Safetensors::open_folder(folder.path()).unwrap();
-    assert_eq!(shards.files().len(), 2);
     assert_eq!(shards.names(), whole.names());
     for name in whole.names() {
         let (a, b) = (whole.get(name).unwrap(), shards.get(name).unwrap());

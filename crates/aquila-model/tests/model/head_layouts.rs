@@ -4,7 +4,7 @@ use aquila_compute::DType;
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_model::RecurrentHead as _;
 use aquila_model::{
-    AuxLayerConvention, HeadCheckpoint, HeadOptions, Inspection, LoadFormat, Location,
+    AuxLayerConvention, HeadCheckpoint, HeadOptions, Inspection, LoadFormat, Location, Setting,
 };
 use serde_json::{Value, json};
 
@@ -156,7 +156,7 @@ fn a_convention_that_is_asked_for_holds() {
     let boundaries = |aux_layer_convention| {
         let options = HeadOptions { aux_layer_convention, ..HeadOptions::default() };
         let head = HeadCheckpoint::open_with(&location, LoadFormat::Auto, &target(), &options);
-        head.map(|head| head.boundaries().to_vec()).map_err(|e| e.to_string())
+        head.map(|head| head.boundaries().to_vec()).map_err(|e| (e.to_string(), e.setting()))
     };
     assert_eq!(boundaries(AuxLayerConvention::Auto).unwrap(), [2, 3]);
     assert_eq!(boundaries(AuxLayerConvention::Output).unwrap(), [2, 3]);
@@ -164,12 +164,12 @@ fn a_convention_that_is_asked_for_holds() {
 
     head.config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = json!([1, 3]);
     head.write(folder.path());
-    let text = boundaries(AuxLayerConvention::Output).unwrap_err();
+    let (text, setting) = boundaries(AuxLayerConvention::Output).unwrap_err();
     assert!(text.contains("must name layers of the target, which has 3; found 3"), "{text}");
-    assert!(text.contains("see --speculative-aux-layer-convention"), "{text}");
+    assert_eq!(setting, Some(Setting::AuxLayerConvention));
     head.config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = json!([0, 4]);
     head.write(folder.path());
-    let text = boundaries(AuxLayerConvention::Boundary).unwrap_err();
+    let (text, _) = boundaries(AuxLayerConvention::Boundary).unwrap_err();
     assert!(text.contains("must name boundaries of layers of the target, which has 3; found 4"));
 }
 

@@ -1,7 +1,9 @@
 //! Heads that cannot draft for a model are refused by what is wrong with them.
 
 use aquila_compute::DType;
-use aquila_model::{Checkpoint, HeadCheckpoint, Inspection, LoadFormat, Location, ModelSpec};
+use aquila_model::{
+    Checkpoint, HeadCheckpoint, Inspection, LoadFormat, Location, ModelSpec, Setting,
+};
 use serde_json::json;
 
 use crate::head_files::{Head, head, target};
@@ -184,10 +186,11 @@ fn a_head_is_inspected_as_what_it_drafts() {
         "EAGLE3 for models of width 384, draft vocabulary 4096",
         "outputs of layers [1, 3, 4]",
         "3.9 M",
-        "no: it is an EAGLE-3 head and drafts for a model: use --speculative-draft-model-path",
+        "no: it is an EAGLE-3 head and drafts for a model",
     ] {
         assert!(text.contains(part), "{part}:\n{text}");
     }
+    assert_eq!(report.setting, Some(Setting::Draft(Some("EAGLE3"))));
     let value = serde_json::to_value(&report).unwrap();
     assert_eq!(value["draft_head"]["aux_layers"], json!([1, 3, 4]));
     let preset = Inspection::of(&Location::Preset("bench-eagle3".into())).unwrap();

@@ -91,7 +91,7 @@ fn cases() -> Vec<Case> {
         completion(json!({ "prompt": [-1] }), "prompt", "expected"),
         completion(json!({ "suffix": "x" }), "suffix", "not supported"),
         completion(json!({ "best_of": 3 }), "best_of", "equal"),
-        completion(json!({ "prompt": long }), "prompt", "--context-length"),
+        completion(json!({ "prompt": long }), "prompt", "context length"),
         completion(json!({ "n": 100, "prompt": ["a", "b", "c"] }), "prompt", "at once"),
         // Conversations that are none.
         case(CHAT, json!({}), "messages", "required"),
@@ -106,7 +106,7 @@ fn cases() -> Vec<Case> {
             "messages[0].content[0]",
             "text",
         ),
-        messages(json!([{ "role": "user", "content": long }]), "messages", "--context-length"),
+        messages(json!([{ "role": "user", "content": long }]), "messages", "context length"),
         // SGLang's.
         case("/generate", "{}", "text", "input_ids"),
         case("/generate", json!({ "text": "a", "input_ids": [1] }), "input_ids", "not both"),

@@ -118,7 +118,7 @@ fn without_a_folder_no_file_is_read_for_clients() {
     let server = drafting(10_000);
     let file = tempfile::NamedTempFile::new().unwrap();
     let refusal = refused(&server, "/add_external_corpus", json!({ "file_path": file.path() }));
-    assert!(refusal.contains("--external-corpus-folder"), "{refusal}");
+    assert!(refusal.contains("a folder of corpora"), "{refusal}");
     add(&server, json!({ "documents": ["fn main"] }));
 }
 
@@ -205,6 +205,6 @@ fn a_server_without_n_grams_says_how_to_get_them() {
     for reply in replies {
         assert_eq!(reply.status, 400, "{}", reply.body);
         assert_eq!(reply.json()["success"], false);
-        assert!(reply.body.contains("--speculative-algorithm NGRAM"), "{}", reply.body);
+        assert!(reply.body.contains("the algorithm NGRAM"), "{}", reply.body);
     }
 }

@@ -129,7 +129,7 @@ fn past_busy_connections_there_is_a_reason() {
     let mut third = server.connect();
     let reply = third.reply();
     assert_eq!(reply.status, 503);
-    assert!(reply.body.contains("--max-connections"), "{}", reply.body);
+    assert!(reply.body.contains("all 2 connections"), "{}", reply.body);
     server.run_freely();
     busy.iter_mut().for_each(|connection| while connection.chunk().is_some() {});
     server.wait_until_idle();

@@ -68,7 +68,7 @@ fn a_priority_is_whole_and_ignored_or_refused_when_disabled() {
         let error = &refused.json()["error"];
         assert_eq!(error["param"], "priority", "{route}");
         let message = error["message"].as_str().unwrap();
-        assert!(message.contains("--enable-priority-scheduling"), "{message}");
+        assert!(message.contains("priority scheduling"), "{message}");
     }
     for (route, body) in short(Value::Null) {
         refusing.post(route, &body.to_string()).ok();

@@ -26,7 +26,7 @@ pub enum CorpusError {
     /// No room.
     #[error(
         "there is no room for the corpus {name:?}: all corpora together may have {most} tokens; \
-         remove one, or raise --speculative-ngram-external-corpus-max-tokens"
+         remove one"
     )]
     Full {
         /// The corpus.

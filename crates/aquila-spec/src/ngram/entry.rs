@@ -7,8 +7,8 @@ use aquila_model::{Decoder, Needs};
 
 use super::{Corpora, Ngram, NgramScope, NgramSettings};
 use crate::{
-    Algorithm, Allowance, AskedShape, DraftFor, Entry, Error, LoadOn, MOST_STEPS, Opened, Opening,
-    Result, Shape,
+    Algorithm, Allowance, AskedShape, DraftFor, Entry, LoadOn, MOST_STEPS, Opened, Opening, Result,
+    Shape,
 };
 
 /// Where n-grams are drafted from, and how.
@@ -61,13 +61,9 @@ impl NgramSources {
             settings: NgramSettings::default(),
             corpora: Corpora::new(Corpora::MOST_TOKENS, opening.target.spec().vocab_size),
         });
-        sources.settings.check().map_err(refused)?;
+        sources.settings.check()?;
         Ok(sources)
     }
-}
-
-fn refused(error: super::NgramError) -> Error {
-    Error::Refused(error.to_string())
 }
 
 impl Opened for NgramSources {
@@ -88,6 +84,6 @@ impl Opened for NgramSources {
 impl<B: Backend> LoadOn<B> for NgramSources {
     fn load(&self, _: &B, _: &Decoder<B>, _: &Allowance) -> Result<Algorithm<B>> {
         let ngram = Ngram::new(self.settings.clone(), self.corpora.clone());
-        Ok(Algorithm::on_host("NGRAM", ngram.map_err(refused)?))
+        Ok(Algorithm::on_host("NGRAM", ngram?))
     }
 }

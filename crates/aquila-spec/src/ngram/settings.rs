@@ -53,8 +53,8 @@ impl FromStr for NgramScope {
 pub enum NgramError {
     /// Branches that are none, more than trees can have, or fewer than the least.
     #[error(
-        "--speculative-ngram-min-bfs-breadth {least} and --speculative-ngram-max-bfs-breadth \
-         {most} must be from 1 to {MOST_TOPK}, the first not above the second"
+        "a least breadth of {least} and a most of {most} must be from 1 to {MOST_TOPK}, the first \
+         not above the second"
     )]
     Breadth {
         /// The least branches.
@@ -63,16 +63,16 @@ pub enum NgramError {
         most: usize,
     },
     /// A trie in which nothing follows anything, or one deeper than trees need.
-    #[error("--speculative-ngram-max-trie-depth {0} must be from 2 to {MOST_TRIE_DEPTH}")]
+    #[error("a trie depth of {0} must be from 2 to {MOST_TRIE_DEPTH}")]
     TrieDepth(usize),
     /// A trie that does not hold what one token adds, or that u32 cannot number.
-    #[error("--speculative-ngram-capacity {0} must be from {least} to {most}", least = LEAST_CAPACITY, most = MOST_CAPACITY)]
+    #[error("a capacity of {0} n-grams must be from {least} to {most}", least = LEAST_CAPACITY, most = MOST_CAPACITY)]
     Capacity(usize),
     /// No such match type.
-    #[error("--speculative-ngram-match-type {0} must be BFS or PROB")]
+    #[error("the match type {0} must be BFS or PROB")]
     MatchType(String),
     /// No such scope.
-    #[error("--speculative-ngram-scope {0} must be server or request")]
+    #[error("the scope {0} must be server or request")]
     Scope(String),
 }
 
@@ -81,7 +81,7 @@ pub const MOST_TRIE_DEPTH: usize = 64;
 const LEAST_CAPACITY: usize = 1024;
 const MOST_CAPACITY: usize = 1 << 30;
 
-/// How n-grams are kept and drafted from; the defaults are the flags'.
+/// How n-grams are kept and drafted from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NgramSettings {
     /// The branches that the longest matches begin with.

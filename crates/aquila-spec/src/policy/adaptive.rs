@@ -10,7 +10,7 @@ use super::{
 };
 use crate::Shape;
 
-/// The policy of `--speculative-adaptive`.
+/// SGLang's policy.
 #[derive(Debug, Clone)]
 pub struct Adaptive {
     routes: BatchSlots,

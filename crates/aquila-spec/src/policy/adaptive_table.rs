@@ -1,4 +1,4 @@
-//! The file of `--speculative-adaptive-config`: slots by batch size, in SGLang's format.
+//! The file of the adaptive policy: slots by batch size, in SGLang's format.
 //!
 //! Keys of digits are least batch sizes; every other key is a default for all slots. Beyond
 //! SGLang, a slot may say `topk` and `draft_tokens`.
@@ -111,9 +111,7 @@ impl AdaptiveTable {
 
     /// Reads the text of a file.
     pub fn parse(text: &str) -> Result<Self, PolicyError> {
-        let what = "--speculative-adaptive-config";
-        let value: Value =
-            serde_json::from_str(text).map_err(|source| PolicyError::Json { what, source })?;
+        let value: Value = serde_json::from_str(text)?;
         let Value::Object(file) = value else {
             return Err(PolicyError::NotAnObject { got: value.to_string() });
         };
@@ -157,11 +155,11 @@ impl AdaptiveTable {
         all.into_iter().collect()
     }
 
-    /// The steps to start with: those of the flag, which must be a candidate somewhere, or the
+    /// The steps to start with: those asked for, which must be a candidate somewhere, or the
     /// middle of all candidates.
-    pub fn launch_steps(&self, flag: Option<usize>) -> Result<usize, PolicyError> {
+    pub fn launch_steps(&self, asked: Option<usize>) -> Result<usize, PolicyError> {
         let union = self.union();
-        match flag {
+        match asked {
             None => Ok(union[union.len() / 2]),
             Some(steps) if union.contains(&steps) => Ok(steps),
             Some(steps) => {
@@ -257,7 +255,7 @@ fn candidates(value: &Value) -> Option<Vec<usize>> {
 
 fn unknown(map: &Map<String, Value>, place: &str) -> Vec<String> {
     let unknown = |key: &&String| !KNOWN.contains(&key.as_str()) && key.as_str() != "strategy";
-    let say = |key| format!("--speculative-adaptive-config, {place}: {key} means nothing here");
+    let say = |key| format!("{place}: {key} means nothing here");
     map.keys().filter(unknown).map(say).collect()
 }
 
@@ -269,7 +267,7 @@ fn refuse_other_strategies(globals: &Map<String, Value>) -> Result<(), PolicyErr
         Some(other) => Err(PolicyError::Setting {
             place: "the defaults".to_owned(),
             key: "strategy".to_owned(),
-            must: "\"ema\" (--speculative-policy auto is the one that weighs costs)",
+            must: "\"ema\" (the policy auto is the one that weighs costs)",
             got: other.to_string(),
         }),
     }

@@ -136,9 +136,7 @@ impl CostTable {
 
     /// Reads a table from its file.
     pub fn from_json(text: &str) -> Result<Self, PolicyError> {
-        let what = "the cost table";
-        let mut table: Self =
-            serde_json::from_str(text).map_err(|source| PolicyError::Json { what, source })?;
+        let mut table: Self = serde_json::from_str(text)?;
         table.check().map_err(|why| PolicyError::Costs { key: table.key.clone(), why })?;
         table.make_monotone();
         Ok(table)

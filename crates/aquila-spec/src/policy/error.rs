@@ -1,26 +1,20 @@
-//! Why a policy's file or flags were not taken.
+//! Why a policy's file or settings were not taken.
 
 /// What is wrong, in words for whoever wrote the file.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
     /// Not JSON.
-    #[error("{what} is not valid JSON: {source}")]
-    Json {
-        /// The file's role.
-        what: &'static str,
-        /// What the parser says.
-        source: serde_json::Error,
-    },
+    #[error("it is not valid JSON: {0}")]
+    Json(#[from] serde_json::Error),
     /// Not an object.
-    #[error("--speculative-adaptive-config must be a JSON object, not {got}")]
+    #[error("it must be a JSON object, not {got}")]
     NotAnObject {
         /// What it is.
         got: String,
     },
     /// Candidates that are none.
     #[error(
-        "--speculative-adaptive-config, batch size {key}: candidate_steps must be a non-empty list \
-         of whole numbers of at least 0, not {got}"
+        "batch size {key}: candidate_steps must be a non-empty list of whole numbers of at least 0, not {got}"
     )]
     CandidateSteps {
         /// The slot's key.
@@ -30,8 +24,7 @@ pub enum PolicyError {
     },
     /// The older format, or a file of defaults alone.
     #[error(
-        "--speculative-adaptive-config has no batch size among its keys ({keys}); each slot's key \
-         is its least batch size. In that form the file is:\n{today}"
+        "it has no batch size among its keys ({keys}); each slot's key is its least batch size. In that form the file is:\n{today}"
     )]
     NoBatchSize {
         /// The keys there are.
@@ -40,7 +33,7 @@ pub enum PolicyError {
         today: String,
     },
     /// A setting of the wrong kind or out of its range.
-    #[error("--speculative-adaptive-config, {place}: {key} must be {must}, not {got}")]
+    #[error("{place}: {key} must be {must}, not {got}")]
     Setting {
         /// Which slot, or that it is a default.
         place: String,
@@ -52,7 +45,7 @@ pub enum PolicyError {
         got: String,
     },
     /// A slot's tree cannot be.
-    #[error("--speculative-adaptive-config, batch size {key}: {source}")]
+    #[error("batch size {key}: {source}")]
     Shape {
         /// The slot's key.
         key: usize,
@@ -61,8 +54,8 @@ pub enum PolicyError {
     },
     /// The launch steps are no slot's candidate.
     #[error(
-        "--speculative-num-steps {steps} is not among the candidate_steps of any batch size \
-         ({union}); give one of them, or add it to --speculative-adaptive-config"
+        "{steps} steps are not among the candidate_steps of any batch size ({union}); give one of \
+         them, or add it to the table"
     )]
     LaunchSteps {
         /// The steps asked for.

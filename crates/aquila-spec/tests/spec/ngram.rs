@@ -294,18 +294,20 @@ fn tokens_that_the_model_does_not_know_are_not_drafted() {
 }
 
 #[test]
-fn settings_that_cannot_be_are_refused_by_their_flags() {
+fn settings_that_cannot_be_are_refused_with_their_bounds() {
     let refused = |change: fn(&mut NgramSettings)| {
         let mut settings = NgramSettings::default();
         change(&mut settings);
-        settings.check().unwrap_err().to_string()
+        settings.check().unwrap_err()
     };
     assert_eq!(NgramSettings::default().check(), Ok(()));
-    assert!(refused(|s| s.min_bfs_breadth = 0).contains("min-bfs-breadth"));
-    assert!(refused(|s| s.min_bfs_breadth = 11).contains("min-bfs-breadth 11"));
-    assert!(refused(|s| s.max_bfs_breadth = 65).contains("from 1 to 64"));
-    assert!(refused(|s| s.max_trie_depth = 1).contains("max-trie-depth 1"));
-    assert!(refused(|s| s.capacity = 10).contains("capacity 10"));
+    let breadth = |least, most| NgramError::Breadth { least, most };
+    assert_eq!(refused(|s| s.min_bfs_breadth = 0), breadth(0, 10));
+    assert_eq!(refused(|s| s.min_bfs_breadth = 11), breadth(11, 10));
+    assert_eq!(refused(|s| s.max_bfs_breadth = 65), breadth(1, 65));
+    assert!(breadth(1, 65).to_string().contains("from 1 to 64"));
+    assert_eq!(refused(|s| s.max_trie_depth = 1), NgramError::TrieDepth(1));
+    assert_eq!(refused(|s| s.capacity = 10), NgramError::Capacity(10));
     assert_eq!("prob".parse(), Ok(MatchType::Prob));
     assert_eq!("Server".parse(), Ok(NgramScope::Server));
     assert_eq!("DFS".parse::<MatchType>(), Err(NgramError::MatchType("DFS".into())));

@@ -283,10 +283,7 @@ fn a_slots_own_settings_override_the_defaults_of_the_file() {
     );
     assert_eq!((table.slots[&1].up_hysteresis, table.slots[&32].up_hysteresis), (0.1, 0.5));
     assert_eq!((table.slots[&1].update_interval, table.slots[&1].warmup_batches), (3, 10));
-    assert_eq!(
-        table.warnings,
-        ["--speculative-adaptive-config, the defaults: seed means nothing here"]
-    );
+    assert_eq!(table.warnings, ["the defaults: seed means nothing here"]);
 }
 
 #[test]
@@ -300,13 +297,11 @@ fn a_slot_may_have_trees() {
     assert_eq!(policy.shapes()[..3], shapes);
     assert_eq!(
         error(r#"{"1": {"candidate_steps": [3], "topk": 4}}"#),
-        "--speculative-adaptive-config, batch size 1: draft_tokens must be given with topk, a \
-         whole number of at least 2, not null"
+        "batch size 1: draft_tokens must be given with topk, a whole number of at least 2, not null"
     );
     assert_eq!(
         error(r#"{"16": {"candidate_steps": [1], "topk": 2, "draft_tokens": 9}}"#),
-        "--speculative-adaptive-config, batch size 16: --speculative-num-draft-tokens 9 does not \
-         suit 1 steps of topk 2: it must be from 2 to 3"
+        "batch size 16: 9 draft tokens do not suit 1 steps of topk 2: they must be from 2 to 3"
     );
 }
 
@@ -324,8 +319,7 @@ fn candidates_that_are_none_are_named_with_their_slot() {
         assert_eq!(
             error(&file),
             format!(
-                "--speculative-adaptive-config, batch size 8: candidate_steps must be a non-empty \
-                 list of whole numbers of at least 0, not {got}"
+                "batch size 8: candidate_steps must be a non-empty list of whole numbers of at least 0, not {got}"
             )
         );
     }
@@ -351,8 +345,7 @@ fn other_faults_are_named_with_key_and_value() {
     let slot = |setting: &str| error(&format!(r#"{{"8": {{"candidate_steps": [1], {setting}}}}}"#));
     assert_eq!(
         slot(r#""ema_alpha": 0"#),
-        "--speculative-adaptive-config, batch size 8: ema_alpha must be a number above 0 and up \
-         to 1, not 0"
+        "batch size 8: ema_alpha must be a number above 0 and up to 1, not 0"
     );
     assert!(slot(r#""update_interval": 0"#).contains("update_interval must be a whole number"));
     assert!(slot(r#""warmup_batches": -1"#).contains("warmup_batches must be a whole number"));
@@ -370,8 +363,8 @@ fn launch_steps_must_be_a_candidate_somewhere() {
     let error = Adaptive::new(AdaptiveTable::default(), Some(5), Vec::new()).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "--speculative-num-steps 5 is not among the candidate_steps of any batch size (0, 1, 3, \
-         7); give one of them, or add it to --speculative-adaptive-config"
+        "5 steps are not among the candidate_steps of any batch size (0, 1, 3, 7); give one of \
+         them, or add it to the table"
     );
 }
 

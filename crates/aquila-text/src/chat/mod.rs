@@ -46,7 +46,6 @@ pub struct ChatTemplate {
 
 struct Compiled {
     name: String,
-    text: String,
     origin: String,
     /// Kept until the template is used: a checkpoint may serve without its template.
     syntax_error: Option<String>,
@@ -74,7 +73,6 @@ impl ChatTemplate {
                 let added = environment.add_template_owned(source.name.clone(), plain);
                 Compiled {
                     name: source.name,
-                    text: source.text,
                     origin: source.origin,
                     syntax_error: added.err().map(|e| describe(&e)),
                 }
@@ -129,12 +127,6 @@ impl ChatTemplate {
                 Error::TemplateFailed { origin: chosen.origin.clone(), reason: describe(&error) }
             }
         })
-    }
-
-    /// The template's text as the checkpoint holds it: the one for conversations with tools, or
-    /// without.
-    pub fn source(&self, with_tools: bool) -> Option<&str> {
-        self.choose(with_tools).ok().map(|chosen| chosen.text.as_str())
     }
 
     fn choose(&self, with_tools: bool) -> Result<&Compiled> {

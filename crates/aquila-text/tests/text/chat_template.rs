@@ -89,7 +89,6 @@ fn a_template_file_goes_before_the_configuration() {
     let named = load(&[config, jinja, tool_use]);
     assert_eq!(render(&named, None).unwrap(), "jinja");
     assert_eq!(render(&named, Some(&tools)).unwrap(), "with tools");
-    assert_eq!(named.chat_template().unwrap().source(true), Some("with tools"));
 }
 
 #[test]
@@ -149,6 +148,27 @@ fn the_old_special_tokens_count_unless_configured() {
     let listing = r#"{"bos_token": "<b>", "eos_token": "<e>", "added_tokens_decoder": {}}"#;
     let listing = ("tokenizer_config.json", listing);
     assert_eq!(render(&load(&[template, elder, listing]), None).unwrap(), "<b><e>");
+}
+
+#[test]
+fn dates_are_written_as_python_writes_them() {
+    // From `datetime.datetime(2027, 1, 5, 15, 4, 9).strftime(…)` of CPython with glibc.
+    let now = UNIX_EPOCH + Duration::from_secs(1_799_161_449);
+    for (format, date) in [
+        ("%d %b %Y, %A %B %-d", "05 Jan 2027, Tuesday January 5"),
+        ("%I:%M %p %y %F %T %h", "03:04 PM 27 2027-01-05 15:04:09 Jan"),
+        ("%H%Z%z %%Z 100%%", "15 %Z 100%"),
+        ("%Y年%m月", "2027年01月"),
+    ] {
+        let template = format!("{{{{ strftime_now('{format}') }}}}");
+        let tokenizer = load(&[("chat_template.jinja", &template)]);
+        let template = tokenizer.chat_template().unwrap();
+        let text = template.render_at(now, &json!([]), None, false, &Map::new());
+        assert_eq!(text.unwrap(), date, "{format}");
+    }
+    let tokenizer = load(&[("chat_template.jinja", "{{ strftime_now('%Y %!') }}")]);
+    let error = render(&tokenizer, None).unwrap_err().to_string();
+    assert!(error.contains("%Y %!"), "{error}");
 }
 
 #[test]

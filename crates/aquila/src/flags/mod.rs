@@ -5,6 +5,7 @@ mod engine;
 mod head;
 mod log_level;
 mod model;
+pub mod named;
 mod ngram;
 mod number;
 mod policy;

@@ -11,6 +11,7 @@ use aquila_spec::ngram::{
 use aquila_text::Tokenizer;
 use clap::Args;
 
+use super::named;
 use super::number::whole;
 use crate::error::{Error, Result};
 
@@ -100,7 +101,6 @@ impl NgramFlags {
 
     fn settings(&self) -> Result<NgramSettings> {
         let default = NgramSettings::default();
-        let wrong = |error| Error::Usage(format!("{error}"));
         let match_type = self.speculative_ngram_match_type.as_deref();
         let scope = self.speculative_ngram_scope.as_deref();
         let settings = NgramSettings {
@@ -110,12 +110,12 @@ impl NgramFlags {
             max_bfs_breadth: self
                 .speculative_ngram_max_bfs_breadth
                 .unwrap_or(default.max_bfs_breadth),
-            match_type: match_type.map_or(Ok(MatchType::Bfs), str::parse).map_err(wrong)?,
+            match_type: match_type.map_or(Ok(MatchType::Bfs), str::parse)?,
             max_trie_depth: self.speculative_ngram_max_trie_depth.unwrap_or(default.max_trie_depth),
             capacity: self.speculative_ngram_capacity.unwrap_or(default.capacity),
-            scope: scope.map_or(Ok(NgramScope::Server), str::parse).map_err(wrong)?,
+            scope: scope.map_or(Ok(NgramScope::Server), str::parse)?,
         };
-        settings.check().map_err(wrong)?;
+        settings.check()?;
         Ok(settings)
     }
 
@@ -133,7 +133,7 @@ impl NgramFlags {
             })?;
             let name = path.display().to_string();
             let added = add_file(&corpora, &tokenizer, &name, path)
-                .map_err(|error| Error::Other(error.to_string()))?;
+                .map_err(|error| Error::Other(named::corpus(&error)))?;
             let cut = format!(
                 "only the first {} tokens of {name} are drafted from: \
                  --speculative-ngram-external-corpus-max-tokens is {}",

@@ -167,11 +167,11 @@ impl PolicyFlags {
             }
             PolicyName::Adaptive => {
                 let mut table = self.table()?;
-                let warnings = std::mem::take(&mut table.warnings);
-                let refused =
-                    |error: aquila_spec::policy::PolicyError| Error::Usage(error.to_string());
+                let of_file = |why: String| format!("--speculative-adaptive-config: {why}");
+                let warnings = std::mem::take(&mut table.warnings).into_iter().map(of_file);
+                let warnings = warnings.collect();
                 // Refused now, before anything is loaded.
-                Adaptive::new(table.clone(), steps, Vec::new()).map_err(refused)?;
+                Adaptive::new(table.clone(), steps, Vec::new())?;
                 Ok((PolicyPlan::Adaptive { table, num_steps: steps }, warnings))
             }
         }

@@ -4,12 +4,13 @@ use std::path::PathBuf;
 
 use aquila_model::{HeadOptions, holds_mtp_layers};
 use aquila_spec::{
-    AskedShape, DraftFlag, DraftFor, DraftOptions, Entry, MOST_STEPS, MOST_TOPK, NONE,
-    RateSchedule, Shape, Simulate, SimulateMethod, Verify,
+    AskedShape, DraftFor, DraftOptions, Entry, MOST_STEPS, MOST_TOPK, NONE, RateSchedule, Shape,
+    Simulate, SimulateMethod, Verify,
 };
 use clap::{Args, ValueEnum};
 
 use super::head::HeadFlags;
+use super::named;
 use super::ngram::NgramFlags;
 use super::number::whole;
 use super::policy::{PolicyFlags, PolicyPlan};
@@ -198,7 +199,7 @@ impl SpeculativeFlags {
             let takers: Vec<&str> = takers.map(Entry::name).collect();
             return Err(Error::Usage(format!(
                 "{} is for --speculative-algorithm {}, not for {}",
-                flag.name(),
+                named::draft_flag(flag),
                 takers.join(" or "),
                 entry.name()
             )));
@@ -340,7 +341,7 @@ impl SpeculativeFlags {
         ];
         let names: Vec<&str> = algorithms.entries().map(Entry::name).collect();
         let given = given.iter().find_map(|(flag, given)| given.then_some(*flag));
-        let of_head = self.head.given().next().map(DraftFlag::name);
+        let of_head = self.head.given().next().map(named::draft_flag);
         let given = given.or(of_head).or(self.verify.given());
         match given.or(self.policy.given()).or(self.ngram.given()) {
             Some(flag) => Err(Error::Usage(format!(

@@ -16,6 +16,7 @@ use serde_json::Value;
 use super::answer::{Answer, Collector};
 use super::input::{Ask, Line, Lines};
 use crate::error::{Error, Result};
+use crate::flags::named;
 
 /// What the writer of answers hears.
 pub enum Event {
@@ -103,8 +104,8 @@ fn take(
     events: &Sender<Event>,
 ) -> std::result::Result<(), NobodyListens> {
     let Line { id, number: place, bytes, ask } = line;
-    let prepared = ask
-        .and_then(|ask| prepare(generator, ask).map_err(|error| format!("line {place}: {error}")));
+    let refused = |error: GenerateError| format!("line {place}: {}", named::generate(&error));
+    let prepared = ask.and_then(|ask| prepare(generator, ask).map_err(refused));
     let tell = |awaited| {
         let taken = Taken { id, bytes, awaited };
         events.send(Event::Taken(taken)).map_err(|_| NobodyListens)
@@ -126,7 +127,7 @@ fn take(
         Err(GenerateError::Submit(SubmitError::ShuttingDown)) => {
             Event::End(Err(Error::Other("the engine ended before all prompts were read".into())))
         }
-        Err(error) => Event::Refused(number, format!("line {place}: {error}")),
+        Err(error) => Event::Refused(number, refused(error)),
     };
     events.send(event).map_err(|_| NobodyListens)
 }

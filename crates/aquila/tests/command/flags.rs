@@ -75,6 +75,10 @@ fn what_exceeds_memory_is_refused_with_the_flag_to_change() {
     let ran = run(&["generate", "--prompt", "x", "--max-total-tokens", "2000000000"]);
     assert_eq!(ran.code, Some(1));
     assert!(ran.stderr.contains("--max-total-tokens 2000000000"), "{}", ran.stderr);
+    let ran = run(&["generate", "--prompt", "x", "--mem-fraction-static", "0.000001"]);
+    assert_eq!(ran.code, Some(1));
+    let flags = "--mem-fraction-static 0.000001, --chunked-prefill-size: ";
+    assert!(ran.stderr.contains(flags), "{}", ran.stderr);
 }
 
 #[test]

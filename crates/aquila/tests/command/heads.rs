@@ -41,6 +41,10 @@ fn heads_that_can_draft_are_inspected_without_failure() {
             "{}",
             ran.stdout
         );
+        let see = format!(
+            "see            --speculative-algorithm {algorithm} with --speculative-draft-model-path"
+        );
+        assert!(ran.stdout.contains(&see), "{}", ran.stdout);
     }
     let report = run(&["inspect", "--json", "tiny"]).stdout;
     assert!(report.contains("\"can_draft\": false"), "{report}");

@@ -18,13 +18,11 @@ use crate::routes::json as respond;
 use crate::state::{App, Shared};
 
 /// What is said where nothing is drafted from n-grams.
-const OFF: &str = "this server drafts nothing from corpora: \
-                   start it with --speculative-algorithm NGRAM";
+const OFF: &str = "this server drafts nothing from corpora: start it with the algorithm NGRAM";
 
 /// What is said of a path where clients may name none.
-const NO_FOLDER: &str = "this server reads no files for clients: start it with \
-                         --external-corpus-folder FOLDER to take those below FOLDER, or send \
-                         `documents`";
+const NO_FOLDER: &str = "this server reads no files for clients: start it with a folder of \
+                         corpora to take those below it, or send `documents`";
 
 /// Where a corpus comes from.
 enum Source {

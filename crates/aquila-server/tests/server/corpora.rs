@@ -189,7 +189,7 @@ fn impossible_requests_about_corpora_are_refused_with_a_reason() {
     let same = refused(&server, path, json!({ "corpus_id": "a", "documents": ["b"] }));
     assert!(same.contains("already"), "{same}");
     let full = refused(&server, path, json!({ "corpus_id": "b", "documents": ["b"] }));
-    assert!(full.contains("corpus-max-tokens"), "{full}");
+    assert!(full.contains("may have 8 tokens; remove one, or allow more"), "{full}");
     assert!(refused(&server, remove, json!({})).contains("corpus_id"));
     assert!(refused(&server, remove, json!({ "corpus_id": "b" })).contains("no corpus"));
 }

@@ -26,7 +26,7 @@ pub enum CorpusError {
     /// No room.
     #[error(
         "there is no room for the corpus {name:?}: all corpora together may have {most} tokens; \
-         remove one"
+         remove one, or allow more"
     )]
     Full {
         /// The corpus.

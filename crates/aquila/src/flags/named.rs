@@ -89,7 +89,7 @@ pub fn ngram(error: &NgramError) -> String {
 pub fn corpus(error: &aquila_server::CorpusTextError) -> String {
     match error {
         aquila_server::CorpusTextError::Corpus(CorpusError::Full { .. }) => {
-            format!("{error}, or raise --speculative-ngram-external-corpus-max-tokens")
+            format!("{error} (--speculative-ngram-external-corpus-max-tokens)")
         }
         _ => error.to_string(),
     }

@@ -1,7 +1,7 @@
 //! What every row of one forward pass is. Plain data, made by the engine, placed by a backend.
 
-/// What one row attends to, in position order: a prefix of its request's block table, then a tail
-/// of its own. In a prefill and in plain decoding the tail is empty and the prefix ends with the
+/// What one row attends to, in position order: a prefix of its request's block table, then tree
+/// slots of its own. In a prefill and in plain decoding there are none and the prefix ends with the
 /// row itself; a node of a draft tree sees the committed prefix, then its ancestors, then itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AttentionSpan {
@@ -9,9 +9,9 @@ pub struct AttentionSpan {
     pub start: u32,
     /// How many slots of that table the row sees.
     pub prefix: u32,
-    /// Where the row's tail begins in [`ForwardPlan::tree_slots`].
+    /// Where the row's tree slots begin in [`ForwardPlan::tree_slots`].
     pub tree_start: u32,
-    /// How many slots the tail has.
+    /// How many tree slots it has.
     pub tail: u32,
 }
 

@@ -1,6 +1,6 @@
 //! Aquila over HTTP: OpenAI's API and SGLang's, over a [`Generator`].
 //!
-//! Its one invariant: a client that is gone, or too slow to read, guards no slot of the engine.
+//! Its one invariant: a client that is gone, or too slow to read, holds no slot of the engine.
 //!
 //! - [`Server`]: the listener, its connections and its way to stop
 //! - [`Address`]: where it will listen, taken before there is a model

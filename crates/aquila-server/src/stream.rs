@@ -1,7 +1,7 @@
 //! Answers as server-sent events.
 //!
 //! A stream is `data: JSON` events and `data: [DONE]`; one that fails ends with an event that
-//! guards the error, since its status is long sent.
+//! holds the error, since its status is long sent.
 
 use std::convert::Infallible;
 use std::pin::Pin;

@@ -25,7 +25,7 @@ pub(crate) struct Ask {
     pub params: CheckedParams,
 }
 
-/// What a request guards while its answers are made.
+/// What a request holds while its answers are made.
 pub(crate) struct RequestGuards {
     /// One for each prompt.
     guards: Vec<Hold>,

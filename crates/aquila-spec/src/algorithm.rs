@@ -46,7 +46,7 @@ impl Declaration {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Travels {
     /// Whether the tree begins with the candidates of the request's seed.
-    pub topk_candidates: bool,
+    pub candidates: bool,
     /// How many hidden states that the draft has kept it goes on from, at most.
     pub hidden_rows: usize,
     /// How wide each of them is.
@@ -55,14 +55,14 @@ pub struct Travels {
 
 impl Travels {
     /// Nothing: what a tree rests on is read out of the tokens again.
-    pub const NOTHING: Self = Self { topk_candidates: false, hidden_rows: 0, hidden_width: 0 };
+    pub const NOTHING: Self = Self { candidates: false, hidden_rows: 0, hidden_width: 0 };
 
     /// What the seed proposes, and nothing hidden.
-    pub const OFFER: Self = Self { topk_candidates: true, ..Self::NOTHING };
+    pub const OFFER: Self = Self { candidates: true, ..Self::NOTHING };
 
     /// What the seed proposes, and `rows` hidden states of this width.
     pub fn with_hidden(rows: usize, width: usize) -> Self {
-        Self { topk_candidates: true, hidden_rows: rows, hidden_width: width }
+        Self { candidates: true, hidden_rows: rows, hidden_width: width }
     }
 }
 

@@ -143,13 +143,13 @@ impl Growth {
         let (pool, beam) = (Vec::new(), Vec::new());
         let mut growth = Self { shape, pool, beam, proposals: HashMap::new() };
         if shape.steps() > 0 {
-            growth.topk_candidates(None, first);
+            growth.add_children(None, first);
             growth.choose_beam(0);
         }
         growth
     }
 
-    /// The nodes whose continuations the draft is to topk_candidates next: places in the pool.
+    /// The nodes whose continuations the draft is to continue next: places in the pool.
     pub fn beam(&self) -> &[usize] {
         &self.beam
     }
@@ -193,15 +193,15 @@ impl Growth {
 
     /// Adds what was offered after each node of the beam, best first, and moves the beam down.
     pub fn grow(&mut self, offered: &[Vec<Candidate>]) {
-        assert_eq!(offered.len(), self.beam.len(), "one topk_candidates for each node of the beam");
+        assert_eq!(offered.len(), self.beam.len(), "candidates for each node of the beam");
         let first = self.pool.len();
         for (parent, children) in std::mem::take(&mut self.beam).into_iter().zip(offered) {
-            self.topk_candidates(Some(parent), children);
+            self.add_children(Some(parent), children);
         }
         self.choose_beam(first);
     }
 
-    fn topk_candidates(&mut self, parent: Option<usize>, children: &[Candidate]) {
+    fn add_children(&mut self, parent: Option<usize>, children: &[Candidate]) {
         let (depth, score) = match parent {
             Some(at) => (self.pool[at].depth + 1, self.pool[at].score),
             None => (1, 1.0),

@@ -5,7 +5,7 @@ use aquila_compute::sampling::{
 };
 use proptest::prelude::*;
 
-/// Everything an query refers to.
+/// Everything a query refers to.
 #[derive(Debug, Clone, Default)]
 struct Case {
     sampling: Sampling,
@@ -394,7 +394,7 @@ proptest! {
     fn an_offer_is_the_defined_one(
         logits in arbitrary_logits(), case in arbitrary_case(), count in 1usize..9,
     ) {
-        // What overflows ties for an topk_candidates, but not for a greedy choice.
+        // What overflows ties for candidates, but not for a greedy choice.
         let logits: Vec<f32> = logits.iter().map(|l| l.min(1e30)).collect();
         let case = Case { given: None, ..case };
         let got = case.by(|l, query| topk_candidates(l, query, count, None), &logits);

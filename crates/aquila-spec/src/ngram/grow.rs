@@ -55,7 +55,7 @@ struct Open {
     breadth: f64,
 }
 
-/// The tree below `bonus` from anchors, the most trusted first. A token that several topk_candidates behind
+/// The tree below `bonus` from anchors, the most trusted first. A token that several propose behind
 /// the same path is one node.
 pub(super) fn grow(
     settings: &NgramSettings,
@@ -106,7 +106,7 @@ fn by_probability(settings: &NgramSettings, shape: Shape, anchor: &Anchor<'_>, t
     let mut heap = BinaryHeap::new();
     let mut offered = 0;
     let mut children = Vec::new();
-    let mut topk_candidates = |heap: &mut BinaryHeap<Offer>, parent, place, score: f32| {
+    let mut push = |heap: &mut BinaryHeap<Offer>, parent, place, score: f32| {
         anchor.source.children(place, most, MatchType::Prob, &mut children);
         for (child, share) in children.iter().zip(shares(&children)) {
             offered += 1;
@@ -115,12 +115,12 @@ fn by_probability(settings: &NgramSettings, shape: Shape, anchor: &Anchor<'_>, t
         }
     };
     if shape.steps() > 0 {
-        topk_candidates(&mut heap, 0, anchor.place, 1.0);
+        push(&mut heap, 0, anchor.place, 1.0);
     }
     while let Some(Offer { joint, share, parent, child, .. }) = heap.pop() {
         let Some(node) = join(tree, shape, parent, child.token, share) else { return };
         if tree.nodes()[node].depth < shape.steps() {
-            topk_candidates(&mut heap, node, child.place, joint);
+            push(&mut heap, node, child.place, joint);
         }
     }
 }

@@ -5,8 +5,8 @@ use aquila_spec::{
 };
 use proptest::prelude::*;
 
-fn candidates(topk_candidates: &[(u32, f32)]) -> Vec<Candidate> {
-    topk_candidates.iter().map(|&(token, probability)| Candidate { token, probability }).collect()
+fn candidates(proposed: &[(u32, f32)]) -> Vec<Candidate> {
+    proposed.iter().map(|&(token, probability)| Candidate { token, probability }).collect()
 }
 
 /// Tokens, parents and depths, which say all about a tree's form.
@@ -87,7 +87,7 @@ fn shapes_that_no_tree_has_are_refused_with_their_bounds() {
 fn grown(shape: Shape, numbers: &[u8]) -> Tree {
     let mut numbers = numbers.iter().copied().cycle();
     let mut next = move || numbers.next().unwrap_or(0);
-    let mut topk_candidates = move |count: usize| -> Vec<Candidate> {
+    let mut proposed = move |count: usize| -> Vec<Candidate> {
         let mut list: Vec<Candidate> = (0..count)
             .map(|i| Candidate {
                 token: u32::from(next()) % 7 + i as u32 * 7,
@@ -103,10 +103,10 @@ fn grown(shape: Shape, numbers: &[u8]) -> Tree {
         list.sort_by(|a, b| b.probability.total_cmp(&a.probability));
         list
     };
-    let mut growth = Growth::start(shape, &topk_candidates(shape.topk()));
+    let mut growth = Growth::start(shape, &proposed(shape.topk()));
     while growth.goes_on() {
         let offers: Vec<Vec<Candidate>> =
-            growth.beam().iter().map(|_| topk_candidates(shape.topk())).collect();
+            growth.beam().iter().map(|_| proposed(shape.topk())).collect();
         growth.grow(&offers);
     }
     growth.finish(0)

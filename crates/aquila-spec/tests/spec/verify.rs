@@ -71,7 +71,7 @@ fn expected(path: &[u32], sampling: &Sampling) -> Vec<f64> {
 
 /// A tree of drafts: drawn for rejection, the likeliest for thresholds.
 fn tree(shape: Shape, verify: Verify, sampling: &Sampling, seed: u64) -> Tree {
-    let topk_candidates = |path: &[u32]| {
+    let propose = |path: &[u32]| {
         let from = weights(path, DRAFT, sampling);
         let position = 1 + path.len() as u32;
         let candidate = |rank: usize, token| aquila_spec::Candidate {
@@ -89,10 +89,10 @@ fn tree(shape: Shape, verify: Verify, sampling: &Sampling, seed: u64) -> Tree {
         let candidates = likely.map(|(rank, &(token, _))| candidate(rank, token)).collect();
         Candidates { candidates, drawn_from: None }
     };
-    let mut growth = topk_candidates(&[]).begin(shape);
+    let mut growth = propose(&[]).begin(shape);
     while growth.goes_on() {
         let beam = growth.beam().to_vec();
-        let offers = beam.iter().map(|&at| topk_candidates(&growth.path_tokens(at))).collect();
+        let offers = beam.iter().map(|&at| propose(&growth.path_tokens(at))).collect();
         Candidates::grow(&mut growth, offers);
     }
     growth.finish(0)

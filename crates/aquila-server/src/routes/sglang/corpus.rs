@@ -72,7 +72,7 @@ pub(crate) async fn add(State(app): State<Shared>, request: Request) -> Result<R
             }
             Source::Documents(documents) => add_documents(&corpora, &tokenizer, &named, documents),
         };
-        // The body guards the room of its documents.
+        // The body holds the room of its documents.
         drop((source, body, turn));
         added
     };

@@ -240,7 +240,7 @@ impl Finish<'_> {
     }
 }
 
-/// Answers as they grow: every event guards the whole text so far.
+/// Answers as they grow: every event holds the whole text so far.
 struct Updates {
     app: Shared,
     asked: Instant,

@@ -10,16 +10,17 @@ use std::time::{Duration, Instant};
 
 use aquila_compute::cpu::{CpuBackend, CpuKv, CpuPlan, CpuRows, CpuWeight, Isa, IsaChoice};
 use aquila_compute::{
-    Accumulate, AttentionSpan, Backend, ForwardPlan, HeadShape, HostTensor, KvDtype, KvShape,
-    PlanBounds, RopeTable, WeightFormat,
+    Accumulate, Activation, AttentionParams, AttentionSpan, Backend, ForwardPlan, HeadShape,
+    HostTensor, KvDtype, KvShape, PlanBounds, RopeTable, WeightFormat,
 };
 
 const HIDDEN: usize = 1536;
 const FEED: usize = 4096;
 const LAYERS: usize = 16;
 const HEADS: HeadShape = HeadShape { heads: 12, kv_heads: 4, head_dim: 128 };
+const ATTENTION: AttentionParams = AttentionParams { heads: HEADS, scale: 0.088, window: None };
 const STEPS: [&str; 9] =
-    ["norm", "qkv", "write_kv", "attend", "out", "norm", "gate_up", "swiglu", "down"];
+    ["norm", "qkv", "write_kv", "attend", "out", "norm", "gate_up", "gate", "down"];
 
 struct Layer {
     qkv: CpuWeight,
@@ -64,7 +65,7 @@ impl Bench<'_> {
             lap(1);
             backend.write_kv(&mut b.qkv, HEADS, None, &self.rope, plan, kv, index).expect("fits");
             lap(2);
-            backend.attend(&b.qkv, HEADS, 0.088, plan, kv, index, &mut b.attended).expect("fits");
+            backend.attend(&b.qkv, ATTENTION, plan, kv, index, &mut b.attended).expect("fits");
             lap(3);
             backend
                 .project(&layer.out, None, &b.attended, rows, Accumulate::Set, &mut b.x)
@@ -77,7 +78,7 @@ impl Bench<'_> {
                 .project(&layer.gate_up, None, &b.normed, rows, Accumulate::Set, up)
                 .expect("fits");
             lap(6);
-            backend.swiglu(&b.gate_up, rows, &mut b.gated).expect("fits");
+            backend.gate(Activation::Silu, &b.gate_up, rows, &mut b.gated).expect("fits");
             lap(7);
             backend
                 .project(&layer.down, None, &b.gated, rows, Accumulate::Set, &mut b.x)

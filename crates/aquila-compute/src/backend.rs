@@ -5,7 +5,8 @@ use crate::round::{
     TreeLimits,
 };
 use crate::{
-    ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds, Result, RopeTable, WeightFormat,
+    Activation, AttentionParams, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds, Result,
+    RopeTable, WeightFormat,
 };
 
 /// The vocabulary of a draft that knows only some tokens of its target.
@@ -38,6 +39,10 @@ pub trait Backend: Send + Sync + 'static {
     type Rows: Send + Sync;
     /// A projection as this backend keeps it.
     type Weight: Send + Sync;
+    /// The experts of one layer.
+    type Experts: Send + Sync;
+    /// Which experts each row goes to, and their weights.
+    type Routing: Send + Sync;
     /// A vector of f32: norm weights, biases.
     type Vector: Send + Sync;
     /// An embedding table.
@@ -60,6 +65,14 @@ pub trait Backend: Send + Sync + 'static {
     /// each other in the order given.
     fn pack(&self, parts: &[HostTensor], format: WeightFormat) -> Result<Self::Weight>;
 
+    /// Keeps the experts of one layer, all of one shape and format: of each a projection to gates,
+    /// then ups, and the one back.
+    fn experts(&self, gate_up: Vec<Self::Weight>, down: Vec<Self::Weight>)
+    -> Result<Self::Experts>;
+
+    /// Makes room for the experts of `rows` rows, `per_token` each.
+    fn routing(&self, rows: usize, per_token: usize) -> Result<Self::Routing>;
+
     /// Keeps vectors, joined in the order given.
     fn vector(&self, parts: &[HostTensor]) -> Result<Self::Vector>;
 
@@ -81,8 +94,20 @@ pub trait Backend: Send + Sync + 'static {
     /// Places `host` in `plan`.
     fn place(&self, host: &ForwardPlan, plan: &mut Self::Plan) -> Result<()>;
 
-    /// `out[r] = table[token of r]`, for every row of the plan.
-    fn embed(&self, table: &Self::Table, plan: &Self::Plan, out: &mut Self::Rows) -> Result<()>;
+    /// `out[r] = table[token of r] * scale`, for every row of the plan.
+    fn embed(
+        &self,
+        table: &Self::Table,
+        scale: f32,
+        plan: &Self::Plan,
+        out: &mut Self::Rows,
+    ) -> Result<()>;
+
+    /// `out += input`, for the first `rows` rows.
+    fn add(&self, input: &Self::Rows, rows: usize, out: &mut Self::Rows) -> Result<()>;
+
+    /// `x = cap * tanh(x / cap)` of each element of the first `rows` rows.
+    fn soft_cap(&self, rows_of: &mut Self::Rows, rows: usize, cap: f32) -> Result<()>;
 
     /// Root-mean-square norm of the first `rows` rows.
     fn rms_norm(
@@ -121,35 +146,81 @@ pub trait Backend: Send + Sync + 'static {
     ) -> Result<()>;
 
     /// Attention of every row's queries over what the row sees; `out` has the width of the queries.
-    #[allow(clippy::too_many_arguments)]
     fn attend(
         &self,
         qkv: &Self::Rows,
-        heads: HeadShape,
-        scale: f32,
+        params: AttentionParams,
         plan: &Self::Plan,
         kv: &Self::Kv,
         layer: usize,
         out: &mut Self::Rows,
     ) -> Result<()>;
 
-    /// Of rows that hold gates, then ups: `out = silu(gate) * up`.
-    fn swiglu(&self, gate_up: &Self::Rows, rows: usize, out: &mut Self::Rows) -> Result<()>;
+    /// Of rows that hold gates, then ups: `out = activation(gate) * up`.
+    fn gate(
+        &self,
+        activation: Activation,
+        gate_up: &Self::Rows,
+        rows: usize,
+        out: &mut Self::Rows,
+    ) -> Result<()>;
 
-    /// [`project`](Self::project) with a weight of gates, then ups, and [`swiglu`](Self::swiglu)
-    /// of what comes out. `both` has room for gates and ups, and holds nothing of use afterwards.
+    /// [`project`](Self::project) with a weight of gates, then ups, and [`gate`](Self::gate) of
+    /// what comes out. `both` has room for gates and ups, and holds nothing of use afterwards.
+    #[allow(clippy::too_many_arguments)]
     fn project_gated(
         &self,
         weight: &Self::Weight,
         bias: Option<&Self::Vector>,
+        activation: Activation,
         input: &Self::Rows,
         rows: usize,
         both: &mut Self::Rows,
         out: &mut Self::Rows,
     ) -> Result<()> {
         self.project(weight, bias, input, rows, Accumulate::Set, both)?;
-        self.swiglu(both, rows, out)
+        self.gate(activation, both, rows, out)
     }
+
+    /// Chooses the experts of the first `rows` rows: of the softmax of a row's `logits`, one for
+    /// each expert, the `per_token` largest, of equal ones those of the lowest ids. Their weights
+    /// are what the softmax gave them, divided by the sum of all chosen where `normalize` is set.
+    fn route(
+        &self,
+        logits: &Self::Rows,
+        rows: usize,
+        normalize: bool,
+        out: &mut Self::Routing,
+    ) -> Result<()>;
+
+    /// The sum over a row's experts, in ascending order of their ids, of weight times
+    /// `down(activation(gate) * up)`, complete before it is set or added, for the first `rows` rows.
+    ///
+    /// `both` and `activated` have room for `rows * per_token` rows, `both` of gates and ups and
+    /// `activated` of half their width; they hold nothing of use afterwards.
+    #[allow(clippy::too_many_arguments)]
+    fn project_experts(
+        &self,
+        experts: &Self::Experts,
+        activation: Activation,
+        input: &Self::Rows,
+        rows: usize,
+        routing: &Self::Routing,
+        both: &mut Self::Rows,
+        activated: &mut Self::Rows,
+        accumulate: Accumulate,
+        out: &mut Self::Rows,
+    ) -> Result<()>;
+
+    /// Writes the ids of each row's experts, the likeliest first, as numbers into columns
+    /// `column..column + per_token` of the first `rows` rows of `out`.
+    fn routed(
+        &self,
+        routing: &Self::Routing,
+        rows: usize,
+        column: usize,
+        out: &mut Self::Rows,
+    ) -> Result<()>;
 
     /// Copies the first `rows` rows of `input` into columns of `out`, from `column` on.
     fn copy_columns(

@@ -32,5 +32,7 @@ mod tensor;
 pub use backend::{Accumulate, Backend, DraftIds};
 pub use error::{Error, Result};
 pub use forward_plan::{AttentionSpan, BlockTables, ForwardPlan, PlanBounds};
-pub use shape::{HeadShape, INT8_GROUP, KvDtype, KvShape, RopeTable, WeightFormat};
+pub use shape::{
+    Activation, AttentionParams, HeadShape, INT8_GROUP, KvDtype, KvShape, RopeTable, WeightFormat,
+};
 pub use tensor::{DType, HostTensor};

@@ -66,26 +66,56 @@ pub const EXP_LN2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
 pub const EXP_POLY: [f32; 6] =
     [1.984_127e-4, 1.388_888_9e-3, 8.333_334e-3, 4.166_666_8e-2, 1.666_666_7e-1, 0.5];
 
-/// `e^x` in f32: zero below [`EXP_LOW`], constant above [`EXP_HIGH`].
+/// `e^r - 1` and `2^n`, with `n` an integer and `r` at most half of ln 2 from zero, such that
+/// `x = n ln 2 + r`.
 #[inline(always)]
-pub fn exp(x: f32) -> f32 {
-    let y = if x > EXP_HIGH { EXP_HIGH } else { x };
-    let n = round_half_even(y * std::f32::consts::LOG2_E);
-    let r = fma(n, -EXP_LN2[0], y);
+fn exp_parts(x: f32) -> (f32, f32) {
+    let n = round_half_even(x * std::f32::consts::LOG2_E);
+    let r = fma(n, -EXP_LN2[0], x);
     let r = fma(n, -EXP_LN2[1], r);
     let mut p = EXP_POLY[0];
     for c in &EXP_POLY[1..] {
         p = fma(p, r, *c);
     }
-    let p = fma(p, r * r, r) + 1.0;
-    let power = f32::from_bits((((n as i32) + 127) << 23) as u32);
-    if x < EXP_LOW { 0.0 } else { p * power }
+    (fma(p, r * r, r), f32::from_bits((((n as i32) + 127) << 23) as u32))
+}
+
+/// `e^x` in f32: zero below [`EXP_LOW`], constant above [`EXP_HIGH`].
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    let (p, power) = exp_parts(if x > EXP_HIGH { EXP_HIGH } else { x });
+    if x < EXP_LOW { 0.0 } else { (p + 1.0) * power }
+}
+
+/// `e^x - 1` in f32: constant below [`EXP_LOW`] and above [`EXP_HIGH`].
+#[inline(always)]
+pub fn exp_m1(x: f32) -> f32 {
+    let x = if x > EXP_HIGH { EXP_HIGH } else { x };
+    let (p, power) = exp_parts(if x < EXP_LOW { EXP_LOW } else { x });
+    fma(p, power, power - 1.0)
+}
+
+/// The hyperbolic tangent in f32.
+#[inline(always)]
+pub fn tanh(x: f32) -> f32 {
+    let e = exp_m1(2.0 * x);
+    e / (e + 2.0)
 }
 
 /// `x / (1 + e^-x)`.
 #[inline(always)]
 pub fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
+}
+
+/// Factors of x and of its cube in the exponent of [`gelu_tanh`]: twice the root of 2 / pi, and
+/// 0.044715 times that, both negative.
+pub const GELU: [f32; 2] = [-1.595_769_1, -0.071_354_814];
+
+/// `x / 2 * (1 + tanh z)` with `z = sqrt(2 / pi) * (x + 0.044715 x^3)`, as `x / (1 + e^(-2 z))`.
+#[inline(always)]
+pub fn gelu_tanh(x: f32) -> f32 {
+    x / (1.0 + exp(x * fma(x * x, GELU[1], GELU[0])))
 }
 
 /// `e^x` in f64, for `|x| < 700`.

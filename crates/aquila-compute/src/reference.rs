@@ -6,11 +6,15 @@
 //! positions, aligned to absolute position, each with a softmax of its own, merged in order.
 //! Vectors are padded with zeros to a multiple of 16 lanes.
 
+use std::ops::Range;
+
 use half::bf16;
 
-use crate::math::{exp, fma, round_half_even, silu};
+use crate::math::{exp, fma, gelu_tanh, round_half_even, silu, tanh};
 use crate::shape::INT8_GROUP;
-use crate::{Accumulate, BlockTables, ForwardPlan, HeadShape, KvDtype, RopeTable};
+use crate::{
+    Accumulate, Activation, AttentionParams, BlockTables, ForwardPlan, KvDtype, RopeTable,
+};
 
 /// Positions of one attention block.
 pub const BLOCK: usize = 64;
@@ -138,19 +142,25 @@ pub fn stored(value: f32, dtype: KvDtype) -> f32 {
     }
 }
 
-/// Attention of one head of one row; `keys` and `values` answer the row of a position.
+/// Attention of one head of one row over `positions`, whose last is the row's own; `keys` and
+/// `values` answer the row of a position.
+///
+/// The first block may begin within a block of absolute positions. In any block, the first
+/// position that is seen takes lane 0.
 pub fn attend<'a>(
     query: &[f32],
     scale: f32,
-    positions: usize,
+    positions: Range<usize>,
     keys: impl Fn(usize) -> &'a [f32],
     values: impl Fn(usize) -> &'a [f32],
     out: &mut [f32],
 ) {
     let (mut max, mut total) = (0.0f32, 0.0f32);
     let mut part = vec![0.0; out.len()];
-    for start in (0..positions).step_by(BLOCK) {
-        let block = start..positions.min(start + BLOCK);
+    let mut start = positions.start;
+    while start < positions.end {
+        let block = start..positions.end.min((start / BLOCK + 1) * BLOCK);
+        let (first, next) = (start == positions.start, block.end);
         let scores: Vec<f32> = block.clone().map(|p| dot(query, keys(p)) * scale).collect();
         let block_max = largest(&scores);
         let weights: Vec<f32> = scores.iter().map(|s| exp(s - block_max)).collect();
@@ -161,7 +171,8 @@ pub fn attend<'a>(
                 *o = fma(w, v, *o);
             }
         }
-        if start == 0 {
+        start = next;
+        if first {
             (max, total) = (block_max, block_total);
             out.copy_from_slice(&part);
             continue;
@@ -188,12 +199,12 @@ pub fn attend_row<'a>(
     tables: &BlockTables,
     row: usize,
     queries: &[f32],
-    heads: HeadShape,
-    scale: f32,
+    params: AttentionParams,
     key: impl Fn(u32, usize) -> &'a [f32],
     value: impl Fn(u32, usize) -> &'a [f32],
     out: &mut [f32],
 ) {
+    let AttentionParams { heads, scale, .. } = params;
     let seen: Vec<u32> = tables.seen(plan, row).collect();
     for head in 0..heads.heads {
         let columns = head * heads.head_dim..(head + 1) * heads.head_dim;
@@ -201,7 +212,7 @@ pub fn attend_row<'a>(
         attend(
             &queries[columns.clone()],
             scale,
-            seen.len(),
+            params.first_seen(seen.len())..seen.len(),
             |p| key(seen[p], kv_head),
             |p| value(seen[p], kv_head),
             &mut out[columns],
@@ -209,10 +220,79 @@ pub fn attend_row<'a>(
     }
 }
 
-/// `silu(gate) * up` of one row that holds gates, then ups.
-pub fn swiglu(gate_up: &[f32], out: &mut [f32]) {
+/// What a gated unit makes of a gate.
+pub fn activate(activation: Activation, gate: f32) -> f32 {
+    match activation {
+        Activation::Silu => silu(gate),
+        Activation::GeluTanh => gelu_tanh(gate),
+    }
+}
+
+/// `activation(gate) * up` of one row that holds gates, then ups.
+pub fn gate(activation: Activation, gate_up: &[f32], out: &mut [f32]) {
     let (gate, up) = gate_up.split_at(gate_up.len() / 2);
     for ((o, &g), &u) in out.iter_mut().zip(gate).zip(up) {
-        *o = silu(g) * u;
+        *o = activate(activation, g) * u;
+    }
+}
+
+/// `cap * tanh(x / cap)`.
+pub fn soft_cap(x: f32, cap: f32) -> f32 {
+    cap * tanh(x / cap)
+}
+
+/// The softmax of one row.
+pub fn softmax(logits: &[f32], out: &mut [f32]) {
+    let max = largest(logits);
+    for (o, x) in out.iter_mut().zip(logits) {
+        *o = exp(x - max);
+    }
+    let total = sum(out);
+    for o in out.iter_mut() {
+        *o /= total;
+    }
+}
+
+/// The experts of one row, the likeliest first, of equal ones that of the lowest id first, with
+/// their weights: as many as `ids` and `weights` have room for. If `probabilities` are no numbers,
+/// the lowest ids.
+pub fn choose_experts(
+    probabilities: &[f32],
+    normalize: bool,
+    ids: &mut [u32],
+    weights: &mut [f32],
+) {
+    for chosen in 0..ids.len() {
+        let mut best = None;
+        for (id, &p) in probabilities.iter().enumerate() {
+            let better = best.is_none_or(|best: usize| p > probabilities[best]);
+            if better && !ids[..chosen].contains(&(id as u32)) {
+                best = Some(id);
+            }
+        }
+        let best = best.expect("there are at least as many experts as are chosen");
+        (ids[chosen], weights[chosen]) = (best as u32, probabilities[best]);
+    }
+    if normalize {
+        let total = weights.iter().fold(0.0, |total, weight| total + weight);
+        weights.iter_mut().for_each(|weight| *weight /= total);
+    }
+}
+
+/// The weighted sum of what a row's experts make of it, one after the other in ascending order of
+/// their ids; `expert` answers what one makes of it.
+pub fn mix_experts(
+    ids: &[u32],
+    weights: &[f32],
+    expert: impl Fn(u32) -> Vec<f32>,
+    out: &mut [f32],
+) {
+    let mut routed: Vec<(u32, f32)> = ids.iter().copied().zip(weights.iter().copied()).collect();
+    routed.sort_by_key(|&(id, _)| id);
+    out.fill(0.0);
+    for (id, weight) in routed {
+        for (o, x) in out.iter_mut().zip(expert(id)) {
+            *o = fma(weight, x, *o);
+        }
     }
 }

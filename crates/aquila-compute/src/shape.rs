@@ -69,6 +69,33 @@ impl HeadShape {
     }
 }
 
+/// What an attention layer computes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionParams {
+    /// Its heads.
+    pub heads: HeadShape,
+    /// What products of queries and keys are multiplied by.
+    pub scale: f32,
+    /// How many positions a row sees at most, its own included; all up to its own where none.
+    pub window: Option<usize>,
+}
+
+impl AttentionParams {
+    /// The first position that a row sees that would see the first `len` ones without a window.
+    pub fn first_seen(&self, len: usize) -> usize {
+        self.window.map_or(0, |window| len.saturating_sub(window))
+    }
+}
+
+/// What a gated unit makes of its gates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// `x / (1 + e^-x)`.
+    Silu,
+    /// GELU by its approximation with tanh.
+    GeluTanh,
+}
+
 /// The store of one group of keys and values: `layers` times `slots` rows of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvShape {

@@ -15,8 +15,8 @@ use aquila_compute::round::{
 };
 use aquila_compute::sampling::Choice;
 use aquila_compute::{
-    Accumulate, Backend, DraftIds, ForwardPlan, HeadShape, HostTensor, KvDtype, KvShape,
-    PlanBounds, Result, RopeTable, WeightFormat,
+    Accumulate, Activation, AttentionParams, Backend, DraftIds, ForwardPlan, HeadShape, HostTensor,
+    KvDtype, KvShape, PlanBounds, Result, RopeTable, WeightFormat,
 };
 use aquila_engine::{EngineConfig, Listener, Outcome, Request, Runner, Scheduler, Token, Verdict};
 use aquila_model::{Checkpoint, Decoder, LoadFormat, resolve};
@@ -48,6 +48,8 @@ struct Told {
 impl Backend for Null {
     type Rows = ();
     type Weight = ();
+    type Experts = ();
+    type Routing = ();
     type Vector = ();
     type Table = ();
     type Rope = ();
@@ -61,6 +63,14 @@ impl Backend for Null {
     }
 
     fn pack(&self, _: &[HostTensor], _: WeightFormat) -> Result<()> {
+        Ok(())
+    }
+
+    fn experts(&self, _: Vec<()>, _: Vec<()>) -> Result<()> {
+        Ok(())
+    }
+
+    fn routing(&self, _: usize, _: usize) -> Result<()> {
         Ok(())
     }
 
@@ -98,7 +108,15 @@ impl Backend for Null {
         Ok(())
     }
 
-    fn embed(&self, _: &(), _: &usize, _: &mut ()) -> Result<()> {
+    fn embed(&self, _: &(), _: f32, _: &usize, _: &mut ()) -> Result<()> {
+        Ok(())
+    }
+
+    fn add(&self, _: &(), _: usize, _: &mut ()) -> Result<()> {
+        Ok(())
+    }
+
+    fn soft_cap(&self, _: &mut (), _: usize, _: f32) -> Result<()> {
         Ok(())
     }
 
@@ -134,8 +152,7 @@ impl Backend for Null {
     fn attend(
         &self,
         _: &(),
-        _: HeadShape,
-        _: f32,
+        _: AttentionParams,
         _: &usize,
         _: &(),
         _: usize,
@@ -144,7 +161,30 @@ impl Backend for Null {
         Ok(())
     }
 
-    fn swiglu(&self, _: &(), _: usize, _: &mut ()) -> Result<()> {
+    fn gate(&self, _: Activation, _: &(), _: usize, _: &mut ()) -> Result<()> {
+        Ok(())
+    }
+
+    fn route(&self, _: &(), _: usize, _: bool, _: &mut ()) -> Result<()> {
+        Ok(())
+    }
+
+    fn project_experts(
+        &self,
+        _: &(),
+        _: Activation,
+        _: &(),
+        _: usize,
+        _: &(),
+        _: &mut (),
+        _: &mut (),
+        _: Accumulate,
+        _: &mut (),
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    fn routed(&self, _: &(), _: usize, _: usize, _: &mut ()) -> Result<()> {
         Ok(())
     }
 

@@ -3,7 +3,9 @@
 //! The invariant: nothing here looks at more than one row at a time except attention, which the
 //! backend does.
 
-use aquila_compute::{Accumulate, Backend, ForwardPlan, HeadShape, PlanBounds};
+use aquila_compute::{
+    Accumulate, Activation, AttentionParams, Backend, ForwardPlan, HeadShape, PlanBounds,
+};
 
 use crate::{Error, ModelSpec, Result};
 
@@ -72,7 +74,8 @@ impl<B: Backend> Block<B> {
         let norms = self.qk_norms.as_ref().map(|[q, k]| (q, k, epsilon));
         self.qkv.project(backend, input, rows, Accumulate::Set, &mut w.qkv)?;
         backend.write_kv(&mut w.qkv, heads, norms, rope, &w.plan, kv, layer)?;
-        backend.attend(&w.qkv, heads, scale, &w.plan, kv, layer, &mut w.attended)?;
+        let params = AttentionParams { heads, scale, window: None };
+        backend.attend(&w.qkv, params, &w.plan, kv, layer, &mut w.attended)?;
         self.o.project(backend, &w.attended, rows, Accumulate::Add, &mut w.residual)
     }
 
@@ -88,7 +91,8 @@ impl<B: Backend> Block<B> {
         backend.rms_norm(&w.residual, &self.post_norm, epsilon, rows, normed)?;
         let Linear { weight, bias } = &self.gate_up;
         let (both, out) = (&mut w.gate_up, &mut w.activated);
-        backend.project_gated(weight, bias.as_ref(), normed, rows, both, out)?;
+        let bias = bias.as_ref();
+        backend.project_gated(weight, bias, Activation::Silu, normed, rows, both, out)?;
         self.down.project(backend, &w.activated, rows, Accumulate::Add, &mut w.residual)
     }
 }

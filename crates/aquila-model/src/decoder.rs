@@ -190,7 +190,7 @@ impl<B: Backend> Decoder<B> {
         }
         let (s, heads, epsilon) = (scratch, self.spec.heads, self.spec.norm_epsilon);
         let pass = Pass { backend, rope: &self.rope, heads, epsilon, rows };
-        backend.embed(&self.embedding, &s.work.plan, &mut s.work.residual)?;
+        backend.embed(&self.embedding, 1.0, &s.work.plan, &mut s.work.residual)?;
         if let Some(capture) = capture.as_deref_mut() {
             capture.take(backend, 0, &s.work.residual, rows)?;
         }

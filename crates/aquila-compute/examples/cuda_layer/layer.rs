@@ -1,8 +1,8 @@
 //! One decoder layer with random weights, over any backend.
 
 use aquila_compute::{
-    Accumulate, Backend, DType, ForwardPlan, HeadShape, HostTensor, KvDtype, KvShape, PlanBounds,
-    Result, RopeTable, WeightFormat,
+    Accumulate, Activation, AttentionParams, Backend, DType, ForwardPlan, HeadShape, HostTensor,
+    KvDtype, KvShape, PlanBounds, Result, RopeTable, WeightFormat,
 };
 use half::bf16;
 
@@ -173,7 +173,7 @@ impl<B: Backend> Layer<B> {
     /// Writes keys and values of `plan`'s rows without running the layer for them.
     pub fn fill(&mut self, b: &B, plan: &ForwardPlan) -> Result<()> {
         b.place(plan, &mut self.plan)?;
-        b.embed(&self.contexts, &self.plan, &mut self.rows.qkv)?;
+        b.embed(&self.contexts, 1.0, &self.plan, &mut self.rows.qkv)?;
         let (qkv, kv) = (&mut self.rows.qkv, &mut self.kv);
         b.write_kv(qkv, self.shape.heads, None, &self.rope, &self.plan, kv, 1)
     }
@@ -199,17 +199,18 @@ pub fn layer<B: Backend>(b: &B, layer: &mut Layer<B>, rows: usize) -> Result<()>
     let Layer { shape, plan, kv, rows: buffers, .. } = layer;
     let Buffers { hidden, normed, qkv, attended, gate_up, gated, outputs } = buffers;
     let scale = 1.0 / (shape.heads.head_dim as f32).sqrt();
+    let params = AttentionParams { heads: shape.heads, scale, window: None };
     let norms = layer.head_norms.as_ref().map(|[query, key]| (query, key, EPSILON));
 
-    b.embed(&layer.table, plan, hidden)?;
+    b.embed(&layer.table, 1.0, plan, hidden)?;
     b.rms_norm(hidden, &layer.norms[0], EPSILON, rows, normed)?;
     b.project(&layer.qkv, layer.bias.as_ref(), normed, rows, Accumulate::Set, qkv)?;
     b.write_kv(qkv, shape.heads, norms, &layer.rope, plan, kv, 1)?;
-    b.attend(qkv, shape.heads, scale, plan, kv, 1, attended)?;
+    b.attend(qkv, params, plan, kv, 1, attended)?;
     b.project(&layer.o, None, attended, rows, Accumulate::Add, hidden)?;
     b.rms_norm(hidden, &layer.norms[1], EPSILON, rows, normed)?;
     b.project(&layer.gate_up, None, normed, rows, Accumulate::Set, gate_up)?;
-    b.swiglu(gate_up, rows, gated)?;
+    b.gate(Activation::Silu, gate_up, rows, gated)?;
     b.project(&layer.down, None, gated, rows, Accumulate::Add, hidden)?;
     b.gather_outputs(hidden, plan, outputs)?;
     Ok(())

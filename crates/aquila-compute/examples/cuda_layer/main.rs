@@ -216,7 +216,7 @@ fn shuffled<B: Backend>(backend: &B, table: &HostTensor, plan: &ForwardPlan) -> 
     let mut placed = backend.plan(bounds)?;
     backend.place(plan, &mut placed)?;
     let mut rows = backend.rows(count, width)?;
-    backend.embed(&backend.table(table)?, &placed, &mut rows)?;
+    backend.embed(&backend.table(table)?, 1.0, &placed, &mut rows)?;
     let mut gathered = backend.rows(count, width)?;
     backend.gather_sources(&rows, &placed, &mut gathered)?;
     let mut joined = backend.rows(count, 2 * width)?;

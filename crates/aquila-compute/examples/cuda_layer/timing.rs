@@ -98,7 +98,7 @@ fn fill(b: &CudaBackend, width: usize, rows: &mut <CudaBackend as Backend>::Rows
         ..ForwardPlan::default()
     };
     b.place(&host, &mut plan)?;
-    b.embed(&table, &plan, rows)
+    b.embed(&table, 1.0, &plan, rows)
 }
 
 /// Times each projection, over copies that take turns in one graph.

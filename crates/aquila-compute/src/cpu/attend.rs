@@ -11,15 +11,14 @@ use super::isa::Detected;
 use super::kv::SharedKv;
 use super::simd::{ExecutorHandle, LANES, kernel, unroll};
 use crate::reference::BLOCK;
-use crate::{BlockTables, ForwardPlan, HeadShape, KvDtype};
+use crate::{AttentionParams, BlockTables, ForwardPlan, KvDtype};
 
 /// What an attention reads and writes. Pointers are valid for all rows of the plan.
 #[derive(Clone, Copy)]
 pub(super) struct Attention<'a> {
     pub plan: &'a ForwardPlan,
     pub tables: &'a BlockTables,
-    pub heads: HeadShape,
-    pub scale: f32,
+    pub params: AttentionParams,
     pub kv: SharedKv,
     pub queries: *const f32,
     pub query_stride: usize,
@@ -66,7 +65,7 @@ unsafe fn attend<L: ExecutorHandle, E: Element>(
     first: usize,
     last: usize,
 ) {
-    let group = a.heads.group();
+    let group = a.params.heads.group();
     let width = a.kv.width;
     let places = (last - first) * group;
     // Taken rather than borrowed in a closure, which would be compiled without the instructions.
@@ -82,7 +81,7 @@ unsafe fn attend<L: ExecutorHandle, E: Element>(
         let sums = queries.add(places * width);
         let maxima = sums.add(places * width);
         let totals = maxima.add(places * LANES);
-        let dim = a.heads.head_dim;
+        let dim = a.params.heads.head_dim;
         for place in 0..places {
             let head = kv_head * group + place % group;
             let from = a.queries.add((first + place / group) * a.query_stride + head * dim);
@@ -90,9 +89,11 @@ unsafe fn attend<L: ExecutorHandle, E: Element>(
             std::ptr::copy_nonoverlapping(from, to, dim);
             std::slice::from_raw_parts_mut(to.add(dim), width - dim).fill(0.0);
         }
-        let longest = a.plan.spans[first..last].iter().map(|s| s.len()).max().unwrap_or(0);
+        let spans = &a.plan.spans[first..last];
+        let longest = spans.iter().map(|s| s.len()).max().unwrap_or(0);
+        let nearest = spans.iter().map(|s| a.params.first_seen(s.len())).min().unwrap_or(0);
         let mut block = Block::new();
-        let mut start = 0;
+        let mut start = nearest / BLOCK * BLOCK;
         while start < longest {
             let mut row = first;
             while row < last {
@@ -184,7 +185,7 @@ unsafe fn score<L: ExecutorHandle, E: Element>(
                     dot_some::<L, E, 4>(l, keys, at.add(8), query, width, to.add(8));
                     dot_some::<L, E, 4>(l, keys, at.add(12), query, width, to.add(12));
                 }
-                let dots = l.mul(l.fold_each(&dots), l.splat(a.scale));
+                let dots = l.mul(l.fold_each(&dots), l.splat(a.params.scale));
                 l.store(block.scores[h].as_mut_ptr().add(p), dots);
             }
         }

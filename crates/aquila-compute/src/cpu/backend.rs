@@ -6,6 +6,7 @@ use super::attend::{self, Attention};
 use super::int8::QuantizedRows;
 use super::isa::Detected;
 use super::kv::CpuKv;
+use super::moe::{CpuExperts, CpuRouting};
 use super::plan::CpuPlan;
 use super::pool::Pool;
 use super::rows::CpuRows;
@@ -22,8 +23,8 @@ use crate::round::{
 };
 use crate::sampling;
 use crate::{
-    Accumulate, Backend, DraftIds, Error, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds,
-    Result, RopeTable, WeightFormat,
+    Accumulate, Activation, AttentionParams, Backend, DraftIds, Error, ForwardPlan, HeadShape,
+    HostTensor, KvShape, PlanBounds, Result, RopeTable, WeightFormat,
 };
 
 /// The CPU, with its kernels and threads.
@@ -88,6 +89,8 @@ impl CpuBackend {
 impl Backend for CpuBackend {
     type Rows = CpuRows;
     type Weight = CpuWeight;
+    type Experts = CpuExperts;
+    type Routing = CpuRouting;
     type Vector = Vec<f32>;
     type Table = CpuTable;
     type Rope = RopeTable;
@@ -102,6 +105,14 @@ impl Backend for CpuBackend {
 
     fn pack(&self, parts: &[HostTensor], format: WeightFormat) -> Result<CpuWeight> {
         CpuWeight::pack(parts, format, &self.pool)
+    }
+
+    fn experts(&self, gate_up: Vec<CpuWeight>, down: Vec<CpuWeight>) -> Result<CpuExperts> {
+        CpuExperts::new(gate_up, down)
+    }
+
+    fn routing(&self, rows: usize, per_token: usize) -> Result<CpuRouting> {
+        Ok(CpuRouting::new(rows, per_token))
     }
 
     fn vector(&self, parts: &[HostTensor]) -> Result<Vec<f32>> {
@@ -138,7 +149,7 @@ impl Backend for CpuBackend {
         plan.place(host)
     }
 
-    fn embed(&self, table: &CpuTable, plan: &CpuPlan, out: &mut CpuRows) -> Result<()> {
+    fn embed(&self, table: &CpuTable, scale: f32, plan: &CpuPlan, out: &mut CpuRows) -> Result<()> {
         let _reported = self.report(Operation::Embed);
         let tokens = &plan.host().tokens;
         let width = table.width();
@@ -156,6 +167,37 @@ impl Backend for CpuBackend {
             // SAFETY: each row is written by one task.
             let out = unsafe { shared.row_mut(row) };
             table.read(tokens[row], out);
+            out.iter_mut().for_each(|x| *x *= scale);
+        });
+        Ok(())
+    }
+
+    fn add(&self, input: &CpuRows, rows: usize, out: &mut CpuRows) -> Result<()> {
+        let _reported = self.report(Operation::Add);
+        let width = out.width();
+        check(input.width() == width, || {
+            format!("rows of {} cannot be added to rows of {width}", input.width())
+        })?;
+        assert!(rows <= input.capacity() && rows <= out.capacity(), "rows beyond the buffers");
+        let (isa, shared) = (self.isa, out.shared());
+        self.over_rows(rows, width, &|row| {
+            // SAFETY: both have `width` values, and each row is written by one task.
+            unsafe {
+                let out = shared.row_mut(row).as_mut_ptr();
+                rowwise::add(isa, input.row(row).as_ptr(), width, out);
+            }
+        });
+        Ok(())
+    }
+
+    fn soft_cap(&self, rows_of: &mut CpuRows, rows: usize, cap: f32) -> Result<()> {
+        let _reported = self.report(Operation::SoftCap);
+        let width = rows_of.width();
+        assert!(rows <= rows_of.capacity(), "rows beyond the buffer");
+        let (isa, shared) = (self.isa, rows_of.shared());
+        self.over_rows(rows, 8 * width, &|row| {
+            // SAFETY: each row is written by one task.
+            unsafe { rowwise::soft_cap(isa, shared.row_mut(row).as_mut_ptr(), width, cap) }
         });
         Ok(())
     }
@@ -195,13 +237,14 @@ impl Backend for CpuBackend {
         out: &mut CpuRows,
     ) -> Result<()> {
         let _reported = self.report(Operation::project(weight));
-        self.run_product(weight, bias, input, rows, (accumulate, false), out)
+        self.run_product(weight, bias, input, rows, (accumulate, None), out)
     }
 
     fn project_gated(
         &self,
         weight: &CpuWeight,
         bias: Option<&Vec<f32>>,
+        activation: Activation,
         input: &CpuRows,
         rows: usize,
         both: &mut CpuRows,
@@ -210,10 +253,17 @@ impl Backend for CpuBackend {
         let _reported = self.report(Operation::project(weight));
         if weight.outputs().is_multiple_of(2 * LANES) && out.width() == weight.outputs() / 2 {
             // A thread gates what it has just summed up: other threads' sums are far away.
-            return self.run_product(weight, bias, input, rows, (Accumulate::Set, true), out);
+            return self.run_product(
+                weight,
+                bias,
+                input,
+                rows,
+                (Accumulate::Set, Some(activation)),
+                out,
+            );
         }
-        self.run_product(weight, bias, input, rows, (Accumulate::Set, false), both)?;
-        self.gate_rows(both, rows, out)
+        self.run_product(weight, bias, input, rows, (Accumulate::Set, None), both)?;
+        self.gate_rows(activation, both, rows, out)
     }
 
     fn write_kv(
@@ -280,23 +330,23 @@ impl Backend for CpuBackend {
     fn attend(
         &self,
         qkv: &CpuRows,
-        heads: HeadShape,
-        scale: f32,
+        params: AttentionParams,
         plan: &CpuPlan,
         kv: &CpuKv,
         layer: usize,
         out: &mut CpuRows,
     ) -> Result<()> {
         let _reported = self.report(Operation::Attend);
+        let heads = params.heads;
         self.check_heads(qkv, heads, plan, kv)?;
+        check(params.window != Some(0), || "a window must have at least one position".into())?;
         check(out.width() >= heads.q_width() && out.capacity() >= plan.host().rows(), || {
             format!("attention of width {} does not fit rows of {}", heads.q_width(), out.width())
         })?;
         let attention = Attention {
             plan: plan.host(),
             tables: plan.tables(),
-            heads,
-            scale,
+            params,
             kv: kv.layer(layer),
             queries: qkv.as_ptr(),
             query_stride: qkv.stride(),
@@ -313,7 +363,7 @@ impl Backend for CpuBackend {
             // SAFETY: sizes and slots were checked; tasks differ in rows or heads.
             unsafe { attend::attend_rows(self.isa, &attention, head, first, last) }
         };
-        if plan.seen() * heads.q_width() < SMALL_ATTENTION {
+        if plan.seen(params) * heads.q_width() < SMALL_ATTENTION {
             (0..tasks).for_each(run);
         } else {
             self.pool.run(tasks, &run);
@@ -321,9 +371,65 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn swiglu(&self, gate_up: &CpuRows, rows: usize, out: &mut CpuRows) -> Result<()> {
-        let _reported = self.report(Operation::Swiglu);
-        self.gate_rows(gate_up, rows, out)
+    fn gate(
+        &self,
+        activation: Activation,
+        gate_up: &CpuRows,
+        rows: usize,
+        out: &mut CpuRows,
+    ) -> Result<()> {
+        let _reported = self.report(Operation::Gate);
+        self.gate_rows(activation, gate_up, rows, out)
+    }
+
+    fn route(
+        &self,
+        logits: &CpuRows,
+        rows: usize,
+        normalize: bool,
+        out: &mut CpuRouting,
+    ) -> Result<()> {
+        let _reported = self.report(Operation::Route);
+        out.route(logits, rows, normalize)
+    }
+
+    fn project_experts(
+        &self,
+        experts: &CpuExperts,
+        activation: Activation,
+        input: &CpuRows,
+        rows: usize,
+        routing: &CpuRouting,
+        both: &mut CpuRows,
+        activated: &mut CpuRows,
+        accumulate: Accumulate,
+        out: &mut CpuRows,
+    ) -> Result<()> {
+        let _reported = self.report(Operation::ProjectExperts);
+        self.run_experts(
+            experts, activation, input, rows, routing, both, activated, accumulate, out,
+        )
+    }
+
+    fn routed(
+        &self,
+        routing: &CpuRouting,
+        rows: usize,
+        column: usize,
+        out: &mut CpuRows,
+    ) -> Result<()> {
+        let _reported = self.report(Operation::Routed);
+        let end = column + routing.per_token();
+        check(end <= out.width(), || {
+            format!("columns up to {end} do not fit rows of {}", out.width())
+        })?;
+        for row in 0..rows {
+            let (ids, _) = routing.row(row);
+            for (to, &id) in out.row_mut(row)[column..end].iter_mut().zip(ids) {
+                *to = id as f32;
+            }
+        }
+        Ok(())
     }
 
     fn copy_columns(

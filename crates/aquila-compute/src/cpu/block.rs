@@ -2,6 +2,7 @@
 
 use super::attend::Attention;
 use super::simd::LANES;
+use crate::AttentionSpan;
 use crate::reference::BLOCK;
 
 /// One block of one row: where its keys and values are, and the scores of every head.
@@ -22,14 +23,20 @@ pub(super) struct Block {
 /// Query heads, of one row or of several that see the same, that go through a block together.
 pub(super) const MOST_HEADS: usize = 24;
 
-/// How many rows from `row` on see the same positions of the block at `start`: all of it, from
-/// one block table.
+/// Where within the block at `start` what a row sees begins, if it does.
+fn begins(a: &Attention<'_>, span: &AttentionSpan, start: usize) -> Option<usize> {
+    a.params.first_seen(span.len()).checked_sub(start)
+}
+
+/// How many rows from `row` on see the same positions of the block at `start`: from one block
+/// table, up to the end of the block, and from the same position on if not from its beginning.
 pub(super) fn rows_alike(a: &Attention<'_>, row: usize, last: usize, start: usize) -> usize {
     let first = a.plan.spans[row];
     let whole = (start + BLOCK) as u64;
-    let alike = a.plan.spans[row..last]
-        .iter()
-        .take_while(|s| s.start == first.start && u64::from(s.prefix) >= whole);
+    let begin = begins(a, &first, start);
+    let alike = a.plan.spans[row..last].iter().take_while(|s| {
+        s.start == first.start && u64::from(s.prefix) >= whole && begins(a, s, start) == begin
+    });
     alike.count().max(1)
 }
 
@@ -48,7 +55,7 @@ impl Block {
         }
     }
 
-    /// Finds the positions `start..` that `row` sees; false if there are none.
+    /// Finds the positions that `row` sees of the block at `start`; false if there are none.
     pub(super) fn find(
         &mut self,
         a: &Attention<'_>,
@@ -57,11 +64,13 @@ impl Block {
         start: usize,
     ) -> bool {
         let span = a.plan.spans[row];
-        if start >= span.len() {
+        let begin = begins(a, &span, start);
+        let (end, start) = (span.len().min(start + BLOCK), start + begin.unwrap_or(0));
+        if start >= end {
             return false;
         }
-        self.count = (span.len() - start).min(BLOCK);
-        self.first = start == 0;
+        self.count = end - start;
+        self.first = begin.is_some();
         let head = a.kv.layer + kv_head * a.kv.head_stride;
         let near = a.tables.prefix(&span);
         let far = &a.plan.tree_slots[span.tree_start as usize..][..span.tail as usize];
@@ -82,7 +91,7 @@ impl Block {
         true
     }
 
-    /// Finds the positions `start..` of `row`, to be asked for while this block is worked on.
+    /// Finds the block at `start` of `row`, to be asked for while this block is worked on.
     pub(super) fn look_ahead(
         &mut self,
         a: &Attention<'_>,
@@ -93,7 +102,8 @@ impl Block {
         let span = a.plan.spans[row];
         let head = a.kv.layer + kv_head * a.kv.head_stride;
         let near = a.tables.prefix(&span);
-        let next = near.iter().skip(start).take(BLOCK);
+        let unseen = begins(a, &span, start).unwrap_or(0).min(BLOCK);
+        let next = near.iter().skip(start + unseen).take(BLOCK - unseen);
         self.ahead_count = next.len();
         for (at, slot) in self.ahead.iter_mut().zip(next) {
             *at = head + *slot as usize * a.kv.width;

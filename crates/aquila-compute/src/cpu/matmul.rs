@@ -12,7 +12,7 @@ use super::isa::Detected;
 use super::rowwise::gated;
 use super::simd::{ExecutorHandle, LANES, Portable, Tile, kernel, tiles, unroll};
 use super::weight::LINE;
-use crate::Accumulate;
+use crate::{Accumulate, Activation};
 
 /// What a projection reads and writes. Pointers are valid for `rows` rows.
 #[derive(Clone, Copy)]
@@ -28,8 +28,9 @@ pub(super) struct Product {
     pub out_stride: usize,
     pub bias: *const f32,
     pub accumulate: Accumulate,
-    /// Of a gated product, how many panels of gates come before those of ups.
-    pub gates: Option<usize>,
+    /// Of a gated product, how many panels of gates come before those of ups, and what is made of
+    /// the gates.
+    pub gates: Option<(usize, Activation)>,
 }
 
 // SAFETY: tasks read the inputs and write outputs of different panels.
@@ -277,7 +278,7 @@ unsafe fn gate_all<L: ExecutorHandle>(
     gates: *const f32,
     ups: *const f32,
 ) {
-    let apart = p.gates.unwrap_or(0);
+    let Some((apart, activation)) = p.gates else { return };
     for row in 0..p.rows {
         for n in 0..panels {
             let (at, column) = ((row * panels + n) * LANES, (panel + n) * LANES);
@@ -285,7 +286,7 @@ unsafe fn gate_all<L: ExecutorHandle>(
             unsafe {
                 let gate = biased(l, p, panel + n, gates.add(at));
                 let up = biased(l, p, panel + n + apart, ups.add(at));
-                l.store(p.out.add(row * p.out_stride + column), gated(l, gate, up));
+                l.store(p.out.add(row * p.out_stride + column), gated(l, activation, gate, up));
             }
         }
     }
@@ -493,7 +494,7 @@ pub(super) unsafe fn over_groups(
         let width = panels * p.panel_bytes;
         // SAFETY: the caller vouches for the product; the carry holds the sums of these panels.
         unsafe {
-            if let Some(gates) = p.gates {
+            if let Some((gates, _)) = p.gates {
                 let apart = gates * p.panel_bytes;
                 sum((panel, panels), apart, sums);
                 sum((panel + gates, panels), width.wrapping_sub(apart), of_ups);

@@ -3,7 +3,7 @@
 //! whatever the rows, threads, slots and instructions.
 //!
 //! - `lanes`: the vocabulary of the kernels, for AVX-512, AVX2 and any machine.
-//! - `project`, `int8`, `attend`, `rowwise`: the kernels.
+//! - `project`, `int8`, `attend`, `rowwise`: the kernels; `moe`: products with experts.
 //! - `weight`, `table`, `kv`, `rows`, `plan`: what they work on; `memory` is where that lives.
 //! - `backend`: the operations; `share`: how they are shared out; `pool`: the threads; `watch`:
 //!   reports of each operation, for profiles and tests.
@@ -16,6 +16,7 @@ mod isa;
 mod kv;
 mod matmul;
 mod memory;
+mod moe;
 mod plan;
 mod pool;
 mod rows;
@@ -29,6 +30,7 @@ mod weight;
 pub use backend::CpuBackend;
 pub use isa::{Isa, IsaChoice};
 pub use kv::CpuKv;
+pub use moe::{CpuExperts, CpuRouting};
 pub use plan::CpuPlan;
 pub use rows::CpuRows;
 pub use table::CpuTable;

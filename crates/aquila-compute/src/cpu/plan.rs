@@ -1,6 +1,6 @@
 //! Plans in host memory, checked once so that kernels may trust them in every layer.
 
-use crate::{BlockTables, Error, ForwardPlan, Result};
+use crate::{AttentionParams, BlockTables, Error, ForwardPlan, Result};
 
 /// A plan in host memory.
 #[derive(Default)]
@@ -69,7 +69,10 @@ impl CpuPlan {
     }
 
     /// How many slots all rows see, together.
-    pub(super) fn seen(&self) -> usize {
-        self.seen
+    pub(super) fn seen(&self, params: AttentionParams) -> usize {
+        match params.window {
+            None => self.seen,
+            Some(window) => self.host.spans.iter().map(|span| span.len().min(window)).sum(),
+        }
     }
 }

@@ -1,6 +1,7 @@
-//! Operations on one row after the other: norms, rotary embedding, gated units.
+//! Operations on one row after the other: norms, rotary embedding, gated units, soft caps.
 
 use super::simd::{ExecutorHandle, LANES, kernel};
+use crate::Activation;
 
 /// Calls `$body` for every 16 elements of `$n`, the last time with fewer.
 macro_rules! chunks {
@@ -64,16 +65,20 @@ kernel! {
     ) = norm
 }
 
-/// `silu(gate) * up` of some lanes.
+/// `activation(gate) * up` of some lanes.
 #[inline(always)]
-pub(super) fn gated<L: ExecutorHandle>(l: L, gate: L::F, up: L::F) -> L::F {
-    let one_and_more = l.add(l.splat(1.0), l.exp(l.mul(gate, l.splat(-1.0))));
-    l.mul(l.div(gate, one_and_more), up)
+pub(super) fn gated<L: ExecutorHandle>(l: L, activation: Activation, gate: L::F, up: L::F) -> L::F {
+    let activated = match activation {
+        Activation::Silu => l.silu(gate),
+        Activation::GeluTanh => l.gelu_tanh(gate),
+    };
+    l.mul(activated, up)
 }
 
 #[inline(always)]
 unsafe fn gate_row<L: ExecutorHandle>(
     l: L,
+    activation: Activation,
     gate: *const f32,
     up: *const f32,
     width: usize,
@@ -83,17 +88,62 @@ unsafe fn gate_row<L: ExecutorHandle>(
     unsafe {
         chunks!(i, left of width => {
             let (gate, up) = (load(l, gate.add(i), left), load(l, up.add(i), left));
-            store(l, out.add(i), left, gated(l, gate, up));
+            store(l, out.add(i), left, gated(l, activation, gate, up));
         });
     }
 }
 
 kernel! {
-    /// `silu(gate) * up`, as [`crate::reference::swiglu`] has it.
+    /// `activation(gate) * up`, as [`crate::reference::gate`] has it.
     ///
     /// # Safety
     /// `width` values of each pointer must be valid.
-    pub(super) fn swiglu(gate: *const f32, up: *const f32, width: usize, out: *mut f32) = gate_row
+    pub(super) fn gate(
+        activation: Activation,
+        gate: *const f32,
+        up: *const f32,
+        width: usize,
+        out: *mut f32,
+    ) = gate_row
+}
+
+#[inline(always)]
+unsafe fn add_row<L: ExecutorHandle>(l: L, input: *const f32, width: usize, out: *mut f32) {
+    // SAFETY: the caller vouches for `width` values of each.
+    unsafe {
+        chunks!(i, left of width => {
+            let sum = l.add(load(l, out.add(i), left), load(l, input.add(i), left));
+            store(l, out.add(i), left, sum);
+        });
+    }
+}
+
+kernel! {
+    /// `out += input`.
+    ///
+    /// # Safety
+    /// `width` values of each pointer must be valid.
+    pub(super) fn add(input: *const f32, width: usize, out: *mut f32) = add_row
+}
+
+#[inline(always)]
+unsafe fn cap_row<L: ExecutorHandle>(l: L, row: *mut f32, width: usize, cap: f32) {
+    // SAFETY: the caller vouches for `width` values.
+    unsafe {
+        let cap = l.splat(cap);
+        chunks!(i, left of width => {
+            let x = l.div(load(l, row.add(i), left), cap);
+            store(l, row.add(i), left, l.mul(cap, l.tanh(x)));
+        });
+    }
+}
+
+kernel! {
+    /// [`crate::reference::soft_cap`] of one row.
+    ///
+    /// # Safety
+    /// `width` values must be valid.
+    pub(super) fn soft_cap(row: *mut f32, width: usize, cap: f32) = cap_row
 }
 
 #[inline(always)]

@@ -10,7 +10,7 @@ use super::plan::CpuPlan;
 use super::rows::CpuRows;
 use super::rowwise;
 use super::weight::CpuWeight;
-use crate::{Accumulate, Error, HeadShape, Result, WeightFormat};
+use crate::{Accumulate, Activation, Error, HeadShape, Result, WeightFormat};
 
 /// Packed bytes below which a product is not worth waking anyone for.
 const SMALL_PRODUCT: usize = 128 << 10;
@@ -30,21 +30,21 @@ pub(super) fn check(fits: bool, otherwise: impl FnOnce() -> String) -> Result<()
 }
 
 impl CpuBackend {
-    /// Checks what a projection is given and runs it. With `gated`, the weight's outputs are gates
-    /// and as many ups, and the projection's own are half as many.
+    /// Checks what a projection is given and runs it. With an activation, the weight's outputs are
+    /// gates and as many ups, and the projection's own are half as many.
     pub(super) fn run_product(
         &self,
         weight: &CpuWeight,
         bias: Option<&Vec<f32>>,
         input: &CpuRows,
         rows: usize,
-        (accumulate, gated): (Accumulate, bool),
+        (accumulate, gated): (Accumulate, Option<Activation>),
         out: &mut CpuRows,
     ) -> Result<()> {
         if rows == 0 {
             return Ok(());
         }
-        let outputs = weight.outputs() / if gated { 2 } else { 1 };
+        let outputs = weight.outputs() / if gated.is_some() { 2 } else { 1 };
         check(input.width() >= weight.inputs() && out.width() >= outputs, || {
             format!(
                 "a projection of {} inputs and {outputs} outputs does not fit rows of {} and {}",
@@ -69,7 +69,7 @@ impl CpuBackend {
             out_stride: out.stride(),
             bias: bias.map_or(std::ptr::null(), |b| b.as_ptr()),
             accumulate,
-            gates: gated.then(|| weight.panels() / 2),
+            gates: gated.map(|activation| (weight.panels() / 2, activation)),
         };
         if weight.format() == WeightFormat::Int8 {
             self.run_int8(weight, &product);
@@ -113,7 +113,7 @@ impl CpuBackend {
         together: usize,
         task: &(dyn Fn(usize, usize) + Sync),
     ) {
-        let panels = product.gates.unwrap_or(weight.panels());
+        let panels = product.gates.map_or(weight.panels(), |(gates, _)| gates);
         let small = weight.bytes() * product.rows.div_ceil(4) < SMALL_PRODUCT;
         if small || self.threads() == 1 {
             return task(0, panels);
@@ -127,9 +127,10 @@ impl CpuBackend {
         });
     }
 
-    /// Of rows that hold gates, then ups: `out = silu(gate) * up`.
+    /// Of rows that hold gates, then ups: `out = activation(gate) * up`.
     pub(super) fn gate_rows(
         &self,
+        activation: Activation,
         gate_up: &CpuRows,
         rows: usize,
         out: &mut CpuRows,
@@ -145,7 +146,7 @@ impl CpuBackend {
             // SAFETY: all have `width` values, and each row is written by one task.
             unsafe {
                 let out = shared.row_mut(row).as_mut_ptr();
-                rowwise::swiglu(isa, gate.as_ptr(), up.as_ptr(), width, out);
+                rowwise::gate(isa, activation, gate.as_ptr(), up.as_ptr(), width, out);
             }
         });
         Ok(())

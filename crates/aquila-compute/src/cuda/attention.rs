@@ -9,7 +9,7 @@ use super::arguments;
 use super::device::{Device, Memory};
 use super::kernels::Kernels;
 use super::memory::{CudaKv, CudaPlan, CudaRows};
-use crate::{Error, HeadShape, Result};
+use crate::{AttentionParams, Error, HeadShape, Result};
 
 /// Splits of one row; `SPLITS` in `kernels.cu`.
 const SPLITS: usize = 32;
@@ -65,8 +65,7 @@ impl Attention {
         device: &Device,
         kernels: &Kernels,
         qkv: &CudaRows,
-        heads: HeadShape,
-        scale: f32,
+        AttentionParams { heads, scale, .. }: AttentionParams,
         plan: &CudaPlan,
         kv: &CudaKv,
         layer: usize,

@@ -17,8 +17,8 @@ use crate::round::{
     TreeLimits,
 };
 use crate::{
-    Accumulate, Backend, DraftIds, Error, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds,
-    Result, RopeTable, WeightFormat,
+    Accumulate, Activation, AttentionParams, Backend, DraftIds, Error, ForwardPlan, HeadShape,
+    HostTensor, KvShape, PlanBounds, Result, RopeTable, WeightFormat,
 };
 
 /// Threads of a block in kernels that give each element a thread, and in most others.
@@ -26,6 +26,11 @@ const THREADS: usize = 256;
 
 fn no_rounds() -> Error {
     Error::Unavailable("the steps of a round do not run on CUDA yet".into())
+}
+
+/// Refuses what has no kernel yet.
+fn unavailable(what: &str) -> Error {
+    Error::Unavailable(format!("{what} is not available on CUDA yet"))
 }
 
 /// One CUDA device, with its kernels.
@@ -78,6 +83,10 @@ impl CudaBackend {
 impl Backend for CudaBackend {
     type Rows = CudaRows;
     type Weight = CudaWeight;
+    /// Experts do not run on CUDA yet, so there are none.
+    type Experts = Infallible;
+    /// As [`Self::Experts`].
+    type Routing = Infallible;
     type Vector = CudaVector;
     type Table = CudaTable;
     type Rope = CudaRope;
@@ -93,6 +102,14 @@ impl Backend for CudaBackend {
 
     fn pack(&self, parts: &[HostTensor], format: WeightFormat) -> Result<CudaWeight> {
         CudaWeight::new(&self.device, parts, format)
+    }
+
+    fn experts(&self, _: Vec<CudaWeight>, _: Vec<CudaWeight>) -> Result<Infallible> {
+        Err(unavailable("a mixture of experts"))
+    }
+
+    fn routing(&self, _: usize, _: usize) -> Result<Infallible> {
+        Err(unavailable("a mixture of experts"))
     }
 
     fn vector(&self, parts: &[HostTensor]) -> Result<CudaVector> {
@@ -123,7 +140,16 @@ impl Backend for CudaBackend {
         plan.place(&self.device, host)
     }
 
-    fn embed(&self, table: &CudaTable, plan: &CudaPlan, out: &mut CudaRows) -> Result<()> {
+    fn embed(
+        &self,
+        table: &CudaTable,
+        scale: f32,
+        plan: &CudaPlan,
+        out: &mut CudaRows,
+    ) -> Result<()> {
+        if scale != 1.0 {
+            return Err(unavailable("an embedding with a scale"));
+        }
         out.hold("embeddings", plan.rows, table.width)?;
         let arguments = arguments::Embed {
             plan: plan.parts(),
@@ -138,6 +164,14 @@ impl Backend for CudaBackend {
         let kernel = self.kernels.embed.of(table.bf16);
         // SAFETY: the result fits, and tokens are clamped in the kernel.
         unsafe { self.launch(kernel, grid, &arguments, &names) }
+    }
+
+    fn add(&self, _: &CudaRows, _: usize, _: &mut CudaRows) -> Result<()> {
+        Err(unavailable("the addition of rows"))
+    }
+
+    fn soft_cap(&self, _: &mut CudaRows, _: usize, _: f32) -> Result<()> {
+        Err(unavailable("a soft cap"))
     }
 
     fn rms_norm(
@@ -259,18 +293,29 @@ impl Backend for CudaBackend {
     fn attend(
         &self,
         qkv: &CudaRows,
-        heads: HeadShape,
-        scale: f32,
+        params: AttentionParams,
         plan: &CudaPlan,
         kv: &CudaKv,
         layer: usize,
         out: &mut CudaRows,
     ) -> Result<()> {
+        if params.window.is_some() {
+            return Err(unavailable("attention within a window"));
+        }
         let (device, kernels) = (&self.device, &self.kernels);
-        self.attention.attend(device, kernels, qkv, heads, scale, plan, kv, layer, out)
+        self.attention.attend(device, kernels, qkv, params, plan, kv, layer, out)
     }
 
-    fn swiglu(&self, gate_up: &CudaRows, rows: usize, out: &mut CudaRows) -> Result<()> {
+    fn gate(
+        &self,
+        activation: Activation,
+        gate_up: &CudaRows,
+        rows: usize,
+        out: &mut CudaRows,
+    ) -> Result<()> {
+        if activation != Activation::Silu {
+            return Err(unavailable("a gated unit of GELU"));
+        }
         let width = gate_up.width / 2;
         gate_up.hold("gates and ups", rows, 2 * width)?;
         out.hold("gated values", rows, width)?;
@@ -285,6 +330,29 @@ impl Backend for CudaBackend {
         let names = [&gate_up.memory, &out.memory];
         // SAFETY: input and result were checked.
         unsafe { self.launch(&self.kernels.swiglu, grid, &arguments, &names) }
+    }
+
+    fn route(&self, _: &CudaRows, _: usize, _: bool, routing: &mut Infallible) -> Result<()> {
+        match *routing {}
+    }
+
+    fn project_experts(
+        &self,
+        experts: &Infallible,
+        _: Activation,
+        _: &CudaRows,
+        _: usize,
+        _: &Infallible,
+        _: &mut CudaRows,
+        _: &mut CudaRows,
+        _: Accumulate,
+        _: &mut CudaRows,
+    ) -> Result<()> {
+        match *experts {}
+    }
+
+    fn routed(&self, routing: &Infallible, _: usize, _: usize, _: &mut CudaRows) -> Result<()> {
+        match *routing {}
     }
 
     fn copy_columns(

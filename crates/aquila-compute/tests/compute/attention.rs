@@ -3,14 +3,16 @@
 
 use aquila_compute::cpu::CpuBackend;
 use aquila_compute::{
-    AttentionSpan, Backend, BlockTables, ForwardPlan, HeadShape, HostTensor, KvDtype, KvShape,
-    RopeTable, reference,
+    AttentionParams, AttentionSpan, Backend, BlockTables, ForwardPlan, HeadShape, HostTensor,
+    KvDtype, KvShape, RopeTable, reference,
 };
 use proptest::prelude::*;
 
 use crate::made::{backends, bits, made};
 
-const SCALE: f32 = 0.37;
+fn params(heads: HeadShape) -> AttentionParams {
+    AttentionParams { heads, scale: 0.37, window: None }
+}
 
 /// A request: a chain of committed tokens, then nodes of a draft tree, each with its parent.
 #[derive(Debug, Clone)]
@@ -139,8 +141,7 @@ impl Case {
                     &tables,
                     row,
                     &rows[row],
-                    heads,
-                    SCALE,
+                    params(heads),
                     |slot, head| &keys[slot as usize * heads.kv_heads + head][..],
                     |slot, head| &values[slot as usize * heads.kv_heads + head][..],
                     &mut out,
@@ -184,7 +185,7 @@ impl Case {
             }
             let mut out = backend.rows(chunk, heads.q_width()).unwrap();
             backend.write_kv(&mut qkv, heads, norms, &rope, &plan, &mut kv, 2).unwrap();
-            backend.attend(&qkv, heads, SCALE, &plan, &kv, 2, &mut out).unwrap();
+            backend.attend(&qkv, params(heads), &plan, &kv, 2, &mut out).unwrap();
             answers.extend((0..last - first).map(|row| out.row(row).to_vec()));
         }
         answers
@@ -312,7 +313,7 @@ fn moved_slots_carry_their_keys_and_values_in_every_layer() {
             backend.write_kv(&mut qkv, heads, None, &rope, &plan, &mut kv, layer).unwrap();
         }
         let mut before = backend.rows(3, heads.q_width()).unwrap();
-        backend.attend(&qkv, heads, SCALE, &plan, &kv, 1, &mut before).unwrap();
+        backend.attend(&qkv, params(heads), &plan, &kv, 1, &mut before).unwrap();
         // In the order given: 7 gets what was in 1 before 1 is overwritten.
         backend.move_slots(&mut kv, &[(1, 7), (0, 1), (2, 8), (1, 5)]).unwrap();
         let mut moved = case.plan(0..3);
@@ -320,7 +321,7 @@ fn moved_slots_carry_their_keys_and_values_in_every_layer() {
         backend.place(&moved, &mut plan).unwrap();
         for layer in 0..3 {
             let mut after = backend.rows(3, heads.q_width()).unwrap();
-            backend.attend(&qkv, heads, SCALE, &plan, &kv, layer, &mut after).unwrap();
+            backend.attend(&qkv, params(heads), &plan, &kv, layer, &mut after).unwrap();
             for row in 0..3 {
                 assert_eq!(bits(after.row(row)), bits(before.row(row)), "layer {layer}");
             }
@@ -360,7 +361,7 @@ fn a_block_table_stays_until_a_plan_changes_it() {
             backend.place(&host, &mut plan).unwrap();
             qkv.row_mut(0).copy_from_slice(&all[row * heads.qkv_width()..][..heads.qkv_width()]);
             backend.write_kv(&mut qkv, heads, None, &rope, &plan, &mut kv, 0).unwrap();
-            backend.attend(&qkv, heads, SCALE, &plan, &kv, 0, &mut out).unwrap();
+            backend.attend(&qkv, params(heads), &plan, &kv, 0, &mut out).unwrap();
             assert_eq!(bits(out.row(0)), bits(&want[row]), "row {row}");
         }
     }

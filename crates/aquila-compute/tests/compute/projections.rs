@@ -1,7 +1,7 @@
 //! A projection gives the bits of the reference, whatever the rows, threads and instructions.
 
 use aquila_compute::cpu::{CpuBackend, Isa, IsaChoice};
-use aquila_compute::{Accumulate, Backend, HostTensor, WeightFormat, reference};
+use aquila_compute::{Accumulate, Activation, Backend, HostTensor, WeightFormat, reference};
 use half::bf16;
 use proptest::prelude::*;
 
@@ -177,13 +177,23 @@ fn gated(
         }
         let mut both = backend.rows(rows, outputs).unwrap();
         let mut out = backend.rows(rows, gates).unwrap();
-        backend.project_gated(&weight, bias.as_ref(), &input, rows, &mut both, &mut out).unwrap();
+        backend
+            .project_gated(
+                &weight,
+                bias.as_ref(),
+                Activation::Silu,
+                &input,
+                rows,
+                &mut both,
+                &mut out,
+            )
+            .unwrap();
         for (row, x) in x.chunks(inputs).enumerate() {
             let zeros = vec![0.0; outputs];
             let both =
                 expected(&weights, inputs, format, x, bias.as_deref(), Accumulate::Set, &zeros);
             let mut want = vec![0.0; gates];
-            reference::swiglu(&both, &mut want);
+            reference::gate(Activation::Silu, &both, &mut want);
             let on = backend.describe();
             assert_eq!(
                 bits(out.row(row)),

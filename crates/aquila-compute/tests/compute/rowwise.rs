@@ -1,7 +1,7 @@
 //! Norms, gated units, embeddings and gathers give the bits of the reference.
 
 use aquila_compute::{
-    AttentionSpan, Backend, ForwardPlan, HostTensor, PlanBounds, math, reference,
+    Activation, AttentionSpan, Backend, ForwardPlan, HostTensor, PlanBounds, math, reference,
 };
 use proptest::prelude::*;
 
@@ -40,10 +40,10 @@ proptest! {
             for row in 0..rows {
                 input.row_mut(row).copy_from_slice(&x[row * 2 * width..][..2 * width]);
             }
-            backend.swiglu(&input, rows, &mut out).unwrap();
+            backend.gate(Activation::Silu, &input, rows, &mut out).unwrap();
             for row in 0..rows {
                 let mut want = vec![0.0; width];
-                reference::swiglu(&x[row * 2 * width..][..2 * width], &mut want);
+                reference::gate(Activation::Silu, &x[row * 2 * width..][..2 * width], &mut want);
                 prop_assert_eq!(bits(out.row(row)), bits(&want));
             }
         }
@@ -64,14 +64,14 @@ fn many_rows_over_threads_give_the_references_bits() {
             input.row_mut(row).copy_from_slice(&x[row * width..][..width]);
         }
         backend.rms_norm(&input, &weight, 1e-6, rows, &mut out).unwrap();
-        backend.swiglu(&input, rows, &mut half).unwrap();
+        backend.gate(Activation::Silu, &input, rows, &mut half).unwrap();
         let read = backend.read(&out, rows).unwrap();
         for row in 0..rows {
             let mut want = vec![0.0; width];
             reference::rms_norm(&x[row * width..][..width], &w, 1e-6, &mut want);
             assert_eq!(bits(&read[row * width..][..width]), bits(&want));
             let mut want = vec![0.0; width / 2];
-            reference::swiglu(&x[row * width..][..width], &mut want);
+            reference::gate(Activation::Silu, &x[row * width..][..width], &mut want);
             assert_eq!(bits(half.row(row)), bits(&want));
         }
     }
@@ -87,7 +87,7 @@ fn exp_with_overlap_is_exp_at_its_edges() {
         let mut input = backend.rows(1, 28).unwrap();
         let mut out = backend.rows(1, 14).unwrap();
         input.row_mut(0).copy_from_slice(&row);
-        backend.swiglu(&input, 1, &mut out).unwrap();
+        backend.gate(Activation::Silu, &input, 1, &mut out).unwrap();
         let want: Vec<f32> = gates.iter().map(|&g| math::silu(g) * 1.0).collect();
         assert_eq!(bits(out.row(0)), bits(&want), "{}", backend.describe());
     }
@@ -115,7 +115,7 @@ fn embeddings_are_read_and_outputs_gathered_by_the_plan() {
         backend.place(&host, &mut plan).unwrap();
         let mut rows = backend.rows(3, 6).unwrap();
         let mut out = backend.rows(2, 6).unwrap();
-        backend.embed(&table, &plan, &mut rows).unwrap();
+        backend.embed(&table, 1.0, &plan, &mut rows).unwrap();
         assert_eq!(rows.row(0), &values[54..60]);
         assert_eq!(rows.row(1), &values[0..6]);
         assert_eq!(backend.gather_outputs(&rows, &plan, &mut out).unwrap(), 2);
@@ -123,7 +123,7 @@ fn embeddings_are_read_and_outputs_gathered_by_the_plan() {
 
         host.tokens[1] = 10;
         backend.place(&host, &mut plan).unwrap();
-        let error = backend.embed(&table, &plan, &mut rows).unwrap_err().to_string();
+        let error = backend.embed(&table, 1.0, &plan, &mut rows).unwrap_err().to_string();
         assert!(error.contains("token 10"), "{error}");
     }
 }

@@ -180,7 +180,7 @@ impl<B: Backend> Eagle3Head<B> {
         let layer = &self.spec.layer;
         let (heads, epsilon) = (layer.heads, layer.norm_epsilon);
         let pass = Pass { backend, rope: &self.rope, heads, epsilon, rows };
-        backend.embed(&self.embedding, &s.work.plan, &mut s.embedded)?;
+        backend.embed(&self.embedding, 1.0, &s.work.plan, &mut s.embedded)?;
         backend.rms_norm(&s.embedded, &self.input_norm, epsilon, rows, &mut s.normed)?;
         backend.copy_columns(&s.normed, rows, 0, &mut s.joined)?;
         backend.rms_norm(&s.work.residual, &self.hidden_norm, epsilon, rows, &mut s.normed)?;

@@ -241,7 +241,7 @@ impl<B: Backend> FusedHead<B> {
         let (heads, epsilon, width) =
             (self.spec.heads, self.spec.norm_epsilon, self.spec.hidden_size);
         let pass = Pass { backend, rope: &self.rope, heads, epsilon, rows };
-        backend.embed(&self.embedding, &s.work.plan, &mut s.embedded)?;
+        backend.embed(&self.embedding, 1.0, &s.work.plan, &mut s.embedded)?;
         if self.zeroes_first {
             backend.clear_first(&s.work.plan, &mut s.embedded)?;
         }

@@ -21,7 +21,7 @@ fn numbered(backend: &CpuBackend, rows: usize) -> <CpuBackend as Backend>::Rows 
     let mut placed = backend.plan(PlanBounds { rows, outputs: rows, slots: rows }).unwrap();
     backend.place(&plan, &mut placed).unwrap();
     let mut out = backend.rows(rows, 1).unwrap();
-    backend.embed(&table, &placed, &mut out).unwrap();
+    backend.embed(&table, 1.0, &placed, &mut out).unwrap();
     out
 }
 

@@ -21,7 +21,7 @@ pub(super) use avx2::Avx2;
 pub(super) use avx512::{Avx512, Vnni};
 pub(super) use portable::Portable;
 
-use crate::math::{EXP_HIGH, EXP_LN2, EXP_LOW, EXP_POLY};
+use crate::math::{EXP_HIGH, EXP_LN2, EXP_LOW, EXP_POLY, GELU};
 
 /// How many lanes there are.
 pub(super) const LANES: usize = 16;
@@ -99,19 +99,47 @@ pub(super) trait ExecutorHandle: Copy + 'static {
         let _ = at;
     }
 
-    /// [`crate::math::exp`] of each lane.
+    /// `e^r - 1` and `2^n` of each lane, as [`crate::math::exp`] divides it.
     #[inline(always)]
-    fn exp(self, x: Self::F) -> Self::F {
-        let y = self.min(self.splat(EXP_HIGH), x);
-        let n = self.round(self.mul(y, self.splat(std::f32::consts::LOG2_E)));
-        let r = self.fma(n, self.splat(-EXP_LN2[0]), y);
+    fn exp_parts(self, x: Self::F) -> (Self::F, Self::F) {
+        let n = self.round(self.mul(x, self.splat(std::f32::consts::LOG2_E)));
+        let r = self.fma(n, self.splat(-EXP_LN2[0]), x);
         let r = self.fma(n, self.splat(-EXP_LN2[1]), r);
         let mut p = self.splat(EXP_POLY[0]);
         for c in &EXP_POLY[1..] {
             p = self.fma(p, r, self.splat(*c));
         }
-        let p = self.add(self.fma(p, self.mul(r, r), r), self.splat(1.0));
-        self.zero_below(x, self.splat(EXP_LOW), self.mul(p, self.power_of_two(n)))
+        (self.fma(p, self.mul(r, r), r), self.power_of_two(n))
+    }
+
+    /// [`crate::math::exp`] of each lane.
+    #[inline(always)]
+    fn exp(self, x: Self::F) -> Self::F {
+        let (p, power) = self.exp_parts(self.min(self.splat(EXP_HIGH), x));
+        let p = self.add(p, self.splat(1.0));
+        self.zero_below(x, self.splat(EXP_LOW), self.mul(p, power))
+    }
+
+    /// [`crate::math::tanh`] of each lane.
+    #[inline(always)]
+    fn tanh(self, x: Self::F) -> Self::F {
+        let x = self.min(self.splat(EXP_HIGH), self.mul(self.splat(2.0), x));
+        let (p, power) = self.exp_parts(self.max(self.splat(EXP_LOW), x));
+        let e = self.fma(p, power, self.sub(power, self.splat(1.0)));
+        self.div(e, self.add(e, self.splat(2.0)))
+    }
+
+    /// [`crate::math::silu`] of each lane.
+    #[inline(always)]
+    fn silu(self, x: Self::F) -> Self::F {
+        self.div(x, self.add(self.splat(1.0), self.exp(self.mul(x, self.splat(-1.0)))))
+    }
+
+    /// [`crate::math::gelu_tanh`] of each lane.
+    #[inline(always)]
+    fn gelu_tanh(self, x: Self::F) -> Self::F {
+        let z = self.fma(self.mul(x, x), self.splat(GELU[1]), self.splat(GELU[0]));
+        self.div(x, self.add(self.splat(1.0), self.exp(self.mul(x, z))))
     }
 
     /// [`crate::math::round_half_even`] of each lane.

@@ -11,8 +11,8 @@ use aquila_compute::round::{
     TreeLimits,
 };
 use aquila_compute::{
-    Accumulate, Backend, DraftIds, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds, Result,
-    RopeTable, WeightFormat,
+    Accumulate, Activation, AttentionParams, Backend, DraftIds, ForwardPlan, HeadShape, HostTensor,
+    KvShape, PlanBounds, Result, RopeTable, WeightFormat,
 };
 
 type Cpu<T> = Arc<Mutex<T>>;
@@ -85,6 +85,8 @@ impl Deferring {
 impl Backend for Deferring {
     type Rows = Cpu<<CpuBackend as Backend>::Rows>;
     type Weight = Arc<<CpuBackend as Backend>::Weight>;
+    type Experts = Arc<<CpuBackend as Backend>::Experts>;
+    type Routing = Cpu<<CpuBackend as Backend>::Routing>;
     type Vector = Arc<<CpuBackend as Backend>::Vector>;
     type Table = Arc<<CpuBackend as Backend>::Table>;
     type Rope = Arc<<CpuBackend as Backend>::Rope>;
@@ -99,6 +101,21 @@ impl Backend for Deferring {
 
     fn pack(&self, parts: &[HostTensor], format: WeightFormat) -> Result<Self::Weight> {
         self.cpu.pack(parts, format).map(Arc::new)
+    }
+
+    fn experts(
+        &self,
+        gate_up: Vec<Self::Weight>,
+        down: Vec<Self::Weight>,
+    ) -> Result<Self::Experts> {
+        let owned = |weights: Vec<Self::Weight>| {
+            weights.into_iter().map(|weight| Arc::into_inner(weight).unwrap()).collect()
+        };
+        self.cpu.experts(owned(gate_up), owned(down)).map(Arc::new)
+    }
+
+    fn routing(&self, rows: usize, per_token: usize) -> Result<Self::Routing> {
+        self.cpu.routing(rows, per_token).map(shared)
     }
 
     fn vector(&self, parts: &[HostTensor]) -> Result<Self::Vector> {
@@ -131,9 +148,25 @@ impl Backend for Deferring {
         defer!(self, [host, placed], |cpu| cpu.place(&host, &mut lock(&placed)))
     }
 
-    fn embed(&self, table: &Self::Table, plan: &Plan, out: &mut Self::Rows) -> Result<()> {
+    fn embed(
+        &self,
+        table: &Self::Table,
+        scale: f32,
+        plan: &Plan,
+        out: &mut Self::Rows,
+    ) -> Result<()> {
         let plan = &plan.placed;
-        defer!(self, [table, plan, out], |cpu| cpu.embed(&table, &lock(&plan), &mut lock(&out)))
+        defer!(self, [table, plan, out], |cpu| {
+            cpu.embed(&table, scale, &lock(&plan), &mut lock(&out))
+        })
+    }
+
+    fn add(&self, input: &Self::Rows, rows: usize, out: &mut Self::Rows) -> Result<()> {
+        defer!(self, [input, out], |cpu| cpu.add(&lock(&input), rows, &mut lock(&out)))
+    }
+
+    fn soft_cap(&self, rows_of: &mut Self::Rows, rows: usize, cap: f32) -> Result<()> {
+        defer!(self, [rows_of], |cpu| cpu.soft_cap(&mut lock(&rows_of), rows, cap))
     }
 
     fn rms_norm(
@@ -186,8 +219,7 @@ impl Backend for Deferring {
     fn attend(
         &self,
         qkv: &Self::Rows,
-        heads: HeadShape,
-        scale: f32,
+        params: AttentionParams,
         plan: &Plan,
         kv: &Self::Kv,
         layer: usize,
@@ -196,12 +228,65 @@ impl Backend for Deferring {
         let plan = &plan.placed;
         defer!(self, [qkv, plan, kv, out], |cpu| {
             let (plan, kv) = (&*lock(&plan), &*lock(&kv));
-            cpu.attend(&lock(&qkv), heads, scale, plan, kv, layer, &mut lock(&out))
+            cpu.attend(&lock(&qkv), params, plan, kv, layer, &mut lock(&out))
         })
     }
 
-    fn swiglu(&self, gate_up: &Self::Rows, rows: usize, out: &mut Self::Rows) -> Result<()> {
-        defer!(self, [gate_up, out], |cpu| cpu.swiglu(&lock(&gate_up), rows, &mut lock(&out)))
+    fn gate(
+        &self,
+        activation: Activation,
+        gate_up: &Self::Rows,
+        rows: usize,
+        out: &mut Self::Rows,
+    ) -> Result<()> {
+        defer!(self, [gate_up, out], |cpu| {
+            cpu.gate(activation, &lock(&gate_up), rows, &mut lock(&out))
+        })
+    }
+
+    fn route(
+        &self,
+        logits: &Self::Rows,
+        rows: usize,
+        normalize: bool,
+        out: &mut Self::Routing,
+    ) -> Result<()> {
+        defer!(self, [logits, out], |cpu| {
+            cpu.route(&lock(&logits), rows, normalize, &mut lock(&out))
+        })
+    }
+
+    fn project_experts(
+        &self,
+        experts: &Self::Experts,
+        activation: Activation,
+        input: &Self::Rows,
+        rows: usize,
+        routing: &Self::Routing,
+        both: &mut Self::Rows,
+        activated: &mut Self::Rows,
+        accumulate: Accumulate,
+        out: &mut Self::Rows,
+    ) -> Result<()> {
+        defer!(self, [experts, input, routing, both, activated, out], |cpu| {
+            let (input, routing, out) = (&*lock(&input), &*lock(&routing), &mut *lock(&out));
+            let (both, activated) = (&mut *lock(&both), &mut *lock(&activated));
+            cpu.project_experts(
+                &experts, activation, input, rows, routing, both, activated, accumulate, out,
+            )
+        })
+    }
+
+    fn routed(
+        &self,
+        routing: &Self::Routing,
+        rows: usize,
+        column: usize,
+        out: &mut Self::Rows,
+    ) -> Result<()> {
+        defer!(self, [routing, out], |cpu| {
+            cpu.routed(&lock(&routing), rows, column, &mut lock(&out))
+        })
     }
 
     fn copy_columns(

@@ -7,6 +7,8 @@ use aquila_compute::{
     Accumulate, Activation, AttentionParams, Backend, ForwardPlan, HeadShape, PlanBounds,
 };
 
+use crate::layer_spec::LayerSpec;
+use crate::memory::{FeedForwardRows, attention_rows, ffn_rows, norms_after};
 use crate::{Error, ModelSpec, Result};
 
 /// A projection and its bias, if it has one.
@@ -15,46 +17,110 @@ pub(crate) struct Linear<B: Backend> {
     pub bias: Option<B::Vector>,
 }
 
-/// Attention and feed-forward part of one layer.
+/// Mixer and feed-forward part of one layer.
 pub(crate) struct Block<B: Backend> {
+    pub attention: AttentionParams,
     pub qkv: Linear<B>,
     pub qk_norms: Option<[B::Vector; 2]>,
     pub o: Linear<B>,
-    pub post_norm: B::Vector,
-    pub gate_up: Linear<B>,
-    pub down: Linear<B>,
+    pub attention_output_norm: Option<B::Vector>,
+    pub ffn_norm: B::Vector,
+    pub ffn: FeedForwardPart<B>,
+    pub activation: Activation,
+    pub ffn_output_norm: Option<B::Vector>,
+    /// Which of the pass's buffers are this layer's.
+    pub places: Places,
+}
+
+/// The weights of a feed-forward part.
+pub(crate) enum FeedForwardPart<B: Backend> {
+    Dense { gate_up: Linear<B>, down: Linear<B> },
+    Experts { router: B::Weight, experts: B::Experts, normalized: bool },
 }
 
 /// What all layers of one pass share.
 pub(crate) struct Pass<'a, B: Backend> {
     pub backend: &'a B,
-    pub rope: &'a B::Rope,
-    pub heads: HeadShape,
     pub epsilon: f32,
     pub rows: usize,
 }
 
-/// The plan of a pass, its residual stream, and the buffers that every layer uses anew.
+/// The plan of a pass, its residual stream, and the buffers that layers use anew: one set for each
+/// shape that layers have.
 pub(crate) struct Work<B: Backend> {
     pub plan: B::Plan,
     pub residual: B::Rows,
+    attention: Vec<AttentionBuffers<B>>,
+    ffn: Vec<FeedForwardBuffers<B>>,
+    /// What a part made, and that normed, where layers norm it.
+    outputs: Option<[B::Rows; 2]>,
+}
+
+struct AttentionBuffers<B: Backend> {
     qkv: B::Rows,
     attended: B::Rows,
-    gate_up: B::Rows,
-    activated: B::Rows,
+}
+
+enum FeedForwardBuffers<B: Backend> {
+    Dense { gate_up: B::Rows, activated: B::Rows },
+    Experts { logits: B::Rows, routing: B::Routing, gate_up: B::Rows, activated: B::Rows },
+}
+
+/// Which buffers of [`Work`] a layer uses.
+#[derive(Clone, Copy)]
+pub(crate) struct Places {
+    attention: usize,
+    ffn: usize,
+}
+
+impl Places {
+    /// Those of `layer`, a layer of `spec`.
+    pub fn of(spec: &ModelSpec, layer: &LayerSpec) -> Self {
+        let heads = layer.attention().heads;
+        let ffn = FeedForwardRows::of(&layer.ffn);
+        let found = "the buffers are made from the same list of layers";
+        Self {
+            attention: attention_rows(spec).iter().position(|h| *h == heads).expect(found),
+            ffn: ffn_rows(spec).iter().position(|f| *f == ffn).expect(found),
+        }
+    }
 }
 
 impl<B: Backend> Work<B> {
     /// Room for layers of `spec` in passes up to `bounds`.
     pub fn new(backend: &B, spec: &ModelSpec, bounds: PlanBounds) -> Result<Self> {
         let rows = bounds.rows;
+        let hidden = || backend.rows(rows, spec.hidden_size);
+        let attention = |heads: &HeadShape| -> Result<_> {
+            Ok(AttentionBuffers {
+                qkv: backend.rows(rows, heads.qkv_width())?,
+                attended: backend.rows(rows, heads.q_width())?,
+            })
+        };
+        let ffn = |ffn: &FeedForwardRows| -> Result<_> {
+            Ok(match *ffn {
+                FeedForwardRows::Dense { width } => FeedForwardBuffers::Dense {
+                    gate_up: backend.rows(rows, 2 * width)?,
+                    activated: backend.rows(rows, width)?,
+                },
+                FeedForwardRows::Experts { experts, per_token, width } => {
+                    FeedForwardBuffers::Experts {
+                        logits: backend.rows(rows, experts)?,
+                        routing: backend.routing(rows, per_token)?,
+                        gate_up: backend.rows(rows * per_token, 2 * width)?,
+                        activated: backend.rows(rows * per_token, width)?,
+                    }
+                }
+            })
+        };
         Ok(Self {
             plan: backend.plan(bounds)?,
-            residual: backend.rows(rows, spec.hidden_size)?,
-            qkv: backend.rows(rows, spec.heads.qkv_width())?,
-            attended: backend.rows(rows, spec.heads.q_width())?,
-            gate_up: backend.rows(rows, 2 * spec.intermediate_size)?,
-            activated: backend.rows(rows, spec.intermediate_size)?,
+            residual: hidden()?,
+            attention: attention_rows(spec).iter().map(attention).collect::<Result<_>>()?,
+            ffn: ffn_rows(spec).iter().map(ffn).collect::<Result<_>>()?,
+            outputs: norms_after(spec)
+                .then(|| Ok::<_, Error>([hidden()?, hidden()?]))
+                .transpose()?,
         })
     }
 }
@@ -64,36 +130,85 @@ impl<B: Backend> Block<B> {
     pub fn attend(
         &self,
         pass: &Pass<'_, B>,
+        rope: &B::Rope,
         input: &B::Rows,
         kv: &mut B::Kv,
         layer: usize,
         w: &mut Work<B>,
     ) -> Result<()> {
-        let &Pass { backend, rope, heads, epsilon, rows } = pass;
-        let scale = 1.0 / (heads.head_dim as f32).sqrt();
+        let &Pass { backend, epsilon, rows } = pass;
+        let Work { plan, residual, attention, outputs, .. } = w;
+        let AttentionBuffers { qkv, attended } = &mut attention[self.places.attention];
         let norms = self.qk_norms.as_ref().map(|[q, k]| (q, k, epsilon));
-        self.qkv.project(backend, input, rows, Accumulate::Set, &mut w.qkv)?;
-        backend.write_kv(&mut w.qkv, heads, norms, rope, &w.plan, kv, layer)?;
-        let params = AttentionParams { heads, scale, window: None };
-        backend.attend(&w.qkv, params, &w.plan, kv, layer, &mut w.attended)?;
-        self.o.project(backend, &w.attended, rows, Accumulate::Add, &mut w.residual)
+        self.qkv.project(backend, input, rows, Accumulate::Set, qkv)?;
+        backend.write_kv(qkv, self.attention.heads, norms, rope, plan, kv, layer)?;
+        backend.attend(qkv, self.attention, plan, kv, layer, attended)?;
+        pass.add(self.attention_output_norm.as_ref(), outputs, residual, |accumulate, out| {
+            self.o.project(backend, attended, rows, accumulate, out)
+        })
     }
 
     /// Adds to the residual stream what the feed-forward part makes of it; leaves in `normed` what
-    /// that part read.
+    /// that part read, and in `routed`, if given, which experts rows went to, from a column on.
     pub fn feed_forward(
         &self,
         pass: &Pass<'_, B>,
         normed: &mut B::Rows,
         w: &mut Work<B>,
+        routed: Option<(&mut B::Rows, usize)>,
     ) -> Result<()> {
-        let &Pass { backend, epsilon, rows, .. } = pass;
-        backend.rms_norm(&w.residual, &self.post_norm, epsilon, rows, normed)?;
-        let Linear { weight, bias } = &self.gate_up;
-        let (both, out) = (&mut w.gate_up, &mut w.activated);
-        let bias = bias.as_ref();
-        backend.project_gated(weight, bias, Activation::Silu, normed, rows, both, out)?;
-        self.down.project(backend, &w.activated, rows, Accumulate::Add, &mut w.residual)
+        let &Pass { backend, epsilon, rows } = pass;
+        let Work { residual, ffn, outputs, .. } = w;
+        backend.rms_norm(residual, &self.ffn_norm, epsilon, rows, normed)?;
+        let (norm, activation) = (self.ffn_output_norm.as_ref(), self.activation);
+        match (&self.ffn, &mut ffn[self.places.ffn]) {
+            (
+                FeedForwardPart::Dense { gate_up: Linear { weight, bias }, down },
+                FeedForwardBuffers::Dense { gate_up, activated },
+            ) => {
+                let bias = bias.as_ref();
+                backend
+                    .project_gated(weight, bias, activation, normed, rows, gate_up, activated)?;
+                pass.add(norm, outputs, residual, |accumulate, out| {
+                    down.project(backend, activated, rows, accumulate, out)
+                })
+            }
+            (
+                FeedForwardPart::Experts { router, experts, normalized },
+                FeedForwardBuffers::Experts { logits, routing, gate_up, activated },
+            ) => {
+                backend.project(router, None, normed, rows, Accumulate::Set, logits)?;
+                backend.route(logits, rows, *normalized, routing)?;
+                if let Some((out, column)) = routed {
+                    backend.routed(routing, rows, column, out)?;
+                }
+                pass.add(norm, outputs, residual, |accumulate, out| {
+                    Ok(backend.project_experts(
+                        experts, activation, normed, rows, routing, gate_up, activated, accumulate,
+                        out,
+                    )?)
+                })
+            }
+            _ => unreachable!("a layer's buffers are those of its own feed-forward part"),
+        }
+    }
+}
+
+impl<B: Backend> Pass<'_, B> {
+    /// Adds to the stream what `make` makes: at once, or normed where there is a norm.
+    fn add(
+        &self,
+        norm: Option<&B::Vector>,
+        outputs: &mut Option<[B::Rows; 2]>,
+        residual: &mut B::Rows,
+        mut make: impl FnMut(Accumulate, &mut B::Rows) -> Result<()>,
+    ) -> Result<()> {
+        let (Some(norm), Some([made, normed])) = (norm, outputs) else {
+            return make(Accumulate::Add, residual);
+        };
+        make(Accumulate::Set, made)?;
+        self.backend.rms_norm(made, norm, self.epsilon, self.rows, normed)?;
+        Ok(self.backend.add(normed, self.rows, residual)?)
     }
 }
 

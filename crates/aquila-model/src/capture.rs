@@ -27,8 +27,8 @@ impl<B: Backend> Capture<B> {
         boundaries: &[usize],
         capacity: usize,
     ) -> Result<Self> {
-        if let Some(boundary) = boundaries.iter().find(|&&boundary| boundary > spec.layers) {
-            let layers = spec.layers;
+        if let Some(boundary) = boundaries.iter().find(|&&boundary| boundary > spec.layers.len()) {
+            let layers = spec.layers.len();
             let problem = format!("capture at boundary {boundary} of a model of {layers} layers");
             return Err(Error::Plan(problem));
         }

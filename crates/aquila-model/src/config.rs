@@ -85,6 +85,30 @@ impl<'a> Settings<'a> {
         }
     }
 
+    /// A count, which may be 0, unless absent.
+    pub fn count(&self, field: &str) -> Result<Option<usize>> {
+        self.get(field).map(|value| self.as_count(field, value)).transpose()
+    }
+
+    /// Counts, each of which may be 0; none where absent.
+    pub fn counts(&self, field: &str) -> Result<Vec<usize>> {
+        match self.get(field) {
+            None => Ok(Vec::new()),
+            Some(Value::Array(list)) => list.iter().map(|v| self.as_count(field, v)).collect(),
+            Some(other) => {
+                Err(self.wrong(field, format!("must be a list, found {}", shown(other))))
+            }
+        }
+    }
+
+    fn as_count(&self, field: &str, value: &Value) -> Result<usize> {
+        let count = value.as_u64().filter(|n| *n <= LARGEST);
+        count.map(|n| n as usize).ok_or_else(|| {
+            let found = shown(value);
+            self.wrong(field, format!("must be a whole number up to {LARGEST}, found {found}"))
+        })
+    }
+
     /// A number above zero, unless absent.
     pub fn positive(&self, field: &str) -> Result<Option<f64>> {
         let Some(value) = self.get(field) else { return Ok(None) };

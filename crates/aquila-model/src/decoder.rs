@@ -6,13 +6,13 @@
 use std::sync::Arc;
 
 use aquila_compute::round::Extent;
-use aquila_compute::{
-    Accumulate, Backend, ForwardPlan, KvDtype, KvShape, PlanBounds, WeightFormat,
-};
+use aquila_compute::{Accumulate, Backend, ForwardPlan, KvDtype, PlanBounds, WeightFormat};
 
 use crate::block::{Block, Pass, Work, check_plan};
 use crate::capture::Capture;
+use crate::layer_spec::{AttentionSpec, Mixer};
 use crate::loading::{Loading, Progress, check_positions};
+use crate::memory::KvGroup;
 use crate::{Checkpoint, Error, LmHead, ModelSpec, Result};
 
 /// A model on a backend.
@@ -20,15 +20,19 @@ pub struct Decoder<B: Backend> {
     spec: ModelSpec,
     positions: usize,
     embedding: Arc<B::Table>,
-    rope: B::Rope,
+    /// The rotary table of each KV group.
+    ropes: Vec<B::Rope>,
     layers: Vec<Layer<B>>,
     final_norm: B::Vector,
     head: Arc<B::Weight>,
 }
 
 struct Layer<B: Backend> {
-    input_norm: B::Vector,
+    norm: B::Vector,
     block: Block<B>,
+    /// Its KV group, and which layer of it this is.
+    group: usize,
+    index: usize,
 }
 
 /// The buffers that a forward pass works in; made once, for the largest pass.
@@ -84,21 +88,27 @@ impl<B: Backend> Decoder<B> {
         };
         let table = loading.tensor(&spec.embedding())?;
         let embedding = Arc::new(backend.table(&table)?);
-        let layers = (0..spec.layers)
-            .map(|index| {
-                let layout = spec.layer(index);
-                let input_norm = loading.vector(std::slice::from_ref(&layout.input_norm))?;
-                Ok(Layer { input_norm, block: loading.block(&layout)? })
-            })
-            .collect::<Result<Vec<_>>>()?;
-        let final_norm = loading.vector(&[spec.final_norm()])?;
+        let groups = spec.kv_groups();
+        let mut counts = vec![0; groups.len()];
+        let mut layers = Vec::with_capacity(spec.layers.len());
+        for (number, layer) in spec.layers.iter().enumerate() {
+            let layout = spec.layer(number);
+            let kind = groups.iter().position(|group| group.mixer == layer.mixer);
+            let group = kind.expect("every layer's mixer has a group");
+            let index = counts[group];
+            counts[group] += 1;
+            let norm = loading.norm(&layout.attention_norm, &spec)?;
+            let block = loading.block(&layout, &spec, layer)?;
+            layers.push(Layer { norm, block, group, index });
+        }
+        let final_norm = loading.norm(&spec.final_norm(), &spec)?;
         let head = Arc::new(if spec.tied_embeddings {
             backend.pack(&[table], format)?
         } else {
             loading.weight(&[spec.head()])?
         });
-        let rope = backend.rope(&spec.rope.table(spec.heads.head_dim, positions))?;
-        Ok(Self { spec, positions, embedding, rope, layers, final_norm, head })
+        let ropes: Result<_> = groups.iter().map(|group| rope(backend, group, positions)).collect();
+        Ok(Self { ropes: ropes?, spec, positions, embedding, layers, final_norm, head })
     }
 
     /// What the model is.
@@ -133,9 +143,10 @@ impl<B: Backend> Decoder<B> {
         Capture::new(backend, &self.spec, boundaries, rows)
     }
 
-    /// The store of keys and values that the model needs for `slots` tokens.
-    pub fn kv_shape(&self, slots: usize, dtype: KvDtype) -> KvShape {
-        self.spec.kv_shape(slots, dtype)
+    /// Room for the keys and values of `slots` tokens: a store for each KV group.
+    pub fn kv(&self, backend: &B, slots: usize, dtype: KvDtype) -> Result<Vec<B::Kv>> {
+        let shapes = self.spec.kv_shapes(slots, dtype);
+        shapes.into_iter().map(|shape| Ok(backend.kv(shape)?)).collect()
     }
 
     /// Buffers for passes up to `bounds`.
@@ -164,7 +175,7 @@ impl<B: Backend> Decoder<B> {
         &self,
         backend: &B,
         plan: &ForwardPlan,
-        kv: &mut B::Kv,
+        kv: &mut [B::Kv],
         scratch: &mut Scratch<B>,
         capture: Option<&mut Capture<B>>,
     ) -> Result<()> {
@@ -177,7 +188,7 @@ impl<B: Backend> Decoder<B> {
     pub fn forward_placed(
         &self,
         backend: &B,
-        kv: &mut B::Kv,
+        kv: &mut [B::Kv],
         scratch: &mut Scratch<B>,
         mut capture: Option<&mut Capture<B>>,
     ) -> Result<()> {
@@ -188,18 +199,20 @@ impl<B: Backend> Decoder<B> {
         if rows == 0 {
             return Ok(());
         }
-        let (s, heads, epsilon) = (scratch, self.spec.heads, self.spec.norm_epsilon);
-        let pass = Pass { backend, rope: &self.rope, heads, epsilon, rows };
-        backend.embed(&self.embedding, 1.0, &s.work.plan, &mut s.work.residual)?;
+        let (s, epsilon) = (scratch, self.spec.norm.epsilon);
+        let pass = Pass { backend, epsilon, rows };
+        let scale = self.spec.embedding_scale;
+        backend.embed(&self.embedding, scale, &s.work.plan, &mut s.work.residual)?;
         if let Some(capture) = capture.as_deref_mut() {
             capture.take(backend, 0, &s.work.residual, rows)?;
         }
-        for (index, Layer { input_norm, block }) in self.layers.iter().enumerate() {
-            backend.rms_norm(&s.work.residual, input_norm, epsilon, rows, &mut s.normed)?;
-            block.attend(&pass, &s.normed, kv, index, &mut s.work)?;
-            block.feed_forward(&pass, &mut s.normed, &mut s.work)?;
+        for (number, Layer { norm, block, group, index }) in self.layers.iter().enumerate() {
+            backend.rms_norm(&s.work.residual, norm, epsilon, rows, &mut s.normed)?;
+            let (rope, kv) = (&self.ropes[*group], &mut kv[*group]);
+            block.attend(&pass, rope, &s.normed, kv, *index, &mut s.work)?;
+            block.feed_forward(&pass, &mut s.normed, &mut s.work, None)?;
             if let Some(capture) = capture.as_deref_mut() {
-                capture.take(backend, index + 1, &s.work.residual, rows)?;
+                capture.take(backend, number + 1, &s.work.residual, rows)?;
             }
         }
         let outputs = match capture.and_then(Capture::final_rows) {
@@ -219,15 +232,18 @@ impl<B: Backend> Decoder<B> {
             }
         };
         if outputs > 0 {
-            backend.project(
-                &self.head,
-                None,
-                &s.hidden,
-                outputs,
-                Accumulate::Set,
-                &mut s.logits,
-            )?;
+            let logits = &mut s.logits;
+            backend.project(&self.head, None, &s.hidden, outputs, Accumulate::Set, logits)?;
+            if let Some(cap) = self.spec.logit_cap {
+                backend.soft_cap(logits, outputs, cap)?;
+            }
         }
         Ok(())
     }
+}
+
+/// The rotary table of a KV group.
+fn rope<B: Backend>(backend: &B, group: &KvGroup, positions: usize) -> Result<B::Rope> {
+    let Mixer::Attention(AttentionSpec { rope, heads, .. }) = &group.mixer;
+    Ok(backend.rope(&rope.table(heads.head_dim, positions))?)
 }

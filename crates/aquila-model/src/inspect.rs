@@ -14,8 +14,9 @@ use crate::config::Settings;
 use crate::draft_head::{self, HeadKind};
 use crate::source::{TensorSource, open_folder};
 use crate::{
-    AuxLayerConvention, Eagle3Spec, EagleSpec, FeatureNorm, HeadOptions, Location, ModelSpec,
-    MtpNaming, MtpSpec, Result, Setting, arch, layout, memory,
+    AttentionSpec, AuxLayerConvention, Eagle3Spec, EagleSpec, FeatureNorm, FeedForward,
+    HeadOptions, Location, Mixer, ModelSpec, MtpNaming, MtpSpec, Result, Setting, arch, layout,
+    memory,
 };
 
 /// A report on a checkpoint. What could not be read is left out.
@@ -45,6 +46,10 @@ pub struct Inspection {
     pub head_dim: Option<u64>,
     /// Rotary embedding, in words.
     pub rope: Option<String>,
+    /// Positions that layers with a window see.
+    pub window: Option<usize>,
+    /// Experts, in words.
+    pub experts: Option<String>,
     /// The longest context the model was made for.
     pub context_length: Option<u64>,
     /// Whether the head is the embedding table.
@@ -118,8 +123,8 @@ impl DraftHead {
                 spec.norm_output,
                 "norm_output: the next step takes the hidden state after the norm",
             ),
-            on(spec.layer.qk_norm, "norms on queries and keys"),
-            on(spec.layer.qkv_bias, "biases on queries, keys and values"),
+            on(spec.layer.first_attention().qk_norm, "norms on queries and keys"),
+            on(spec.layer.first_attention().qkv_bias, "biases on queries, keys and values"),
             on(spec.own_embedding, "an embedding table of its own"),
             on(!spec.own_lm_head, "the language-model head of the model"),
         ];
@@ -151,8 +156,8 @@ impl DraftHead {
             Some(format!("joins the {order} first")),
             Some(format!("takes {first} at position 0: {why}")),
             on(spec.naming.norms_from_one(), "weights of norms are kept less one"),
-            on(spec.layer.qk_norm, "norms on queries and keys"),
-            on(spec.layer.qkv_bias, "biases on queries, keys and values"),
+            on(spec.layer.first_attention().qk_norm, "norms on queries and keys"),
+            on(spec.layer.first_attention().qkv_bias, "biases on queries, keys and values"),
         ];
         Self {
             algorithm: "MTP",
@@ -172,8 +177,8 @@ impl DraftHead {
         let ignored = spec.ignored.join(", ");
         let particulars = [
             on(spec.fc_bias, "a bias on fc"),
-            on(spec.layer.qk_norm, "norms on queries and keys"),
-            on(spec.layer.qkv_bias, "biases on queries, keys and values"),
+            on(spec.layer.first_attention().qk_norm, "norms on queries and keys"),
+            on(spec.layer.first_attention().qkv_bias, "biases on queries, keys and values"),
             on(!ignored.is_empty(), &format!("the model's own are used for {ignored}")),
         ];
         Self {
@@ -241,6 +246,7 @@ impl Inspection {
         let number = |field: &str| config.get(field).and_then(Value::as_u64);
         let text = |field: &str| config.get(field).and_then(Value::as_str).map(str::to_owned);
         let known = spec.as_ref().ok();
+        let heads = known.map(|spec| spec.first_attention().heads);
         let mut report = Self {
             location: match &folder {
                 Some(folder) => folder.display().to_string(),
@@ -254,9 +260,11 @@ impl Inspection {
             intermediate_size: number("intermediate_size"),
             layers: number("num_hidden_layers"),
             heads: number("num_attention_heads"),
-            kv_heads: known.map(|s| s.heads.kv_heads as u64).or(number("num_key_value_heads")),
-            head_dim: known.map(|s| s.heads.head_dim as u64).or(number("head_dim")),
-            rope: known.map(|s| s.rope.to_string()),
+            kv_heads: heads.map(|h| h.kv_heads as u64).or(number("num_key_value_heads")),
+            head_dim: heads.map(|h| h.head_dim as u64).or(number("head_dim")),
+            rope: known.map(ropes),
+            window: known.and_then(|s| s.layers.iter().find_map(|l| l.attention().window)),
+            experts: known.and_then(experts),
             context_length: number("max_position_embeddings"),
             tied_embeddings: known.map(|s| s.tied_embeddings),
             eos_token_ids: Vec::new(),
@@ -352,13 +360,17 @@ impl Inspection {
         let layer = &spec.layer;
         self.vocab_size = Some(layer.vocab_size as u64);
         self.hidden_size = Some(layer.hidden_size as u64);
-        self.intermediate_size = Some(layer.intermediate_size as u64);
-        self.layers = Some(layer.layers as u64);
-        self.heads = Some(layer.heads.heads as u64);
+        self.intermediate_size = match &layer.layers[0].ffn {
+            FeedForward::Dense(dense) => Some(dense.width as u64),
+            FeedForward::Experts(experts) => Some(experts.width as u64),
+        };
+        self.layers = Some(layer.layers.len() as u64);
+        let AttentionSpec { heads, rope, .. } = layer.first_attention();
+        self.heads = Some(heads.heads as u64);
         self.context_length = Some(layer.max_positions as u64);
-        self.kv_heads = Some(spec.layer.heads.kv_heads as u64);
-        self.head_dim = Some(spec.layer.heads.head_dim as u64);
-        self.rope = Some(spec.layer.rope.to_string());
+        self.kv_heads = Some(heads.kv_heads as u64);
+        self.head_dim = Some(heads.head_dim as u64);
+        self.rope = Some(rope.to_string());
         self.memory = Some(MemoryEstimate::of_head(&spec));
         self.draft_head = Some(DraftHead::of(&spec, kind));
         let fits = tensors.map(|t| layout::check(spec.tensors(), t)).transpose();
@@ -379,6 +391,32 @@ fn drafts_only(algorithm: &'static str, kind: HeadKind) -> (String, Option<Setti
     let by = kind.known_by();
     let reason = format!("it is a draft head ({algorithm}, known by {by}) and drafts for a model");
     (reason, Some(Setting::Draft(Some(algorithm))))
+}
+
+/// The rotary embeddings of all kinds of layers.
+fn ropes(spec: &ModelSpec) -> String {
+    let rope = |group: memory::KvGroup| {
+        let Mixer::Attention(AttentionSpec { rope, window, .. }) = group.mixer;
+        match window {
+            Some(_) => format!("{rope} in {} layers with a window", group.layers),
+            None => rope.to_string(),
+        }
+    };
+    spec.kv_groups().into_iter().map(rope).collect::<Vec<_>>().join("; ")
+}
+
+/// The experts of a model and in how many layers it has them.
+fn experts(spec: &ModelSpec) -> Option<String> {
+    let mut sparse = spec.layers.iter().filter_map(|layer| layer.ffn.experts());
+    let first = sparse.next()?;
+    Some(format!(
+        "{} of width {}, {} for each token, in {} of {} layers",
+        first.experts,
+        first.width,
+        first.per_token,
+        1 + sparse.count(),
+        spec.layers.len()
+    ))
 }
 
 fn elements(tensors: &dyn TensorSource) -> u64 {
@@ -419,6 +457,8 @@ impl fmt::Display for Inspection {
         let heads = self.heads.zip(self.kv_heads).zip(self.head_dim);
         line("heads", heads.map(|((q, kv), d)| format!("{q}, {kv} for keys and values, of {d}")))?;
         line("rope", self.rope.clone())?;
+        line("window", self.window.map(|n| format!("{n} positions, in layers that have one")))?;
+        line("experts", self.experts.clone())?;
         line("draft head", self.draft_head.as_ref().map(DraftHead::to_string))?;
         if let Some(head) = &self.draft_head {
             line("layer numbers", head.aux_layer_convention.clone())?;

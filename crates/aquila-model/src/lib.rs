@@ -2,7 +2,7 @@
 //!
 //! - [`resolve`]: from a name to a [`Location`]: a preset, a folder, a shipped model, the hub.
 //! - [`Checkpoint`]: a config that was understood and tensors that fit it.
-//! - [`ModelSpec`]: the description of an architecture that drives the decoder.
+//! - [`ModelSpec`]: what a model is, a list of [`LayerSpec`]s; tensors, memory and passes follow.
 //! - [`TensorSource`]: named tensors, from [`Safetensors`] or [`TorchTensors`] files or random
 //!   ([`Dummy`]).
 //! - [`Decoder`]: the model on a backend; [`Scratch`]: what its passes work in.
@@ -29,6 +29,7 @@ mod dummy;
 mod error;
 mod hub;
 mod inspect;
+mod layer_spec;
 mod layout;
 mod loading;
 mod location;
@@ -56,11 +57,12 @@ pub use dummy::Dummy;
 pub use error::{Error, Result, Setting};
 pub use hub::{Hub, HubEvent};
 pub use inspect::{DraftHead, FileSize, Inspection, MemoryEstimate};
+pub use layer_spec::{AttentionSpec, DenseSpec, ExpertsSpec, FeedForward, LayerSpec, Mixer, Norms};
 pub use layout::{Expected, TensorNames};
 pub use loading::Progress;
 pub use location::{Location, Places, resolve};
-pub use memory::Needs;
-pub use model_spec::ModelSpec;
+pub use memory::{KvGroup, Needs};
+pub use model_spec::{ModelSpec, NormSpec};
 pub use pairing::same_tokens;
 pub use preset::presets;
 pub use rope::{RopeKind, RopeSpec};

@@ -1,10 +1,12 @@
 //! Tensors of a checkpoint on their way to a backend.
 
-use aquila_compute::{Backend, HostTensor, WeightFormat};
+use aquila_compute::{AttentionParams, Backend, HostTensor, WeightFormat};
 
-use crate::block::{Block, Linear};
-use crate::layout::{Expected, LayerLayout, LinearLayout};
-use crate::{Error, Result, TensorSource};
+use crate::block::{Block, FeedForwardPart, Linear, Places};
+use crate::layer_spec::{AttentionSpec, LayerSpec};
+use crate::layout::{Expected, FeedForwardLayout, GatedLayout, LayerLayout, LinearLayout};
+use crate::memory::exact;
+use crate::{Error, ModelSpec, Result, TensorSource};
 
 /// The longest context; its rotary table is made at load.
 const LONGEST_CONTEXT: usize = 1 << 24;
@@ -51,14 +53,24 @@ impl<B: Backend> Loading<'_, B> {
         expected.iter().map(|e| self.tensor(e)).collect()
     }
 
+    /// Vectors that are added: biases.
     pub fn vector(&mut self, expected: &[Expected]) -> Result<B::Vector> {
         let parts = self.tensors(expected)?;
         Ok(self.backend.vector(&parts)?)
     }
 
+    /// The weights of a norm, one added where the checkpoint keeps them less one.
+    pub fn norm(&mut self, expected: &Expected, spec: &ModelSpec) -> Result<B::Vector> {
+        let stored = self.tensor(expected)?;
+        let weights = if spec.norm.one_plus { one_more(&stored)? } else { stored };
+        Ok(self.backend.vector(&[weights])?)
+    }
+
     pub fn weight(&mut self, expected: &[Expected]) -> Result<B::Weight> {
         let parts = self.tensors(expected)?;
-        Ok(self.backend.pack(&parts, self.format)?)
+        let quantized = !expected.iter().any(|part| part.exact);
+        let format = if quantized { self.format } else { exact(self.format) };
+        Ok(self.backend.pack(&parts, format)?)
     }
 
     pub fn linear(&mut self, layout: &LinearLayout) -> Result<Linear<B>> {
@@ -70,21 +82,57 @@ impl<B: Backend> Loading<'_, B> {
         Ok(Linear { weight, bias })
     }
 
-    /// A layer but for the norm of its input.
-    pub fn block(&mut self, layout: &LayerLayout) -> Result<Block<B>> {
+    /// A layer of `spec` but for the norm of its input.
+    pub fn block(
+        &mut self,
+        layout: &LayerLayout,
+        spec: &ModelSpec,
+        layer: &LayerSpec,
+    ) -> Result<Block<B>> {
+        let AttentionSpec { heads, scale, window, .. } = *layer.attention();
+        let norm = |loading: &mut Self, expected: &Option<Expected>| {
+            expected.as_ref().map(|e| loading.norm(e, spec)).transpose()
+        };
         Ok(Block {
+            attention: AttentionParams { heads, scale, window },
             qkv: self.linear(&layout.qkv)?,
             qk_norms: match &layout.qk_norms {
-                Some([q, k]) => Some([
-                    self.vector(std::slice::from_ref(q))?,
-                    self.vector(std::slice::from_ref(k))?,
-                ]),
+                Some([q, k]) => Some([self.norm(q, spec)?, self.norm(k, spec)?]),
                 None => None,
             },
             o: self.linear(&layout.o)?,
-            post_norm: self.vector(std::slice::from_ref(&layout.post_norm))?,
-            gate_up: self.linear(&layout.gate_up)?,
-            down: self.linear(&layout.down)?,
+            attention_output_norm: norm(self, &layout.attention_output_norm)?,
+            ffn_norm: self.norm(&layout.ffn_norm, spec)?,
+            ffn: match (&layout.ffn, &layer.ffn) {
+                (FeedForwardLayout::Dense(dense), _) => FeedForwardPart::Dense {
+                    gate_up: self.linear(&dense.gate_up)?,
+                    down: self.linear(&dense.down)?,
+                },
+                (FeedForwardLayout::Experts { router, experts }, ffn) => FeedForwardPart::Experts {
+                    router: self.weight(std::slice::from_ref(router))?,
+                    experts: self.experts(experts)?,
+                    normalized: ffn.experts().is_some_and(|experts| experts.normalized),
+                },
+            },
+            activation: layer.ffn.activation(),
+            ffn_output_norm: norm(self, &layout.ffn_output_norm)?,
+            places: Places::of(spec, layer),
         })
     }
+
+    fn experts(&mut self, layouts: &[GatedLayout]) -> Result<B::Experts> {
+        let mut gate_up = Vec::with_capacity(layouts.len());
+        let mut down = Vec::with_capacity(layouts.len());
+        for layout in layouts {
+            gate_up.push(self.weight(&layout.gate_up.weights)?);
+            down.push(self.weight(&layout.down.weights)?);
+        }
+        Ok(self.backend.experts(gate_up, down)?)
+    }
+}
+
+/// A vector with one added to each element.
+fn one_more(stored: &HostTensor) -> Result<HostTensor> {
+    let weights: Vec<f32> = stored.to_f32()?.into_iter().map(|w| 1.0 + w).collect();
+    Ok(HostTensor::from_f32(stored.name(), stored.shape().to_vec(), &weights)?)
 }

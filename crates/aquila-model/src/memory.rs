@@ -1,7 +1,8 @@
 //! How much memory a model takes, from its spec alone: for the table at start and for `inspect`.
 
-use aquila_compute::{INT8_GROUP, KvDtype, KvShape, PlanBounds, WeightFormat};
+use aquila_compute::{HeadShape, INT8_GROUP, KvDtype, KvShape, PlanBounds, WeightFormat};
 
+use crate::layer_spec::{AttentionSpec, FeedForward, Mixer};
 use crate::layout::Expected;
 use crate::{Eagle3Spec, FeatureNorm, ModelSpec};
 
@@ -18,14 +19,42 @@ pub struct Needs {
     pub texts: u64,
 }
 
+/// Layers of equal mixers, which share a store of keys and values.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KvGroup {
+    /// What the layers are.
+    pub mixer: Mixer,
+    /// How many there are.
+    pub layers: usize,
+}
+
 impl ModelSpec {
-    /// The store of keys and values for `slots` tokens.
-    pub fn kv_shape(&self, slots: usize, dtype: KvDtype) -> KvShape {
+    /// The KV groups, in the order in which their first layers come.
+    pub fn kv_groups(&self) -> Vec<KvGroup> {
+        let mut groups: Vec<KvGroup> = Vec::new();
+        for layer in &self.layers {
+            match groups.iter_mut().find(|group| group.mixer == layer.mixer) {
+                Some(group) => group.layers += 1,
+                None => groups.push(KvGroup { mixer: layer.mixer.clone(), layers: 1 }),
+            }
+        }
+        groups
+    }
+
+    /// The stores of keys and values for `slots` tokens, one for each KV group.
+    pub fn kv_shapes(&self, slots: usize, dtype: KvDtype) -> Vec<KvShape> {
+        self.kv_groups().iter().map(|group| group.shape(slots, dtype)).collect()
+    }
+}
+
+impl KvGroup {
+    fn shape(&self, slots: usize, dtype: KvDtype) -> KvShape {
+        let Mixer::Attention(AttentionSpec { heads, .. }) = &self.mixer;
         KvShape {
             layers: self.layers,
             slots,
-            kv_heads: self.heads.kv_heads,
-            head_dim: self.heads.head_dim,
+            kv_heads: heads.kv_heads,
+            head_dim: heads.head_dim,
             dtype,
         }
     }
@@ -33,12 +62,10 @@ impl ModelSpec {
 
 /// Bytes of all weights once packed, the embedding table included.
 pub fn weight_bytes(spec: &ModelSpec, format: WeightFormat) -> u64 {
-    let hidden = spec.hidden_size;
-    let layer = layer_bytes(spec, hidden, format);
-    spec.layers as u64 * layer
-        + table_bytes(spec)
-        + matrix_bytes(spec.vocab_size, hidden, format)
-        + 4 * hidden as u64
+    let table = spec.embedding().name;
+    let rest = spec.tensors().filter(|tensor| tensor.name != table);
+    let tied = spec.tied_embeddings.then(|| spec.head());
+    table_bytes(spec) + tensor_bytes(rest.chain(tied), format)
 }
 
 pub(crate) fn matrix_bytes(outputs: usize, inputs: usize, format: WeightFormat) -> u64 {
@@ -50,33 +77,22 @@ pub(crate) fn matrix_bytes(outputs: usize, inputs: usize, format: WeightFormat) 
     outputs as u64 * per_output as u64
 }
 
+/// How a matrix is kept that is not to be quantized.
+pub(crate) fn exact(format: WeightFormat) -> WeightFormat {
+    match format {
+        WeightFormat::Int8 => WeightFormat::Bf16,
+        other => other,
+    }
+}
+
 /// The table stays as the checkpoint has it: rows are looked up, not multiplied.
 fn table_bytes(spec: &ModelSpec) -> u64 {
     (spec.vocab_size * spec.hidden_size * spec.dtype.size()) as u64
 }
 
-/// A layer whose attention reads rows of `width`.
-fn layer_bytes(spec: &ModelSpec, width: usize, format: WeightFormat) -> u64 {
-    let (hidden, inner) = (spec.hidden_size, spec.intermediate_size);
-    matrix_bytes(spec.heads.qkv_width(), width, format)
-        + matrix_bytes(hidden, spec.heads.q_width(), format)
-        + matrix_bytes(2 * inner, hidden, format)
-        + matrix_bytes(hidden, inner, format)
-        + 4 * vector_elements_of_a_layer(spec)
-}
-
-fn vector_elements_of_a_layer(spec: &ModelSpec) -> u64 {
-    let on = |flag: bool, n: usize| if flag { n as u64 } else { 0 };
-    2 * spec.hidden_size as u64
-        + on(spec.qk_norm, 2 * spec.heads.head_dim)
-        + on(spec.qkv_bias, spec.heads.qkv_width())
-        + on(spec.output_bias, spec.hidden_size)
-        + on(spec.mlp_bias, 2 * spec.intermediate_size + spec.hidden_size)
-}
-
 /// Bytes of keys and values that one token takes.
 pub fn kv_bytes_per_token(spec: &ModelSpec, dtype: KvDtype) -> u64 {
-    spec.kv_shape(1, dtype).bytes_per_slot() as u64
+    spec.kv_shapes(1, dtype).iter().map(|shape| shape.bytes_per_slot() as u64).sum()
 }
 
 /// Bytes of the buffers of a forward pass.
@@ -93,7 +109,60 @@ pub fn capture_bytes(spec: &ModelSpec, layers: usize, rows: usize) -> u64 {
 
 /// What a row takes in the buffers that every layer uses anew, and in the residual stream.
 fn work_width(spec: &ModelSpec) -> usize {
-    spec.hidden_size + spec.heads.qkv_width() + spec.heads.q_width() + 3 * spec.intermediate_size
+    let (attention, ffn) = (attention_rows(spec), ffn_rows(spec));
+    let mixers = attention.iter().map(|heads| heads.qkv_width() + heads.q_width());
+    let parts = ffn.iter().map(|ffn| match ffn {
+        FeedForwardRows::Dense { width } => 3 * width,
+        FeedForwardRows::Experts { experts, per_token, width } => {
+            experts + per_token * (2 + 3 * width)
+        }
+    });
+    let outputs = if norms_after(spec) { 2 * spec.hidden_size } else { 0 };
+    spec.hidden_size + mixers.sum::<usize>() + parts.sum::<usize>() + outputs
+}
+
+/// The different shapes of heads, each of which has buffers of its own.
+pub(crate) fn attention_rows(spec: &ModelSpec) -> Vec<HeadShape> {
+    distinct(spec.layers.iter().map(|layer| layer.attention().heads))
+}
+
+/// The sizes of a feed-forward part's buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FeedForwardRows {
+    Dense { width: usize },
+    Experts { experts: usize, per_token: usize, width: usize },
+}
+
+impl FeedForwardRows {
+    pub fn of(ffn: &FeedForward) -> Self {
+        match ffn {
+            FeedForward::Dense(dense) => Self::Dense { width: dense.width },
+            FeedForward::Experts(spec) => Self::Experts {
+                experts: spec.experts,
+                per_token: spec.per_token,
+                width: spec.width,
+            },
+        }
+    }
+}
+
+/// The different shapes of feed-forward parts, each of which has buffers of its own.
+pub(crate) fn ffn_rows(spec: &ModelSpec) -> Vec<FeedForwardRows> {
+    distinct(spec.layers.iter().map(|layer| FeedForwardRows::of(&layer.ffn)))
+}
+
+/// Whether a layer norms what its parts make, which then needs buffers.
+pub(crate) fn norms_after(spec: &ModelSpec) -> bool {
+    spec.layers.iter().any(|layer| layer.norms.after())
+}
+
+fn distinct<T: PartialEq>(items: impl Iterator<Item = T>) -> Vec<T> {
+    items.fold(Vec::new(), |mut all, item| {
+        if !all.contains(&item) {
+            all.push(item);
+        }
+        all
+    })
 }
 
 fn buffer_bytes(bounds: PlanBounds, per_row: usize, per_output: usize) -> u64 {
@@ -102,14 +171,18 @@ fn buffer_bytes(bounds: PlanBounds, per_row: usize, per_output: usize) -> u64 {
         + bounds.slots as u64)
 }
 
-/// Bytes of the rotary table for contexts of `positions` tokens.
+/// Bytes of the rotary tables for contexts of `positions` tokens.
 pub fn rope_bytes(spec: &ModelSpec, positions: usize) -> u64 {
-    4 * positions as u64 * spec.heads.head_dim as u64
+    let width = |group: &KvGroup| match &group.mixer {
+        Mixer::Attention(attention) => attention.heads.head_dim as u64,
+    };
+    4 * positions as u64 * spec.kv_groups().iter().map(width).sum::<u64>()
 }
 
 /// Bytes of `tensors` once packed: matrices in `format`, vectors as float32.
 pub(crate) fn tensor_bytes(tensors: impl Iterator<Item = Expected>, format: WeightFormat) -> u64 {
     let bytes = |tensor: Expected| match tensor.shape[..] {
+        [outputs, inputs] if tensor.exact => matrix_bytes(outputs, inputs, exact(format)),
         [outputs, inputs] => matrix_bytes(outputs, inputs, format),
         _ => 4 * tensor.shape.iter().product::<usize>() as u64,
     };

@@ -3,10 +3,11 @@
 //! The invariant: a [`ModelSpec`] that exists is consistent, and no size computed from it
 //! overflows.
 
-use aquila_compute::{DType, HeadShape};
+use aquila_compute::{Activation, DType, HeadShape};
 
 use crate::config::{Settings, shown};
-use crate::layout::TensorNames;
+use crate::layer_spec::{AttentionSpec, DenseSpec, FeedForward, LayerSpec, Mixer, Norms};
+use crate::layout::{Expected, TensorNames};
 use crate::rope::RopeSpec;
 use crate::{Result, Setting};
 
@@ -16,7 +17,10 @@ const ABSURD_PARAMETERS: u128 = 1 << 45;
 /// Layers are listed one by one, so their number is kept small.
 const MOST_LAYERS: usize = 1 << 14;
 
-/// What a decoder is made of: sizes, and which of the optional parts its layers have.
+/// So are the experts of all layers.
+const MOST_EXPERTS: usize = 1 << 17;
+
+/// What a decoder is made of.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelSpec {
     /// The name in `architectures`, such as `LlamaForCausalLM`.
@@ -25,105 +29,121 @@ pub struct ModelSpec {
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width inside the feed-forward part.
-    pub intermediate_size: usize,
-    /// Decoder layers.
-    pub layers: usize,
-    /// The heads of each layer.
-    pub heads: HeadShape,
-    /// Whether each query and key head is normed before it is turned.
-    pub qk_norm: bool,
-    /// Whether the projections to queries, keys and values have biases.
-    pub qkv_bias: bool,
-    /// Whether the projection out of attention has a bias.
-    pub output_bias: bool,
-    /// Whether the feed-forward projections have biases.
-    pub mlp_bias: bool,
-    /// What the norms add to the mean square.
-    pub norm_epsilon: f32,
+    /// The layers, first to last.
+    pub layers: Vec<LayerSpec>,
+    /// All its norms.
+    pub norm: NormSpec,
+    /// What embeddings are multiplied by before the first layer.
+    pub embedding_scale: f32,
+    /// What bounds the logits: each becomes `cap * tanh(logit / cap)`.
+    pub logit_cap: Option<f32>,
     /// Whether the head is the embedding table.
     pub tied_embeddings: bool,
-    /// Rotary embedding.
-    pub rope: RopeSpec,
     /// The longest context the model was made for.
     pub max_positions: usize,
     /// The element type that the config declares.
     pub dtype: DType,
     /// What the checkpoint calls its tensors.
-    pub names: &'static TensorNames,
+    pub names: TensorNames,
 }
 
-/// What an architecture decides for itself where the config is silent.
-pub(crate) struct FamilyDefaults {
+/// How a model norms.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NormSpec {
+    /// What is added to the mean square.
+    pub epsilon: f32,
+    /// Whether the checkpoint keeps the weights less one.
+    pub one_plus: bool,
+}
+
+/// What an architecture of Llama's kind decides for itself where the config is silent.
+pub(crate) struct Family {
     pub head_dim: Option<usize>,
     pub qk_norm: bool,
     pub qkv_bias: bool,
     pub output_bias: bool,
     pub mlp_bias: bool,
-    pub names: &'static TensorNames,
+    pub names: TensorNames,
 }
 
 impl ModelSpec {
-    /// Reads the settings that decoders of Llama's family share.
-    pub(crate) fn read(
-        config: &Settings<'_>,
-        architecture: &str,
-        defaults: FamilyDefaults,
-    ) -> Result<Self> {
-        refuse_what_is_not_supported(config)?;
+    /// Reads the settings that decoders of Llama's kind share: equal layers with full attention.
+    pub(crate) fn read(config: &Settings<'_>, architecture: &str, family: Family) -> Result<Self> {
+        refuse_quantized(config)?;
+        let max_positions = config.size("max_position_embeddings")?;
         let hidden_size = config.size("hidden_size")?;
-        let heads = config.size("num_attention_heads")?;
-        let kv_heads = config.size_if_any("num_key_value_heads")?.unwrap_or(heads);
-        if heads % kv_heads != 0 {
-            return Err(config.wrong(
-                "num_key_value_heads",
-                format!("must divide num_attention_heads {heads}, found {kv_heads}"),
-            ));
-        }
-        let head_dim = match config.size_if_any("head_dim")?.or(defaults.head_dim) {
+        let query_heads = config.size("num_attention_heads")?;
+        let kv_heads = config.size_if_any("num_key_value_heads")?.unwrap_or(query_heads);
+        let head_dim = match config.size_if_any("head_dim")?.or(family.head_dim) {
             Some(width) => width,
-            None if hidden_size % heads == 0 => hidden_size / heads,
+            None if hidden_size % query_heads == 0 => hidden_size / query_heads,
             None => {
                 return Err(config.wrong(
                     "num_attention_heads",
-                    format!("must divide hidden_size {hidden_size}, found {heads}"),
+                    format!("must divide hidden_size {hidden_size}, found {query_heads}"),
                 ));
             }
         };
-        if head_dim % 2 != 0 {
-            return Err(config.wrong("head_dim", format!("must be even, found {head_dim}")));
-        }
-        let max_positions = config.size("max_position_embeddings")?;
-        let spec = Self {
+        let heads = heads(config, query_heads, kv_heads, head_dim)?;
+        let layer = LayerSpec {
+            mixer: Mixer::Attention(AttentionSpec {
+                heads,
+                scale: 1.0 / (head_dim as f32).sqrt(),
+                window: None,
+                rope: RopeSpec::read(config, max_positions)?,
+                qk_norm: family.qk_norm,
+                qkv_bias: family.qkv_bias,
+                output_bias: family.output_bias,
+            }),
+            ffn: FeedForward::Dense(DenseSpec {
+                width: config.size("intermediate_size")?,
+                bias: family.mlp_bias,
+                activation: activation(config, "hidden_act", Activation::Silu)?,
+            }),
+            norms: Norms::Before,
+        };
+        Ok(Self {
             architecture: architecture.into(),
             vocab_size: config.size("vocab_size")?,
             hidden_size,
-            intermediate_size: config.size("intermediate_size")?,
-            layers: layers(config)?,
-            heads: HeadShape { heads, kv_heads, head_dim },
-            qk_norm: defaults.qk_norm,
-            qkv_bias: defaults.qkv_bias,
-            output_bias: defaults.output_bias,
-            mlp_bias: defaults.mlp_bias,
-            norm_epsilon: epsilon(config)?,
+            layers: vec![layer; layers(config)?],
+            norm: NormSpec { epsilon: epsilon(config)?, one_plus: false },
+            embedding_scale: 1.0,
+            logit_cap: None,
             tied_embeddings: config.flag("tie_word_embeddings", false)?,
-            rope: RopeSpec::read(config, max_positions)?,
             max_positions,
             dtype: dtype(config)?,
-            names: defaults.names,
-        };
-        let parameters = spec.parameters_wide();
+            names: family.names,
+        })
+    }
+
+    /// Refuses sizes that no machine could hold.
+    pub(crate) fn checked(self, config: &Settings<'_>) -> Result<Self> {
+        let experts = self.layers.iter().filter_map(|l| l.ffn.experts()).map(|e| e.experts);
+        let listed = experts.fold(0usize, usize::saturating_add);
+        if listed > MOST_EXPERTS {
+            let problem = format!("make {listed} experts in all; at most {MOST_EXPERTS} may be");
+            return Err(config.wrong("sizes", problem));
+        }
+        let parameters = self.parameters_wide();
         if parameters > ABSURD_PARAMETERS {
             return Err(config.wrong(
                 "sizes",
                 format!(
-                    "are absurd: hidden_size {hidden_size}, intermediate_size {}, {} layers, \
-                     vocab_size {} make {parameters} parameters",
-                    spec.intermediate_size, spec.layers, spec.vocab_size
+                    "are absurd: hidden_size {}, {} layers, vocab_size {} make {parameters} \
+                     parameters",
+                    self.hidden_size,
+                    self.layers.len(),
+                    self.vocab_size
                 ),
             ));
         }
-        Ok(spec)
+        Ok(self)
+    }
+
+    /// The attention of the first layer, whose heads and rotary embedding stand for the model's.
+    pub fn first_attention(&self) -> &AttentionSpec {
+        self.layers[0].attention()
     }
 
     /// How many parameters the model has; tied ones count once.
@@ -132,43 +152,81 @@ impl ModelSpec {
     }
 
     fn parameters_wide(&self) -> u128 {
-        let w = |n: usize| n as u128;
-        let [hidden, inner, vocab] =
-            [self.hidden_size, self.intermediate_size, self.vocab_size].map(w);
-        let [heads, kv, width] =
-            [self.heads.heads, self.heads.kv_heads, self.heads.head_dim].map(w);
-        let (q, kv) = (heads * width, kv * width);
-        let on = |flag: bool, n: u128| if flag { n } else { 0 };
-        let layer = hidden * (q + 2 * kv)
-            + q * hidden
-            + 3 * hidden * inner
-            + 2 * hidden
-            + on(self.qk_norm, 2 * width)
-            + on(self.qkv_bias, q + 2 * kv)
-            + on(self.output_bias, hidden)
-            + on(self.mlp_bias, 2 * inner + hidden);
-        let tables = if self.tied_embeddings { 1 } else { 2 };
-        w(self.layers) * layer + tables * vocab * hidden + hidden
+        self.tensors().map(|tensor| Expected::elements(&tensor)).sum()
     }
 }
 
-fn refuse_what_is_not_supported(config: &Settings<'_>) -> Result<()> {
-    if let Some(activation) = config.text("hidden_act")?
-        && activation != "silu"
-    {
-        return Err(config.unsupported(format!("hidden_act {activation:?} is not supported")));
+/// Heads that can be shared out and turned.
+pub(crate) fn heads(
+    config: &Settings<'_>,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+) -> Result<HeadShape> {
+    if heads % kv_heads != 0 {
+        return Err(config.wrong(
+            "num_key_value_heads",
+            format!("must divide num_attention_heads {heads}, found {kv_heads}"),
+        ));
     }
+    if head_dim % 2 != 0 {
+        return Err(config.wrong("head_dim", format!("must be even, found {head_dim}")));
+    }
+    Ok(HeadShape { heads, kv_heads, head_dim })
+}
+
+/// The function of a gate that `field` names.
+pub(crate) fn activation(
+    config: &Settings<'_>,
+    field: &str,
+    default: Activation,
+) -> Result<Activation> {
+    match config.text(field)? {
+        None => Ok(default),
+        Some("silu" | "swish") => Ok(Activation::Silu),
+        Some("gelu_pytorch_tanh") => Ok(Activation::GeluTanh),
+        Some(other) => Err(config.unsupported(format!("{field} {other:?} is not supported"))),
+    }
+}
+
+/// Refuses layers that do not see the whole context.
+pub(crate) fn refuse_windows(config: &Settings<'_>) -> Result<()> {
     if config.flag("use_sliding_window", false)? {
         return Err(config.unsupported("use_sliding_window is not supported"));
     }
-    if let Some(types) = config.get("layer_types") {
-        let list = types.as_array().map(Vec::as_slice).unwrap_or(std::slice::from_ref(types));
-        if let Some(other) = list.iter().find(|t| t.as_str() != Some("full_attention")) {
-            return Err(
-                config.unsupported(format!("layer_types with {} are not supported", shown(other)))
-            );
+    match windowed_types(config)? {
+        Some(types) if types.contains(&true) => {
+            Err(config.unsupported("layer_types with \"sliding_attention\" are not supported"))
         }
+        _ => Ok(()),
     }
+}
+
+/// Whether each layer has a window, where `layer_types` says it.
+pub(crate) fn layer_types(config: &Settings<'_>) -> Result<Option<Vec<bool>>> {
+    let (types, expected) = (windowed_types(config)?, layers(config)?);
+    match types {
+        Some(types) if types.len() != expected => {
+            let problem = format!("must name {expected} layers, found {}", types.len());
+            Err(config.wrong("layer_types", problem))
+        }
+        types => Ok(types),
+    }
+}
+
+fn windowed_types(config: &Settings<'_>) -> Result<Option<Vec<bool>>> {
+    let Some(types) = config.get("layer_types") else { return Ok(None) };
+    let list = types.as_array().map(Vec::as_slice).unwrap_or(std::slice::from_ref(types));
+    let kind = |kind: &serde_json::Value| match kind.as_str() {
+        Some("full_attention") => Ok(false),
+        Some("sliding_attention") => Ok(true),
+        _ => Err(config.unsupported(format!("layer_types with {} are not supported", shown(kind)))),
+    };
+    list.iter().map(kind).collect::<Result<_>>().map(Some)
+}
+
+/// Refuses weights that are stored quantized.
+pub(crate) fn refuse_quantized(config: &Settings<'_>) -> Result<()> {
     if let Some(quantization) = config.object("quantization_config")? {
         let method = quantization.text("quant_method")?.unwrap_or("unnamed");
         let reason = format!(
@@ -180,7 +238,7 @@ fn refuse_what_is_not_supported(config: &Settings<'_>) -> Result<()> {
     Ok(())
 }
 
-fn layers(config: &Settings<'_>) -> Result<usize> {
+pub(crate) fn layers(config: &Settings<'_>) -> Result<usize> {
     match config.size("num_hidden_layers")? {
         n if n <= MOST_LAYERS => Ok(n),
         n => {
@@ -190,7 +248,7 @@ fn layers(config: &Settings<'_>) -> Result<usize> {
     }
 }
 
-fn epsilon(config: &Settings<'_>) -> Result<f32> {
+pub(crate) fn epsilon(config: &Settings<'_>) -> Result<f32> {
     let epsilon = config.positive("rms_norm_eps")?.unwrap_or(1e-6) as f32;
     if !epsilon.is_normal() || epsilon >= 1.0 {
         return Err(
@@ -200,7 +258,7 @@ fn epsilon(config: &Settings<'_>) -> Result<f32> {
     Ok(epsilon)
 }
 
-fn dtype(config: &Settings<'_>) -> Result<DType> {
+pub(crate) fn dtype(config: &Settings<'_>) -> Result<DType> {
     let field = if config.get("dtype").is_some() { "dtype" } else { "torch_dtype" };
     match config.text(field)? {
         Some("bfloat16") => Ok(DType::Bf16),

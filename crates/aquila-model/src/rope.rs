@@ -59,23 +59,25 @@ pub enum RopeKind {
 impl RopeSpec {
     /// Reads `rope_parameters` (or `rope_scaling` and a top-level `rope_theta`, its older form).
     pub(crate) fn read(config: &Settings<'_>, max_positions: usize) -> Result<Self> {
-        let parameters = config.object("rope_parameters")?;
-        let rope = parameters.or(config.object("rope_scaling")?);
-        let mut theta = 10_000.0;
+        let rope = config.object("rope_parameters")?.or(config.object("rope_scaling")?);
+        let theta = base(config, "rope_theta")?.unwrap_or(10_000.0);
+        Self::scaled(config, rope, theta, max_positions)
+    }
+
+    /// Frequencies of base `theta`, unless `rope` says another, stretched as `rope` says.
+    pub(crate) fn scaled(
+        config: &Settings<'_>,
+        rope: Option<Settings<'_>>,
+        theta: f64,
+        max_positions: usize,
+    ) -> Result<Self> {
         for settings in [Some(*config), rope].into_iter().flatten() {
-            match settings.positive("rope_theta")? {
-                Some(given) if given < 1.0 => {
-                    let problem = format!("must be at least 1, found {given}");
-                    return Err(settings.wrong("rope_theta", problem));
-                }
-                Some(given) => theta = given,
-                None => {}
-            }
             if settings.positive("partial_rotary_factor")?.is_some_and(|f| f != 1.0) {
                 return Err(config.unsupported("partial_rotary_factor below 1 is not supported"));
             }
         }
         let Some(rope) = rope else { return Ok(Self { theta, kind: RopeKind::Default }) };
+        let theta = base(&rope, "rope_theta")?.unwrap_or(theta);
         let name = match rope.text("rope_type")? {
             Some(name) => name,
             None => rope.text("type")?.unwrap_or("default"),
@@ -195,6 +197,16 @@ impl RopeSpec {
             _ => 1.0,
         };
         RopeTable::new(positions, &self.frequencies(head_dim), scale)
+    }
+}
+
+/// A base of frequencies, if `field` has one.
+pub(crate) fn base(settings: &Settings<'_>, field: &str) -> Result<Option<f64>> {
+    match settings.positive(field)? {
+        Some(given) if given < 1.0 => {
+            Err(settings.wrong(field, format!("must be at least 1, found {given}")))
+        }
+        given => Ok(given),
     }
 }
 

@@ -71,7 +71,7 @@ impl<B: Backend> Mtp<B> {
             // where they are chained, else as many of the target's.
             travels: Travels::with_hidden(steps.saturating_sub(1), width),
         };
-        let shape = head.kv_shape(room.slots, room.dtype);
+        let shape = head.kv_shapes(room.slots, room.dtype)[0];
         let kv = (0..steps).map(|_| Ok(backend.kv(shape)?)).collect::<Result<_>>()?;
         let passes = room.passes();
         let scratch = head.layer_scratch(backend, passes)?;

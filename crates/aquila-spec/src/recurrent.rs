@@ -7,16 +7,16 @@ use aquila_model::{Hidden, RecurrentHead, Result};
 
 use crate::algorithm::{Declaration, DraftBound, Proposer};
 
-/// A model that drafts recurrently, with keys and values of its own in one group.
+/// A model that drafts recurrently, with keys and values of its own in one slot space.
 ///
 /// Rows whose tokens are certain are run by `extend`; rows of the tree being drafted by `expand`,
 /// whose keys and values nobody sees after the round.
 pub trait Drafter<B: Backend>: Send {
-    /// What it needs: one group.
+    /// What it needs: one slot space.
     fn declaration(&self) -> &Declaration;
 
-    /// The store of its keys and values for `slots` rows.
-    fn kv_shape(&self, slots: usize, dtype: KvDtype) -> KvShape;
+    /// The stores of its keys and values for `slots` rows.
+    fn kv_shapes(&self, slots: usize, dtype: KvDtype) -> Vec<KvShape>;
 
     /// Which tokens it knows, if not all of the target's.
     fn ids(&self) -> Option<DraftIds<'_>>;
@@ -27,11 +27,11 @@ pub trait Drafter<B: Backend>: Send {
     /// Runs certain rows. `hidden` has the target's rows, where declared; the plan's sources say
     /// which each row takes. Logits are left for the plan's outputs, whose rows are the seeds of
     /// the next trees and go to the plan's destinations.
-    fn extend(&mut self, backend: &B, hidden: Option<&B::Rows>, kv: &mut B::Kv) -> Result<()>;
+    fn extend(&mut self, backend: &B, hidden: Option<&B::Rows>, kv: &mut [B::Kv]) -> Result<()>;
 
     /// Runs one level of trees. The plan's sources say which seed each row goes on from (`first`),
     /// or which row of the level before.
-    fn expand(&mut self, backend: &B, first: bool, kv: &mut B::Kv) -> Result<()>;
+    fn expand(&mut self, backend: &B, first: bool, kv: &mut [B::Kv]) -> Result<()>;
 
     /// The logits of the last pass.
     fn logits(&self) -> &B::Rows;
@@ -62,8 +62,8 @@ impl<B: Backend, H: RecurrentHead<B>> Drafter<B> for HeadDrafter<B, H> {
         &self.declaration
     }
 
-    fn kv_shape(&self, slots: usize, dtype: KvDtype) -> KvShape {
-        self.head.kv_shape(slots, dtype)
+    fn kv_shapes(&self, slots: usize, dtype: KvDtype) -> Vec<KvShape> {
+        self.head.kv_shapes(slots, dtype)
     }
 
     fn ids(&self) -> Option<DraftIds<'_>> {
@@ -74,11 +74,11 @@ impl<B: Backend, H: RecurrentHead<B>> Drafter<B> for HeadDrafter<B, H> {
         H::plan_mut(&mut self.scratch)
     }
 
-    fn extend(&mut self, backend: &B, hidden: Option<&B::Rows>, kv: &mut B::Kv) -> Result<()> {
+    fn extend(&mut self, backend: &B, hidden: Option<&B::Rows>, kv: &mut [B::Kv]) -> Result<()> {
         self.head.extend_placed(backend, hidden, kv, &mut self.scratch)
     }
 
-    fn expand(&mut self, backend: &B, first: bool, kv: &mut B::Kv) -> Result<()> {
+    fn expand(&mut self, backend: &B, first: bool, kv: &mut [B::Kv]) -> Result<()> {
         let from = if first { Hidden::Seeds } else { Hidden::Last };
         self.head.expand_placed(backend, from, kv, &mut self.scratch)
     }
@@ -91,7 +91,7 @@ impl<B: Backend, H: RecurrentHead<B>> Drafter<B> for HeadDrafter<B, H> {
 /// A drafter with its keys and values.
 pub struct RecurrentDraft<B: Backend> {
     drafter: Box<dyn Drafter<B>>,
-    kv: B::Kv,
+    kv: Vec<B::Kv>,
 }
 
 impl<B: Backend> RecurrentDraft<B> {
@@ -102,7 +102,8 @@ impl<B: Backend> RecurrentDraft<B> {
         slots: usize,
         dtype: KvDtype,
     ) -> Result<Self> {
-        let kv = backend.kv(drafter.kv_shape(slots, dtype))?;
+        let shapes = drafter.kv_shapes(slots, dtype).into_iter();
+        let kv = shapes.map(|shape| Ok(backend.kv(shape)?)).collect::<Result<_>>()?;
         Ok(Self { drafter, kv })
     }
 }

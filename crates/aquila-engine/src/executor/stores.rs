@@ -15,8 +15,8 @@ use crate::error::Result;
 
 /// One store.
 enum Store<B: Backend> {
-    /// Keys and values of the target, in slots.
-    Kv(B::Kv),
+    /// Keys and values of the target, in slots: one of each KV group.
+    Kv(Vec<B::Kv>),
     /// Hidden rows of the target, one for each row of the pass.
     Hidden(Capture<B>),
 }
@@ -32,7 +32,7 @@ impl<B: Backend> Stores<B> {
         declaration: Option<&Declaration>,
         config: &EngineConfig,
     ) -> Result<Self> {
-        let kv = backend.kv(decoder.kv_shape(config.slots(), config.kv_dtype))?;
+        let kv = decoder.kv(backend, config.slots(), config.kv_dtype)?;
         let mut stores = vec![Store::Kv(kv)];
         let rows = config.hidden_rows();
         match declaration.map_or(&HiddenStates::None, |declaration| &declaration.hidden) {
@@ -48,7 +48,7 @@ impl<B: Backend> Stores<B> {
     }
 
     /// What a pass writes.
-    pub fn of_pass(&mut self) -> (&mut B::Kv, Option<&mut Capture<B>>) {
+    pub fn of_pass(&mut self) -> (&mut [B::Kv], Option<&mut Capture<B>>) {
         let (mut kv, mut hidden) = (None, None);
         for store in &mut self.0 {
             match store {
@@ -77,7 +77,9 @@ impl<B: Backend> Stores<B> {
                 continue;
             }
             match store {
-                Store::Kv(kv) => backend.compact_slots(state, kv)?,
+                Store::Kv(groups) => {
+                    groups.iter_mut().try_for_each(|kv| backend.compact_slots(state, kv))?
+                }
                 Store::Hidden(capture) => backend.compact_rows(state, capture.rows_mut())?,
             }
         }

@@ -166,7 +166,7 @@ fn floor(
     calls: usize,
     machine: Machine,
 ) -> Option<f64> {
-    let (rows, heads) = (plan.rows(), scene.spec().heads);
+    let (rows, heads) = (plan.rows(), scene.spec().first_attention().heads);
     let seen: usize = plan.spans.iter().map(|span| span.len()).sum();
     let (bytes, work, peak) = match operation {
         Operation::Project { outputs, inputs } => {

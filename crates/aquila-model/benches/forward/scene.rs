@@ -3,7 +3,9 @@
 
 use aquila_compute::cpu::CpuBackend;
 use aquila_compute::{AttentionSpan, Backend, ForwardPlan, KvDtype, PlanBounds, WeightFormat};
-use aquila_model::{Checkpoint, Decoder, LoadFormat, ModelSpec, Scratch, resolve};
+use aquila_model::{
+    Checkpoint, Decoder, DenseSpec, FeedForward, LoadFormat, ModelSpec, Scratch, resolve,
+};
 
 /// What the rows of a pass are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,7 +20,7 @@ pub enum Batch {
 pub struct Scene<B: Backend> {
     pub format: WeightFormat,
     decoder: Decoder<B>,
-    kv: B::Kv,
+    kv: Vec<B::Kv>,
     scratch: Scratch<B>,
     context: usize,
 }
@@ -37,7 +39,7 @@ impl<B: Backend> Scene<B> {
         let decoder =
             Decoder::load(backend, &checkpoint, format, context, &mut |_| {}).expect("memory");
         let slots = requests * context;
-        let kv = backend.kv(decoder.kv_shape(slots, KvDtype::F32)).expect("memory");
+        let kv = decoder.kv(backend, slots, KvDtype::F32).expect("memory");
         let bounds = PlanBounds { rows: context, outputs: context, slots };
         let scratch = decoder.scratch(backend, bounds).expect("memory");
         let mut scene = Self { format, decoder, kv, scratch, context };
@@ -90,12 +92,16 @@ impl<B: Backend> Scene<B> {
     /// Outputs and inputs of the projections of a pass, with how often each is used.
     pub fn projections(&self) -> [(&'static str, usize, usize, usize); 5] {
         let spec = self.spec();
-        let (hidden, layers) = (spec.hidden_size, spec.layers);
+        let (hidden, layers) = (spec.hidden_size, spec.layers.len());
+        let heads = spec.first_attention().heads;
+        let FeedForward::Dense(DenseSpec { width: inner, .. }) = spec.layers[0].ffn else {
+            panic!("the bench has dense layers");
+        };
         [
-            ("qkv", spec.heads.qkv_width(), hidden, layers),
-            ("o", hidden, spec.heads.q_width(), layers),
-            ("gate and up", 2 * spec.intermediate_size, hidden, layers),
-            ("down", hidden, spec.intermediate_size, layers),
+            ("qkv", heads.qkv_width(), hidden, layers),
+            ("o", hidden, heads.q_width(), layers),
+            ("gate and up", 2 * inner, hidden, layers),
+            ("down", hidden, inner, layers),
             ("head", spec.vocab_size, hidden, 1),
         ]
     }

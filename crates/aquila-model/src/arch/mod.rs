@@ -1,7 +1,9 @@
 //! The architectures: each a page that maps a `config.json` to a [`ModelSpec`].
 
+mod gemma;
 mod llama;
 mod qwen;
+mod qwen_moe;
 
 use serde_json::Value;
 
@@ -15,6 +17,8 @@ const ARCHITECTURES: &[(&str, &str, Read)] = &[
     (llama::NAME, "llama", llama::read),
     (qwen::NAME_2, "qwen2", qwen::read_2),
     (qwen::NAME_3, "qwen3", qwen::read_3),
+    (qwen_moe::NAME, "qwen3_moe", qwen_moe::read),
+    (gemma::NAME, "gemma3_text", gemma::read),
 ];
 
 /// What the names of draft heads have in them, by their publishers' defaults.
@@ -46,7 +50,7 @@ pub(crate) fn read(origin: &str, config: &Value) -> Result<ModelSpec> {
     }
     let known = ARCHITECTURES.iter().find(|(arch, kind, _)| [*arch, *kind].contains(&name));
     if let Some((_, _, read)) = known {
-        return read(&settings);
+        return read(&settings)?.checked(&settings);
     }
     if DRAFT_HEADS.iter().any(|mark| name.contains(mark)) {
         let reason = format!(

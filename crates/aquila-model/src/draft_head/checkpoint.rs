@@ -62,7 +62,7 @@ impl HeadCheckpoint {
         let mut spec = Eagle3Spec::read(&settings, architecture, stored.as_deref(), options)?;
         let boundaries = match spec.aux_count {
             0 => Vec::new(),
-            _ => spec.aux_layers.boundaries(&settings, target.layers)?,
+            _ => spec.aux_layers.boundaries(&settings, target.layers.len())?,
         };
         let tensors: Box<dyn TensorSource> = match stored {
             Some(tensors) => tensors,

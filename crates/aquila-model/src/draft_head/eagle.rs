@@ -79,8 +79,8 @@ impl EagleSpec {
 
     fn layout(&self) -> FusedLayout {
         let hidden = self.layer.hidden_size;
-        let weight = Expected { name: "fc.weight".into(), shape: vec![hidden, 2 * hidden] };
-        let bias = Expected { name: "fc.bias".into(), shape: vec![hidden] };
+        let weight = Expected::new("fc.weight".into(), vec![hidden, 2 * hidden]);
+        let bias = Expected::new("fc.bias".into(), vec![hidden]);
         FusedLayout {
             embedding_norm: None,
             hidden_norm: None,
@@ -90,7 +90,7 @@ impl EagleSpec {
                 biases: if self.fc_bias { vec![bias] } else { Vec::new() },
             },
             input_norm: false,
-            layer: self.layer.layer_at(LAYER, hidden),
+            layer: self.layer.layer_at(LAYER, &self.layer.layers[0], hidden),
             output_norm: None,
         }
     }

@@ -16,6 +16,8 @@ use super::features::{FeatureRows, Features};
 use super::recurrent_head::{Hidden, RecurrentHead, check_sources, required};
 use super::{Eagle3Spec, HeadCheckpoint, LmHead};
 use crate::block::{Block, Pass, Work, check_plan};
+use crate::layer_spec::LayerSpec;
+use crate::layout::LayerLayout;
 use crate::loading::{Loading, Progress, check_positions};
 use crate::{Decoder, Error, Result};
 
@@ -28,11 +30,16 @@ pub struct Eagle3Head<B: Backend> {
     embedding: Arc<B::Table>,
     rope: B::Rope,
     features: Option<Features<B>>,
-    input_norm: B::Vector,
     hidden_norm: B::Vector,
-    block: Block<B>,
+    layers: Vec<HeadLayer<B>>,
     norm: B::Vector,
     lm_head: LmHead<B>,
+}
+
+struct HeadLayer<B: Backend> {
+    /// Of the embedding in the first layer, of the stream in others.
+    norm: B::Vector,
+    block: Block<B>,
 }
 
 /// The buffers that passes of a head work in, and what they leave for each other.
@@ -117,12 +124,15 @@ impl<B: Backend> Eagle3Head<B> {
         } else {
             embedding
         };
-        let layout = spec.layer_layout();
         let features = Features::load(&mut loading, &spec)?;
-        let input_norm = loading.vector(std::slice::from_ref(&layout.input_norm))?;
-        let hidden_norm = loading.vector(&[spec.hidden_norm()])?;
-        let block = loading.block(&layout)?;
-        let norm = loading.vector(&[spec.norm()])?;
+        let hidden_norm = loading.norm(&spec.hidden_norm(), &spec.layer)?;
+        let layer = |(layout, layer): (&LayerLayout, &LayerSpec)| -> Result<_> {
+            let norm = loading.norm(&layout.attention_norm, &spec.layer)?;
+            Ok(HeadLayer { norm, block: loading.block(layout, &spec.layer, layer)? })
+        };
+        let layouts = spec.layer_layouts();
+        let layers = layouts.iter().zip(&spec.layer.layers).map(layer).collect::<Result<_>>()?;
+        let norm = loading.norm(&spec.norm(), &spec.layer)?;
         let vocabulary = checkpoint.vocabulary.as_ref();
         let lm_head = if spec.own_lm_head {
             let mut stored = loading.tensor(&spec.lm_head())?;
@@ -136,7 +146,8 @@ impl<B: Backend> Eagle3Head<B> {
             targets_lm_head
                 .ok_or_else(|| Error::tensor(checkpoint.tensors().origin(), &name, missing))?
         };
-        let rope = backend.rope(&spec.layer.rope.table(spec.layer.heads.head_dim, positions))?;
+        let attention = spec.layer.first_attention();
+        let rope = backend.rope(&attention.rope.table(attention.heads.head_dim, positions))?;
         Ok(Self {
             boundaries: checkpoint.boundaries().to_vec(),
             ids: vocabulary.map(|v| v.ids.clone()),
@@ -145,9 +156,8 @@ impl<B: Backend> Eagle3Head<B> {
             embedding,
             rope,
             features,
-            input_norm,
             hidden_norm,
-            block,
+            layers,
             norm,
             lm_head,
         })
@@ -169,27 +179,35 @@ impl<B: Backend> Eagle3Head<B> {
         &self.boundaries
     }
 
-    /// The layer, over the hidden states that stand in the residual stream.
-    fn layer(
+    /// The layers, over the hidden states that stand in the residual stream.
+    fn run_layers(
         &self,
         backend: &B,
         rows: usize,
         kv: &mut B::Kv,
         s: &mut HeadScratch<B>,
     ) -> Result<()> {
-        let layer = &self.spec.layer;
-        let (heads, epsilon) = (layer.heads, layer.norm_epsilon);
-        let pass = Pass { backend, rope: &self.rope, heads, epsilon, rows };
-        backend.embed(&self.embedding, 1.0, &s.work.plan, &mut s.embedded)?;
-        backend.rms_norm(&s.embedded, &self.input_norm, epsilon, rows, &mut s.normed)?;
-        backend.copy_columns(&s.normed, rows, 0, &mut s.joined)?;
-        backend.rms_norm(&s.work.residual, &self.hidden_norm, epsilon, rows, &mut s.normed)?;
-        backend.copy_columns(&s.normed, rows, layer.hidden_size, &mut s.joined)?;
-        if self.spec.norm_before_residual {
-            backend.copy_columns(&s.normed, rows, 0, &mut s.work.residual)?;
+        let (epsilon, width) = (self.spec.layer.norm.epsilon, self.spec.layer.hidden_size);
+        let pass = Pass { backend, epsilon, rows };
+        for (number, HeadLayer { norm, block }) in self.layers.iter().enumerate() {
+            if number == 0 {
+                backend.embed(&self.embedding, 1.0, &s.work.plan, &mut s.embedded)?;
+                backend.rms_norm(&s.embedded, norm, epsilon, rows, &mut s.normed)?;
+                backend.copy_columns(&s.normed, rows, 0, &mut s.joined)?;
+                let (stream, norm) = (&s.work.residual, &self.hidden_norm);
+                backend.rms_norm(stream, norm, epsilon, rows, &mut s.normed)?;
+                backend.copy_columns(&s.normed, rows, width, &mut s.joined)?;
+                if self.spec.norm_before_residual {
+                    backend.copy_columns(&s.normed, rows, 0, &mut s.work.residual)?;
+                }
+            } else {
+                backend.rms_norm(&s.work.residual, norm, epsilon, rows, &mut s.normed)?;
+            }
+            let input = if number == 0 { &s.joined } else { &s.normed };
+            block.attend(&pass, &self.rope, input, kv, number, &mut s.work)?;
+            block.feed_forward(&pass, &mut s.normed, &mut s.work, None)?;
         }
-        self.block.attend(&pass, &s.joined, kv, 0, &mut s.work)?;
-        self.block.feed_forward(&pass, &mut s.normed, &mut s.work)
+        Ok(())
     }
 
     /// The logits of the first `rows` hidden states.
@@ -204,7 +222,7 @@ impl<B: Backend> Eagle3Head<B> {
         if rows == 0 {
             return Ok(());
         }
-        backend.rms_norm(states, &self.norm, self.spec.layer.norm_epsilon, rows, normed)?;
+        backend.rms_norm(states, &self.norm, self.spec.layer.norm.epsilon, rows, normed)?;
         self.lm_head.read_out(backend, normed, rows, logits)
     }
 }
@@ -217,8 +235,8 @@ impl<B: Backend> RecurrentHead<B> for Eagle3Head<B> {
         self.ids.as_deref().map(|ids| DraftIds { ids, vocabulary })
     }
 
-    fn kv_shape(&self, slots: usize, dtype: KvDtype) -> KvShape {
-        self.spec.layer.kv_shape(slots, dtype)
+    fn kv_shapes(&self, slots: usize, dtype: KvDtype) -> Vec<KvShape> {
+        self.spec.layer.kv_shapes(slots, dtype)
     }
 
     fn scratch(&self, backend: &B, bounds: PlanBounds) -> Result<HeadScratch<B>> {
@@ -256,7 +274,7 @@ impl<B: Backend> RecurrentHead<B> for Eagle3Head<B> {
         &self,
         backend: &B,
         hidden: Option<&B::Rows>,
-        kv: &mut B::Kv,
+        kv: &mut [B::Kv],
         s: &mut HeadScratch<B>,
     ) -> Result<()> {
         let hidden = required(hidden)?;
@@ -271,7 +289,7 @@ impl<B: Backend> RecurrentHead<B> for Eagle3Head<B> {
             }
             _ => backend.gather_sources(hidden, &s.work.plan, &mut s.work.residual)?,
         }
-        self.layer(backend, rows, kv, s)?;
+        self.run_layers(backend, rows, &mut kv[0], s)?;
         let seeds = backend.gather_outputs(&s.work.residual, &s.work.plan, &mut s.gathered)?;
         self.read_out(backend, &s.gathered, seeds, &mut s.hidden, &mut s.logits)?;
         let left = if self.spec.norm_output { &s.hidden } else { &s.gathered };
@@ -282,7 +300,7 @@ impl<B: Backend> RecurrentHead<B> for Eagle3Head<B> {
         &self,
         backend: &B,
         from: Hidden,
-        kv: &mut B::Kv,
+        kv: &mut [B::Kv],
         s: &mut HeadScratch<B>,
     ) -> Result<()> {
         let Extent { rows, .. } = backend.extent(&s.work.plan);
@@ -291,9 +309,9 @@ impl<B: Backend> RecurrentHead<B> for Eagle3Head<B> {
         }
         let hidden = if from == Hidden::Seeds { &s.seeds } else { &s.last };
         backend.gather_sources(hidden, &s.work.plan, &mut s.work.residual)?;
-        self.layer(backend, rows, kv, s)?;
+        self.run_layers(backend, rows, &mut kv[0], s)?;
         if self.spec.norm_output {
-            let epsilon = self.spec.layer.norm_epsilon;
+            let epsilon = self.spec.layer.norm.epsilon;
             backend.rms_norm(&s.work.residual, &self.norm, epsilon, rows, &mut s.last)?;
         } else {
             backend.copy_columns(&s.work.residual, rows, 0, &mut s.last)?;

@@ -32,12 +32,12 @@ impl<B: Backend> Features<B> {
     pub fn load(loading: &mut Loading<'_, B>, spec: &Eagle3Spec) -> Result<Option<Self>> {
         let Some(fc) = spec.fc() else { return Ok(None) };
         let norms = spec.feature_norms();
-        let norms = norms.iter().map(|norm| loading.vector(std::slice::from_ref(norm)));
+        let norms = norms.iter().map(|norm| loading.norm(norm, &spec.layer));
         Ok(Some(Self {
             norm: spec.feature_norm,
             width: spec.target_hidden_size,
             inputs: spec.fc_inputs(),
-            epsilon: spec.layer.norm_epsilon,
+            epsilon: spec.layer.norm.epsilon,
             norms: norms.collect::<Result<_>>()?,
             fc: loading.linear(&fc)?,
         }))

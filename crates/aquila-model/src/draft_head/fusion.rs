@@ -35,7 +35,7 @@ pub(super) struct FusedLayout {
 
 impl FusedLayout {
     pub fn tensors(self) -> impl Iterator<Item = Expected> {
-        let unused = (!self.input_norm).then(|| self.layer.input_norm.name.clone());
+        let unused = (!self.input_norm).then(|| self.layer.attention_norm.name.clone());
         let layer = self.layer.tensors().filter(move |t| unused.as_ref() != Some(&t.name));
         let norms = [self.embedding_norm, self.hidden_norm, self.output_norm];
         let join = self.join.weights.into_iter().chain(self.join.biases);
@@ -150,8 +150,9 @@ impl<B: Backend> FusedHead<B> {
         };
         let (chained, zeroes_first) = (stored.chained, stored.zeroes_first);
         let layers: Result<Vec<_>> =
-            stored.layouts.iter().map(|l| layer(&mut loading, l)).collect();
-        let rope = backend.rope(&spec.rope.table(spec.heads.head_dim, positions))?;
+            stored.layouts.iter().map(|l| layer(&mut loading, &spec, l)).collect();
+        let attention = spec.first_attention();
+        let rope = backend.rope(&attention.rope.table(attention.heads.head_dim, positions))?;
         let embedding = target.embedding();
         let layers = layers?;
         Ok(Self { spec, positions, embedding, rope, layers, chained, zeroes_first, lm_head })
@@ -238,9 +239,8 @@ impl<B: Backend> FusedHead<B> {
         states: &mut B::Rows,
     ) -> Result<()> {
         let layer = &self.layers[layer];
-        let (heads, epsilon, width) =
-            (self.spec.heads, self.spec.norm_epsilon, self.spec.hidden_size);
-        let pass = Pass { backend, rope: &self.rope, heads, epsilon, rows };
+        let (epsilon, width) = (self.spec.norm.epsilon, self.spec.hidden_size);
+        let pass = Pass { backend, epsilon, rows };
         backend.embed(&self.embedding, 1.0, &s.work.plan, &mut s.embedded)?;
         if self.zeroes_first {
             backend.clear_first(&s.work.plan, &mut s.embedded)?;
@@ -263,8 +263,8 @@ impl<B: Backend> FusedHead<B> {
             Some(norm) => backend.rms_norm(&s.work.residual, norm, epsilon, rows, &mut s.normed)?,
             None => backend.copy_columns(&s.work.residual, rows, 0, &mut s.normed)?,
         }
-        layer.block.attend(&pass, &s.normed, kv, 0, &mut s.work)?;
-        layer.block.feed_forward(&pass, &mut s.normed, &mut s.work)?;
+        layer.block.attend(&pass, &self.rope, &s.normed, kv, 0, &mut s.work)?;
+        layer.block.feed_forward(&pass, &mut s.normed, &mut s.work, None)?;
         match &layer.output_norm {
             Some(norm) => backend.rms_norm(&s.work.residual, norm, epsilon, rows, states)?,
             None => backend.copy_columns(&s.work.residual, rows, 0, states)?,
@@ -287,8 +287,8 @@ impl<B: Backend> RecurrentHead<B> for FusedHead<B> {
         self.lm_head.draft_ids()
     }
 
-    fn kv_shape(&self, slots: usize, dtype: KvDtype) -> KvShape {
-        self.spec.kv_shape(slots, dtype)
+    fn kv_shapes(&self, slots: usize, dtype: KvDtype) -> Vec<KvShape> {
+        self.spec.kv_shapes(slots, dtype)
     }
 
     fn scratch(&self, backend: &B, bounds: PlanBounds) -> Result<FusedScratch<B>> {
@@ -317,11 +317,11 @@ impl<B: Backend> RecurrentHead<B> for FusedHead<B> {
         &self,
         backend: &B,
         hidden: Option<&B::Rows>,
-        kv: &mut B::Kv,
+        kv: &mut [B::Kv],
         scratch: &mut FusedScratch<B>,
     ) -> Result<()> {
         let FusedScratch { layer, seeds, last } = scratch;
-        self.run_placed(backend, 0, required(hidden)?, kv, layer, last)?;
+        self.run_placed(backend, 0, required(hidden)?, &mut kv[0], layer, last)?;
         Ok(backend.scatter_outputs(&layer.gathered, &layer.work.plan, seeds)?)
     }
 
@@ -329,7 +329,7 @@ impl<B: Backend> RecurrentHead<B> for FusedHead<B> {
         &self,
         backend: &B,
         from: Hidden,
-        kv: &mut B::Kv,
+        kv: &mut [B::Kv],
         scratch: &mut FusedScratch<B>,
     ) -> Result<()> {
         let FusedScratch { layer, seeds, last } = scratch;
@@ -340,22 +340,25 @@ impl<B: Backend> RecurrentHead<B> for FusedHead<B> {
         // `last` is read in full before any of it is written.
         let hidden = if from == Hidden::Seeds { &*seeds } else { &*last };
         backend.gather_sources(hidden, &layer.work.plan, &mut layer.hidden)?;
-        self.pass(backend, 0, rows, kv, layer, last)?;
+        self.pass(backend, 0, rows, &mut kv[0], layer, last)?;
         self.outputs(backend, layer, last)
     }
 }
 
-fn layer<B: Backend>(loading: &mut Loading<'_, B>, layout: &FusedLayout) -> Result<FusedLayer<B>> {
-    let mut norm = |expected: Option<&Expected>| {
-        expected.map(|e| loading.vector(std::slice::from_ref(e))).transpose()
-    };
+fn layer<B: Backend>(
+    loading: &mut Loading<'_, B>,
+    spec: &ModelSpec,
+    layout: &FusedLayout,
+) -> Result<FusedLayer<B>> {
+    let mut norm =
+        |expected: Option<&Expected>| expected.map(|e| loading.norm(e, spec)).transpose();
     Ok(FusedLayer {
         embedding_norm: norm(layout.embedding_norm.as_ref())?,
         hidden_norm: norm(layout.hidden_norm.as_ref())?,
-        input_norm: norm(layout.input_norm.then_some(&layout.layer.input_norm))?,
+        input_norm: norm(layout.input_norm.then_some(&layout.layer.attention_norm))?,
         output_norm: norm(layout.output_norm.as_ref())?,
         hidden_first: layout.hidden_first,
         join: loading.linear(&layout.join)?,
-        block: loading.block(&layout.layer)?,
+        block: loading.block(&layout.layer, spec, &spec.layers[0])?,
     })
 }

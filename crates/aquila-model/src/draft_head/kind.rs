@@ -6,8 +6,9 @@
 
 use crate::checkpoint::LoadFormat;
 use crate::config::Settings;
+use crate::layer_spec::{ExpertsSpec, FeedForward};
 use crate::layout::TensorNames;
-use crate::model_spec::FamilyDefaults;
+use crate::model_spec::{Family, refuse_windows};
 use crate::source::{TensorSource, open_folder};
 use crate::{Error, Location, ModelSpec, Result, Setting};
 
@@ -135,33 +136,41 @@ pub(super) fn layer_spec(
     tensors: Option<&dyn TensorSource>,
     prefix: &str,
 ) -> Result<ModelSpec> {
-    let defaults = match tensors {
+    refuse_windows(config)?;
+    let family = match tensors {
         Some(tensors) => {
             refuse_other_blocks(config, tensors, prefix)?;
             let has = |part: &str| tensors.contains(&format!("{prefix}.{part}"));
-            FamilyDefaults {
+            Family {
                 head_dim: head_dim(config, tensors, prefix)?,
                 qk_norm: has("self_attn.q_norm.weight"),
                 qkv_bias: has("self_attn.q_proj.bias"),
                 output_bias: has("self_attn.o_proj.bias"),
                 mlp_bias: has("mlp.gate_proj.bias"),
-                names: &TensorNames::HUGGING_FACE,
+                names: TensorNames::HUGGING_FACE,
             }
         }
         None => {
             let attention_bias = config.flag("attention_bias", false)?;
-            FamilyDefaults {
+            Family {
                 head_dim: None,
                 qk_norm: false,
                 qkv_bias: attention_bias,
                 output_bias: attention_bias,
                 mlp_bias: config.flag("mlp_bias", false)?,
-                names: &TensorNames::HUGGING_FACE,
+                names: TensorNames::HUGGING_FACE,
             }
         }
     };
-    let spec = ModelSpec::read(config, architecture, defaults)?;
-    Ok(ModelSpec { layers: 1, ..spec })
+    let mut spec = ModelSpec::read(config, architecture, family)?;
+    spec.layers.truncate(1);
+    let layer = &mut spec.layers[0];
+    if tensors.is_some_and(|t| t.contains(&format!("{prefix}.mlp.gate.weight"))) {
+        let experts = ExpertsSpec::read(config, layer.ffn.activation())?;
+        let none = || config.wrong("num_experts", "is 0, and the head has a router");
+        layer.ffn = FeedForward::Experts(experts.ok_or_else(none)?);
+    }
+    spec.checked(config)
 }
 
 /// The width of a head as the queries have it.
@@ -188,15 +197,27 @@ fn refuse_other_blocks(
     };
     let refuse = |what: &str| {
         let reason = format!(
-            "{prefix} has {what}, which is not supported; dense layers with full attention are"
+            "{prefix} has {what}, which is not supported; layers of Llama's, Qwen3's and \
+             Qwen3-MoE's kind are"
         );
         Err(Error::Unsupported { origin: tensors.origin().into(), reason })
     };
     if has("self_attn.kv_a_proj_with_mqa.weight") || has("self_attn.q_a_proj.weight") {
         return refuse("latent attention (MLA)");
     }
-    if within("mlp.experts.") || has("mlp.gate.weight") || within("mlp.shared_expert") {
-        return refuse("a mixture of experts");
+    if within("mlp.shared_expert") {
+        return refuse("shared experts (mlp.shared_expert)");
+    }
+    if has("mlp.gate.e_score_correction_bias") {
+        return refuse("a bias on the choice of experts (e_score_correction_bias)");
+    }
+    if within("mlp.experts.") && !has("mlp.experts.0.gate_proj.weight") {
+        return refuse("experts whose weights are stored together (mlp.experts)");
+    }
+    if let Some(score) = config.text("scoring_func")?
+        && score != "softmax"
+    {
+        return refuse(&format!("experts scored by {score:?} (scoring_func)"));
     }
     if config.flag("attn_output_gate", false)? {
         return refuse("an output gate on its attention (attn_output_gate)");

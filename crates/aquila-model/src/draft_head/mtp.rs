@@ -12,7 +12,7 @@ use super::first_embedding::FirstEmbedding;
 use super::fused_checkpoint::{FusedCheckpoint, Stored};
 use super::fusion::FusedLayout;
 use super::kind::{HeadKind, check_target, layer_spec, refuse_unknown_kinds, seed, stored};
-use super::mtp_names::{OnePlus, other_family};
+use super::mtp_names::other_family;
 use super::spec::HeadOptions;
 use crate::checkpoint::{Configs, LoadFormat};
 use crate::config::Settings;
@@ -69,7 +69,8 @@ impl MtpSpec {
             return Err(config.wrong(COUNT, problem));
         }
         let first = naming.layer(numbers[0]);
-        let layer = layer_spec(config, architecture, tensors.map(|(t, _)| t), &first)?;
+        let mut layer = layer_spec(config, architecture, tensors.map(|(t, _)| t), &first)?;
+        layer.norm.one_plus = naming.norms_from_one();
         let chained = config.flag(CHAINED, true)?;
         let zeroes_first = first_embedding.zeroed(architecture);
         Ok(Self { layer, naming, chained, zeroes_first, numbers })
@@ -82,7 +83,7 @@ impl MtpSpec {
 
     fn layouts(&self) -> Vec<FusedLayout> {
         let hidden = self.layer.hidden_size;
-        let vector = |name: String| Some(Expected { name, shape: vec![hidden] });
+        let vector = |name: String| Some(Expected::new(name, vec![hidden]));
         let layout = |&number: &usize| {
             let names = self.naming.parts(number);
             FusedLayout {
@@ -90,11 +91,15 @@ impl MtpSpec {
                 hidden_norm: vector(names.hidden_norm),
                 hidden_first: self.naming.hidden_first(),
                 join: LinearLayout {
-                    weights: vec![Expected { name: names.join, shape: vec![hidden, 2 * hidden] }],
+                    weights: vec![Expected::new(names.join, vec![hidden, 2 * hidden])],
                     biases: Vec::new(),
                 },
                 input_norm: true,
-                layer: self.layer.layer_at(&self.naming.layer(number), hidden),
+                layer: self.layer.layer_at(
+                    &self.naming.layer(number),
+                    &self.layer.layers[0],
+                    hidden,
+                ),
                 output_norm: vector(names.output_norm),
             }
         };
@@ -174,7 +179,6 @@ impl MtpCheckpoint {
         let spec = MtpSpec::read(&settings, architecture, named, options.first_embedding)?;
         check_target(&spec.layer, &settings, target)?;
         let tensors: Box<dyn TensorSource> = match stored {
-            Some(tensors) if spec.naming.norms_from_one() => Box::new(OnePlus(tensors)),
             Some(tensors) => tensors,
             None => Box::new(Dummy::of(architecture, spec.tensors(), seed(load))),
         };

@@ -1,10 +1,5 @@
 //! What publishers call the tensors of their MTP layers.
 
-use aquila_compute::HostTensor;
-
-use crate::Result;
-use crate::source::{TensorInfo, TensorSource};
-
 /// A family of checkpoints with MTP layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MtpNaming {
@@ -101,31 +96,5 @@ impl MtpNaming {
     /// Whether the weights of norms are kept less one.
     pub fn norms_from_one(self) -> bool {
         self == Self::Qwen
-    }
-}
-
-/// Tensors whose norms are kept less one, as they are used: with it.
-pub(super) struct OnePlus<S>(pub S);
-
-impl<S: TensorSource> TensorSource for OnePlus<S> {
-    fn origin(&self) -> &str {
-        self.0.origin()
-    }
-
-    fn names(&self) -> Vec<&str> {
-        self.0.names()
-    }
-
-    fn info(&self, name: &str) -> Option<TensorInfo> {
-        self.0.info(name)
-    }
-
-    fn get(&self, name: &str) -> Result<HostTensor> {
-        let tensor = self.0.get(name)?;
-        if tensor.shape().len() != 1 || name.ends_with(".bias") {
-            return Ok(tensor);
-        }
-        let weights: Vec<f32> = tensor.to_f32()?.into_iter().map(|w| 1.0 + w).collect();
-        Ok(HostTensor::from_f32(name, tensor.shape().to_vec(), &weights)?)
     }
 }

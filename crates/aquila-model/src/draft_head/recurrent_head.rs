@@ -22,8 +22,14 @@ pub trait RecurrentHead<B: Backend>: Send {
     /// Which tokens of the target the columns of the logits are; none where they are all, in order.
     fn draft_ids(&self) -> Option<DraftIds<'_>>;
 
-    /// The store of keys and values that it needs for `slots` tokens.
-    fn kv_shape(&self, slots: usize, dtype: KvDtype) -> KvShape;
+    /// The stores of keys and values that it needs for `slots` tokens, one for each KV group.
+    fn kv_shapes(&self, slots: usize, dtype: KvDtype) -> Vec<KvShape>;
+
+    /// Room for the keys and values of `slots` tokens.
+    fn kv(&self, backend: &B, slots: usize, dtype: KvDtype) -> Result<Vec<B::Kv>> {
+        let shapes = self.kv_shapes(slots, dtype);
+        shapes.into_iter().map(|shape| Ok(backend.kv(shape)?)).collect()
+    }
 
     /// Buffers for passes up to `bounds`, extending and expanding alike.
     fn scratch(&self, backend: &B, bounds: PlanBounds) -> Result<Self::Scratch>;
@@ -44,7 +50,7 @@ pub trait RecurrentHead<B: Backend>: Send {
         &self,
         backend: &B,
         hidden: Option<&B::Rows>,
-        kv: &mut B::Kv,
+        kv: &mut [B::Kv],
         scratch: &mut Self::Scratch,
     ) -> Result<()>;
 
@@ -55,7 +61,7 @@ pub trait RecurrentHead<B: Backend>: Send {
         &self,
         backend: &B,
         from: Hidden,
-        kv: &mut B::Kv,
+        kv: &mut [B::Kv],
         scratch: &mut Self::Scratch,
     ) -> Result<()>;
 
@@ -65,7 +71,7 @@ pub trait RecurrentHead<B: Backend>: Send {
         backend: &B,
         plan: &ForwardPlan,
         hidden: Option<&B::Rows>,
-        kv: &mut B::Kv,
+        kv: &mut [B::Kv],
         scratch: &mut Self::Scratch,
     ) -> Result<()> {
         self.check(plan, scratch)?;
@@ -79,7 +85,7 @@ pub trait RecurrentHead<B: Backend>: Send {
         backend: &B,
         plan: &ForwardPlan,
         from: Hidden,
-        kv: &mut B::Kv,
+        kv: &mut [B::Kv],
         scratch: &mut Self::Scratch,
     ) -> Result<()> {
         self.check(plan, scratch)?;
@@ -110,8 +116,8 @@ impl<B: Backend> RecurrentHead<B> for Decoder<B> {
         None
     }
 
-    fn kv_shape(&self, slots: usize, dtype: KvDtype) -> KvShape {
-        Decoder::kv_shape(self, slots, dtype)
+    fn kv_shapes(&self, slots: usize, dtype: KvDtype) -> Vec<KvShape> {
+        self.spec().kv_shapes(slots, dtype)
     }
 
     fn scratch(&self, backend: &B, bounds: PlanBounds) -> Result<Scratch<B>> {
@@ -134,7 +140,7 @@ impl<B: Backend> RecurrentHead<B> for Decoder<B> {
         &self,
         backend: &B,
         _: Option<&B::Rows>,
-        kv: &mut B::Kv,
+        kv: &mut [B::Kv],
         scratch: &mut Scratch<B>,
     ) -> Result<()> {
         self.forward_placed(backend, kv, scratch, None)
@@ -144,7 +150,7 @@ impl<B: Backend> RecurrentHead<B> for Decoder<B> {
         &self,
         backend: &B,
         _: Hidden,
-        kv: &mut B::Kv,
+        kv: &mut [B::Kv],
         scratch: &mut Scratch<B>,
     ) -> Result<()> {
         self.forward_placed(backend, kv, scratch, None)

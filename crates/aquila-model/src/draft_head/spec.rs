@@ -11,6 +11,7 @@ use super::aux_layers::{AuxLayerConvention, AuxLayers, LAYER_IDS, USUAL_COUNT};
 use super::first_embedding::FirstEmbedding;
 use super::kind::layer_spec;
 use crate::config::Settings;
+use crate::layer_spec::{FeedForward, LayerSpec, Mixer};
 use crate::layout::{Expected, LayerLayout, LinearLayout};
 use crate::source::TensorSource;
 use crate::{Error, ModelSpec, Result, arch};
@@ -21,6 +22,9 @@ const BOUNDARY_PUBLISHERS: &[&str] =
 
 /// The older names of the norms of each hidden state, low to high.
 const OLD_NORMS: [&str; 3] = ["aux_norm_low", "aux_norm_mid", "aux_norm_high"];
+
+/// More layers than any head has.
+const MOST_LAYERS: usize = 64;
 
 /// What users decide of a head where its config may mislead.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -49,7 +53,7 @@ pub enum FeatureNorm {
 /// The description of an EAGLE-3 head.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Eagle3Spec {
-    /// Its one layer; the vocabulary is that of the model it drafts for.
+    /// Its layers, mostly one; the vocabulary is that of the model it drafts for.
     pub layer: ModelSpec,
     /// Width of the hidden states it reads.
     pub target_hidden_size: usize,
@@ -82,10 +86,18 @@ struct HeadNames {
     layer: &'static str,
     lm_head: &'static str,
     old_norms: bool,
+    /// Whether layers after the first name the norm of what they read `hidden_norm`.
+    later_hidden_norm: bool,
 }
 
 impl HeadNames {
-    const ORIGINAL: Self = Self { root: "", layer: "midlayer", lm_head: "", old_norms: false };
+    const ORIGINAL: Self = Self {
+        root: "",
+        layer: "midlayer",
+        lm_head: "",
+        old_norms: false,
+        later_hidden_norm: false,
+    };
 
     fn of(tensors: &dyn TensorSource) -> Self {
         let names = tensors.names();
@@ -99,7 +111,20 @@ impl HeadNames {
         };
         let lm_head = if any("model.lm_head.") { "model." } else { "" };
         let old_norms = tensors.contains(&format!("{root}{}.weight", OLD_NORMS[0]));
-        Self { root, layer, lm_head, old_norms }
+        let second = |norm: &str| {
+            let layers = layer.strip_suffix('0').unwrap_or_default();
+            tensors.contains(&format!("{layers}1.{norm}.weight"))
+        };
+        let later_hidden_norm = second("hidden_norm") && !second("input_layernorm");
+        Self { root, layer, lm_head, old_norms, later_hidden_norm }
+    }
+
+    /// What the names of a layer begin with.
+    fn layer(&self, number: usize) -> String {
+        match self.layer.strip_suffix('0') {
+            Some(layers) => format!("{layers}{number}"),
+            None => self.layer.to_owned(),
+        }
     }
 }
 
@@ -134,7 +159,7 @@ impl Eagle3Spec {
             given.next().map(|settings| settings.flag(field, false)).transpose()
         };
         refuse_other_heads(config, tensors, names.root)?;
-        let layer = layer(&sizes, architecture, tensors, names.layer, options)?;
+        let layer = layers(&sizes, architecture, tensors, &names, options)?;
         let hidden = layer.hidden_size;
         let target_hidden_size = config.size_if_any("target_hidden_size")?.unwrap_or(hidden);
 
@@ -232,8 +257,7 @@ impl Eagle3Spec {
     /// The projection of the target's hidden states, where the head has one.
     pub(super) fn fc(&self) -> Option<LinearLayout> {
         let (hidden, root) = (self.layer.hidden_size, self.names.root);
-        let part =
-            |name: &str, shape: Vec<usize>| Expected { name: format!("{root}fc.{name}"), shape };
+        let part = |name: &str, shape: Vec<usize>| Expected::new(format!("{root}fc.{name}"), shape);
         (self.aux_count > 0).then(|| LinearLayout {
             weights: vec![part("weight", vec![hidden, self.fc_inputs()])],
             biases: self.fc_bias.then(|| part("bias", vec![hidden])).into_iter().collect(),
@@ -242,9 +266,8 @@ impl Eagle3Spec {
 
     /// The norms of the target's hidden states: none, one, or one for each.
     pub(super) fn feature_norms(&self) -> Vec<Expected> {
-        let norm = |name: String, width: usize| Expected {
-            name: format!("{}{name}.weight", self.names.root),
-            shape: vec![width],
+        let norm = |name: String, width: usize| {
+            Expected::new(format!("{}{name}.weight", self.names.root), vec![width])
         };
         match self.feature_norm {
             FeatureNorm::None => Vec::new(),
@@ -263,8 +286,19 @@ impl Eagle3Spec {
         self.vector(format!("{}.hidden_norm.weight", self.names.layer))
     }
 
-    pub(super) fn layer_layout(&self) -> LayerLayout {
-        self.layer.layer_at(self.names.layer, 2 * self.layer.hidden_size)
+    /// The layers: the first reads embedding and hidden state side by side, others the stream.
+    pub(super) fn layer_layouts(&self) -> Vec<LayerLayout> {
+        let hidden = self.layer.hidden_size;
+        let layout = |(number, layer): (usize, &LayerSpec)| {
+            let prefix = self.names.layer(number);
+            let width = if number == 0 { 2 * hidden } else { hidden };
+            let mut layout = self.layer.layer_at(&prefix, layer, width);
+            if number > 0 && self.names.later_hidden_norm {
+                layout.attention_norm = self.vector(format!("{prefix}.hidden_norm.weight"));
+            }
+            layout
+        };
+        self.layer.layers.iter().enumerate().map(layout).collect()
     }
 
     pub(super) fn norm(&self) -> Expected {
@@ -273,16 +307,16 @@ impl Eagle3Spec {
 
     pub(super) fn lm_head(&self) -> Expected {
         let shape = vec![self.draft_vocab_size, self.layer.hidden_size];
-        Expected { name: format!("{}lm_head.weight", self.names.lm_head), shape }
+        Expected::new(format!("{}lm_head.weight", self.names.lm_head), shape)
     }
 
     pub(crate) fn embedding(&self) -> Expected {
         let shape = vec![self.layer.vocab_size, self.layer.hidden_size];
-        Expected { name: format!("{}embed_tokens.weight", self.names.root), shape }
+        Expected::new(format!("{}embed_tokens.weight", self.names.root), shape)
     }
 
     fn vector(&self, name: String) -> Expected {
-        Expected { name, shape: vec![self.layer.hidden_size] }
+        Expected::new(name, vec![self.layer.hidden_size])
     }
 
     /// Every tensor of weights that is the head's own.
@@ -290,7 +324,7 @@ impl Eagle3Spec {
         let fc = self.fc().into_iter().flat_map(|fc| fc.weights.into_iter().chain(fc.biases));
         fc.chain(self.feature_norms())
             .chain([self.hidden_norm()])
-            .chain(self.layer_layout().tensors())
+            .chain(self.layer_layouts().into_iter().flat_map(LayerLayout::tensors))
             .chain([self.norm()])
             .chain(self.own_lm_head.then(|| self.lm_head()))
             .chain(self.own_embedding.then(|| self.embedding()))
@@ -303,30 +337,56 @@ impl Eagle3Spec {
     }
 }
 
-/// The layer, with what users decide of it.
-fn layer(
+/// The layers, with what users decide of them.
+fn layers(
     sizes: &Settings<'_>,
     architecture: &str,
     tensors: Option<&dyn TensorSource>,
-    prefix: &str,
+    names: &HeadNames,
     options: &HeadOptions,
 ) -> Result<ModelSpec> {
-    let layers = sizes.size("num_hidden_layers")?;
-    if layers != 1 {
-        let problem = format!("must be 1 in an EAGLE-3 head, found {layers}");
+    let count = sizes.size("num_hidden_layers")?;
+    if count > MOST_LAYERS {
+        let problem = format!("must be at most {MOST_LAYERS} in an EAGLE-3 head, found {count}");
         return Err(sizes.wrong("num_hidden_layers", problem));
     }
-    let mut layer = layer_spec(sizes, architecture, tensors, prefix)?;
+    let mut spec = layer_spec(sizes, architecture, tensors, &names.layer(0))?;
     // Llama 4 keeps the width of its dense layers under another name.
     if sizes.text("model_type")? == Some("llama4_text")
         && let Some(width) = sizes.size_if_any("intermediate_size_mlp")?
+        && let FeedForward::Dense(dense) = &mut spec.layers[0].ffn
     {
-        layer.intermediate_size = width;
+        dense.width = width;
     }
     if let Some(theta) = options.rope_theta {
-        layer.rope.theta = theta;
+        let Mixer::Attention(attention) = &mut spec.layers[0].mixer;
+        attention.rope.theta = theta;
     }
-    Ok(layer)
+    let beyond = format!("{}layers.{count}.", names.root);
+    let stored = tensors.map(TensorSource::names).unwrap_or_default();
+    if let Some(name) = stored.iter().find(|name| name.starts_with(&beyond)) {
+        let problem = format!("is {count}, and the head has {name}");
+        return Err(sizes.wrong("num_hidden_layers", problem));
+    }
+    for number in 1..count {
+        let prefix = names.layer(number);
+        let [hidden, input] = ["hidden_norm", "input_layernorm"]
+            .map(|norm| tensors.is_some_and(|t| t.contains(&format!("{prefix}.{norm}.weight"))));
+        if prefix == names.layer(0) && tensors.is_some() {
+            let problem = format!("is {count}, and the head has the one layer {prefix}");
+            return Err(sizes.wrong("num_hidden_layers", problem));
+        }
+        if hidden && input {
+            return Err(sizes.unsupported(format!(
+                "{prefix} has both hidden_norm and input_layernorm, and publishers disagree about \
+                 which of them it reads"
+            )));
+        }
+        let mut layer = layer_spec(sizes, architecture, tensors, &prefix)?.layers.remove(0);
+        layer.mixer = spec.layers[0].mixer.clone();
+        spec.layers.push(layer);
+    }
+    Ok(spec)
 }
 
 fn refuse_other_heads(
@@ -335,15 +395,14 @@ fn refuse_other_heads(
     root: &str,
 ) -> Result<()> {
     let names = tensors.map(TensorSource::names).unwrap_or_default();
-    for (start, what) in
-        [("layers.1.", "more than one layer"), ("mask_hidden", "parallel drafting (P-EAGLE)")]
-    {
-        let other =
-            names.iter().find(|name| name.strip_prefix(root).unwrap_or(name).starts_with(start));
-        if let Some(name) = other {
-            let reason = format!("an EAGLE-3 head with {what} is not supported yet: it has {name}");
-            return Err(config.unsupported(reason));
+    let start = "mask_hidden";
+    let other =
+        names.iter().find(|name| name.strip_prefix(root).unwrap_or(name).starts_with(start));
+    match other {
+        Some(name) => {
+            let what = "an EAGLE-3 head with parallel drafting (P-EAGLE)";
+            Err(config.unsupported(format!("{what} is not supported yet: it has {name}")))
         }
+        None => Ok(()),
     }
-    Ok(())
 }

@@ -99,7 +99,7 @@ fn a_row_computes_the_same_among_any_number_of_others() {
     };
     for company in 1..=64 {
         let room = company * ROOM;
-        let mut kv = backend.kv(decoder.kv_shape(room, KvDtype::F32)).unwrap();
+        let mut kv = decoder.kv(&backend, room, KvDtype::F32).unwrap();
         let mut scratch = decoder.scratch(&backend, bounds(company * prompt, room)).unwrap();
         let texts: Vec<Vec<u32>> = (0..company)
             .map(|c| {
@@ -158,7 +158,7 @@ fn an_empty_plan_and_a_plan_without_outputs_are_ordinary() {
     let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
     let decoder = load(&backend, "qwen2", WeightFormat::Bf16);
     let ids = golden("qwen2").input_ids;
-    let mut kv = backend.kv(decoder.kv_shape(ROOM, KvDtype::F32)).unwrap();
+    let mut kv = decoder.kv(&backend, ROOM, KvDtype::F32).unwrap();
     let mut scratch = decoder.scratch(&backend, bounds(ROOM, ROOM)).unwrap();
     decoder.forward(&backend, &ForwardPlan::default(), &mut kv, &mut scratch, None).unwrap();
 
@@ -210,7 +210,7 @@ fn ancestors_in_a_tail_are_seen_like_a_prefix() {
 fn a_plan_outside_the_model_is_refused_with_its_number() {
     let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
     let decoder = load(&backend, "qwen2", WeightFormat::Bf16);
-    let mut kv = backend.kv(decoder.kv_shape(8, KvDtype::F32)).unwrap();
+    let mut kv = decoder.kv(&backend, 8, KvDtype::F32).unwrap();
     let mut scratch = decoder.scratch(&backend, bounds(4, 8)).unwrap();
     let mut refused = |spoil: fn(&mut ForwardPlan)| {
         let mut plan = ForwardPlan::default();

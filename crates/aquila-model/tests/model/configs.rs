@@ -1,7 +1,7 @@
 //! Configs: what they mean, and which are refused, by the name of the field.
 
 use aquila_compute::DType;
-use aquila_model::{Checkpoint, Error, LoadFormat, Location, ModelSpec, RopeKind};
+use aquila_model::{Checkpoint, Error, FeedForward, LoadFormat, Location, ModelSpec, RopeKind};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -101,8 +101,6 @@ fn missing_fields_are_refused_by_name() {
 fn what_is_not_supported_is_refused_by_name() {
     let cases = [
         ("hidden_act", json!("gelu"), "hidden_act \"gelu\" is not supported"),
-        ("use_sliding_window", json!(true), "use_sliding_window is not supported"),
-        ("layer_types", json!(["full_attention", "sliding_attention"]), "\"sliding_attention\""),
         ("quantization_config", json!({"quant_method": "awq"}), "quantization \"awq\""),
         ("architectures", json!(["GPT2LMHeadModel"]), "\"GPT2LMHeadModel\" is not supported"),
         ("architectures", json!(["LlamaForCausalLMEagle3"]), "is a draft head"),
@@ -120,32 +118,94 @@ fn what_is_not_supported_is_refused_by_name() {
 }
 
 #[test]
+fn windows_are_taken_where_the_family_has_them() {
+    let windows = |spec: &ModelSpec| -> Vec<Option<usize>> {
+        spec.layers.iter().map(|layer| layer.attention().window).collect()
+    };
+    let mut qwen = with("qwen3", "use_sliding_window", json!(true));
+    assert!(refusal(&qwen).contains("sliding_window is missing"));
+    qwen["sliding_window"] = json!(7);
+    qwen["layer_types"] = Value::Null;
+    qwen["max_window_layers"] = json!(1);
+    let layers = spec(&qwen).layers.len();
+    let mut all = vec![Some(7); layers];
+    all[0] = None;
+    assert_eq!(windows(&spec(&qwen)), all);
+    qwen["layer_types"] = json!(vec!["sliding_attention"; layers - 1]);
+    assert!(refusal(&qwen).contains(&format!("layer_types must name {layers} layers")));
+    qwen["layer_types"] = json!(vec!["sliding_attention"; layers]);
+    assert_eq!(windows(&spec(&qwen)), vec![Some(7); layers]);
+    qwen["use_sliding_window"] = json!(false);
+    assert!(refusal(&qwen).contains("layer_types names layers with a window"));
+    let gemma = spec(&config("gemma3"));
+    let [w, none] = [Some(16), None];
+    assert_eq!(windows(&gemma), [w, w, w, w, w, none]);
+    for (field, value) in [
+        ("use_sliding_window", json!(true)),
+        ("layer_types", json!(["full_attention", "sliding_attention"])),
+    ] {
+        assert!(refusal(&with("llama3-rope", field, value)).contains(field));
+    }
+}
+
+#[test]
+fn what_sparse_and_gemma_configs_get_wrong_is_said_by_field() {
+    let cases = [
+        ("qwen3-moe", "num_experts", json!(9), "is 9, but num_local_experts is 8"),
+        ("qwen3-moe", "num_experts_per_tok", json!(9), "must be at most the 8 experts, found 9"),
+        ("qwen3-moe", "num_experts_per_tok", json!(0), "found 0"),
+        ("qwen3-moe", "num_local_experts", json!(1 << 20), "experts in all; at most"),
+        ("qwen3-moe", "num_local_experts", json!(-1), "found -1"),
+        ("qwen3-moe", "mlp_only_layers", json!(1), "must be a list, found 1"),
+        ("qwen3-moe", "mlp_only_layers", json!([0.5]), "found 0.5"),
+        ("qwen3-moe", "decoder_sparse_step", json!(0), "found 0"),
+        ("qwen3-moe", "norm_topk_prob", json!(1), "must be true or false, found 1"),
+        ("qwen3-moe", "moe_intermediate_size", json!("48"), "found \"48\""),
+        ("gemma3", "sliding_window", json!(0), "found 0"),
+        ("gemma3", "query_pre_attn_scalar", json!(-1), "must be above zero, found -1"),
+        ("gemma3", "final_logit_softcapping", json!(0), "must be above zero, found 0"),
+        ("gemma3", "attn_logit_softcapping", json!(50.0), "is not supported"),
+        ("gemma3", "use_bidirectional_attention", json!(true), "is not supported"),
+        ("gemma3", "hidden_activation", json!("gelu"), "\"gelu\" is not supported"),
+        ("gemma3", "layer_types", json!(["full_attention"]), "must name 6 layers, found 1"),
+        ("gemma3", "layer_types", json!(["chunked_attention"]), "\"chunked_attention\""),
+        ("gemma3", "rope_parameters", json!({"full_attention": 3}), "full_attention must be"),
+    ];
+    for (name, field, value, expected) in cases {
+        let text = refusal(&with(name, field, value));
+        let named = text.contains(field) || text.contains("sizes") || field == "rope_parameters";
+        assert!(named && text.contains(expected), "{field}: {text}");
+    }
+}
+
+#[test]
 fn both_spellings_of_a_rope_mean_the_same() {
     let new = config("llama3-rope");
     let mut old = new.clone();
     let mut rope = old.as_object_mut().unwrap().remove("rope_parameters").unwrap();
     old["rope_theta"] = rope.as_object_mut().unwrap().remove("rope_theta").unwrap();
     old["rope_scaling"] = rope.clone();
-    assert_eq!(spec(&old).rope, spec(&new).rope);
+    assert_eq!(spec(&old).first_attention().rope, spec(&new).first_attention().rope);
 
     // The oldest form calls the type "type".
     let kind = rope.as_object_mut().unwrap().remove("rope_type").unwrap();
     rope["type"] = kind;
     old["rope_scaling"] = rope;
-    assert_eq!(spec(&old).rope, spec(&new).rope);
+    assert_eq!(spec(&old).first_attention().rope, spec(&new).first_attention().rope);
 
     old["rope_scaling"] = Value::Null;
-    assert_eq!(spec(&old).rope.kind, RopeKind::Default);
-    assert_eq!(spec(&old).rope.theta, 500_000.0);
+    assert_eq!(spec(&old).first_attention().rope.kind, RopeKind::Default);
+    assert_eq!(spec(&old).first_attention().rope.theta, 500_000.0);
     old.as_object_mut().unwrap().remove("rope_theta");
-    assert_eq!(spec(&old).rope.theta, 10_000.0);
+    assert_eq!(spec(&old).first_attention().rope.theta, 10_000.0);
 }
 
 #[test]
 fn a_linear_rope_divides_every_frequency() {
-    let plain = spec(&config("llama-bias")).rope.frequencies(16);
+    let plain = spec(&config("llama-bias")).first_attention().rope.frequencies(16);
     let rope = json!({"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0});
-    let scaled = spec(&with("llama-bias", "rope_parameters", rope)).rope.frequencies(16);
+    let scaled =
+        spec(&with("llama-bias", "rope_parameters", rope)).first_attention().rope.frequencies(16);
     assert_eq!(scaled, plain.iter().map(|f| f / 4.0).collect::<Vec<_>>());
 }
 
@@ -155,7 +215,8 @@ fn yarn_scales_attention_as_the_config_says() {
     let factor = |extra: Value| {
         let mut rope = json!({"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0});
         rope.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-        match spec(&with("qwen2-yarn", "rope_parameters", rope)).rope.kind {
+        match spec(&with("qwen2-yarn", "rope_parameters", rope)).first_attention().rope.kind.clone()
+        {
             RopeKind::Yarn { attention_factor, .. } => attention_factor,
             other => panic!("{other:?}"),
         }
@@ -175,19 +236,27 @@ fn defaults_are_those_of_the_architecture() {
     }
     llama["torch_dtype"] = json!("float16");
     let llama = spec(&llama);
-    assert_eq!((llama.heads.head_dim, llama.heads.kv_heads), (16, 4));
-    assert_eq!((llama.qkv_bias, llama.output_bias, llama.mlp_bias), (false, false, false));
+    assert_eq!(
+        (llama.first_attention().heads.head_dim, llama.first_attention().heads.kv_heads),
+        (16, 4)
+    );
+    let attention = llama.first_attention();
+    assert_eq!((attention.qkv_bias, attention.output_bias), (false, false));
+    assert!(matches!(&llama.layers[0].ffn, FeedForward::Dense(dense) if !dense.bias));
     assert_eq!(llama.dtype, DType::F16);
 
     let qwen2 = spec(&config("qwen2"));
-    assert_eq!((qwen2.qkv_bias, qwen2.output_bias, qwen2.qk_norm), (true, false, false));
+    let attention = qwen2.first_attention();
+    let parts = (attention.qkv_bias, attention.output_bias, attention.qk_norm);
+    assert_eq!(parts, (true, false, false));
     assert!(qwen2.tied_embeddings);
 
     let mut qwen3 = config("qwen3");
     qwen3.as_object_mut().unwrap().remove("head_dim");
     qwen3.as_object_mut().unwrap().remove("architectures");
     let qwen3 = spec(&qwen3);
-    assert_eq!((qwen3.heads.head_dim, qwen3.qk_norm), (128, true));
+    let attention = qwen3.first_attention();
+    assert_eq!((attention.heads.head_dim, attention.qk_norm), (128, true));
     assert_eq!(qwen3.architecture, "Qwen3ForCausalLM");
 }
 
@@ -249,7 +318,7 @@ proptest! {
         if let Ok(checkpoint) = open(&config) {
             let spec = checkpoint.spec();
             prop_assert!(spec.parameters() > 0);
-            let table = spec.rope.table(spec.heads.head_dim.min(4096), 8);
+            let table = spec.first_attention().rope.table(spec.first_attention().heads.head_dim.min(4096), 8);
             prop_assert!(table.cos.iter().chain(&table.sin).all(|x| x.is_finite()));
         }
     }

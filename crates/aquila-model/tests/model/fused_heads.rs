@@ -65,7 +65,7 @@ fn eagle_chains(target: &Target, head: &FusedHead<CpuBackend>, text: &Text) -> V
     let vocabulary = target.checkpoint.spec().vocab_size;
     let captured = target.capture(&ids[..all]);
     let slots = all * (1 + STEPS);
-    let mut kv = backend.kv(head.kv_shape(slots, KvDtype::F32)).unwrap();
+    let mut kv = head.kv(backend, slots, KvDtype::F32).unwrap();
     let mut scratch = head.scratch(backend, bounds(all, 64 * slots)).unwrap();
     let mut plan = ForwardPlan::default();
     let list: Vec<u32> = (0..all as u32).collect();
@@ -104,7 +104,7 @@ fn mtp_chains(target: &Target, head: &FusedHead<CpuBackend>, text: &Text) -> Vec
     let mut scratch = head.layer_scratch(backend, bounds(rows, 8 * rows)).unwrap();
     let mut chains: Vec<Vec<u32>> = vec![Vec::new(); answers];
     for layer in 0..head.layers() {
-        let mut kv = backend.kv(head.kv_shape(rows, KvDtype::F32)).unwrap();
+        let mut kv = head.kv(backend, rows, KvDtype::F32).unwrap();
         let mut plan = ForwardPlan::default();
         let certain = all - layer;
         let list: Vec<u32> = (0..certain as u32).collect();
@@ -136,7 +136,7 @@ fn mtp_chains(target: &Target, head: &FusedHead<CpuBackend>, text: &Text) -> Vec
             }
         }
         let mut made = backend.rows(rows, head.spec().hidden_size).unwrap();
-        head.run(backend, layer, &plan, &states, &mut kv, &mut scratch, &mut made).unwrap();
+        head.run(backend, layer, &plan, &states, &mut kv[0], &mut scratch, &mut made).unwrap();
         let logits = backend.read(scratch.logits(), answers).unwrap();
         let next = best(&logits, vocabulary);
         chains.iter_mut().zip(next).for_each(|(chain, token)| chain.push(token));

@@ -143,7 +143,7 @@ fn logits_of(
 ) -> Vec<f32> {
     let backend = &target.backend;
     let captured = target.capture(&ids[..ROWS]);
-    let mut kv = backend.kv(head.kv_shape(ROWS, KvDtype::F32)).unwrap();
+    let mut kv = head.kv(backend, ROWS, KvDtype::F32).unwrap();
     let mut scratch = head.scratch(backend, bounds(ROWS, ROWS)).unwrap();
     let mut plan = ForwardPlan::default();
     let slots: Vec<u32> = (0..ROWS as u32).collect();
@@ -264,7 +264,8 @@ fn parts_of_a_layer_are_known_by_their_tensors() {
     // The config of this family may not say how wide heads are.
     biased.config["head_dim"] = Value::Null;
     let biased = biased.mtp(&target.checkpoint).unwrap();
-    assert!(biased.spec().layer.qkv_bias && !biased.spec().layer.output_bias);
+    let attention = biased.spec().layer.first_attention();
+    assert!(attention.qkv_bias && !attention.output_bias);
     assert!(bits(&loaded(&target, &biased)) == bits(&want));
 
     let mut normed = plain;
@@ -273,7 +274,7 @@ fn parts_of_a_layer_are_known_by_their_tensors() {
         normed.set(&name, &[64], &[1.0; 64]);
     }
     let normed = normed.mtp(&target.checkpoint).unwrap();
-    assert!(normed.spec().layer.qk_norm);
+    assert!(normed.spec().layer.first_attention().qk_norm);
     assert!(bits(&loaded(&target, &normed)) != bits(&want), "norms were not used");
 }
 
@@ -376,7 +377,7 @@ fn what_is_wrong_with_a_head_is_said() {
         ),
         (
             mtp(&|h| h.zeros(&format!("{layer}.mlp.experts.0.up_proj.weight"), &[4, 4])),
-            "model.mtp_layers.0 has a mixture of experts, which is not supported",
+            "model.mtp_layers.0 has experts whose weights are stored together",
         ),
         (mtp(&|h| h.config["attn_output_gate"] = json!(true)), "attn_output_gate"),
         (mtp(&|h| h.config["hidden_size"] = json!(256)), "the head was made for another model"),

@@ -6,7 +6,8 @@ use aquila_compute::cpu::{CpuBackend, IsaChoice};
 
 use crate::sequence::{Sequence, argmax, golden, load};
 
-const FIXTURES: [&str; 5] = ["llama3-rope", "llama-bias", "qwen2", "qwen2-yarn", "qwen3"];
+const FIXTURES: [&str; 7] =
+    ["llama3-rope", "llama-bias", "qwen2", "qwen2-yarn", "qwen3", "qwen3-moe", "gemma3"];
 
 fn largest_difference(ours: &[f32], theirs: &[f32]) -> f32 {
     assert_eq!(ours.len(), theirs.len());

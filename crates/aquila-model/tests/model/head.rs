@@ -54,7 +54,7 @@ impl Pair {
     }
 
     pub fn drafting(&self, rows: usize, slots: usize) -> Drafting<'_> {
-        let kv = self.backend.kv(self.head.kv_shape(slots, KvDtype::F32)).unwrap();
+        let kv = self.head.kv(&self.backend, slots, KvDtype::F32).unwrap();
         let scratch = self.head.scratch(&self.backend, bounds(rows, 64 * slots)).unwrap();
         Drafting { pair: self, kv, scratch }
     }
@@ -63,7 +63,7 @@ impl Pair {
 /// The head's keys, values and buffers for one text; the row of position p lives in slot p.
 pub struct Drafting<'a> {
     pub pair: &'a Pair,
-    pub kv: <CpuBackend as Backend>::Kv,
+    pub kv: Vec<<CpuBackend as Backend>::Kv>,
     pub scratch: HeadScratch<CpuBackend>,
 }
 
@@ -380,7 +380,7 @@ fn a_head_takes_the_memory_told_and_no_table() {
     let want = pair.checkpoint.tensor_bytes() + 2 * 4 * HIDDEN as u64;
     assert_eq!(spec.weight_bytes(WeightFormat::Bf16), want);
     assert!(spec.weight_bytes(WeightFormat::Int8) < want);
-    let shape = pair.head.kv_shape(7, KvDtype::F32);
+    let shape = pair.head.kv_shapes(7, KvDtype::F32)[0];
     assert_eq!((shape.layers, shape.slots), (1, 7));
     assert_eq!(spec.kv_bytes_per_token(KvDtype::F32), shape.bytes_per_slot() as u64);
     assert_eq!(memory::capture_bytes(pair.target.spec(), 3, 10), 4 * 10 * 3 * 384);

@@ -72,10 +72,13 @@ fn what_is_wrong_with_a_head_is_named() {
         (|h| h.config["vocab_size"] = json!(400), "vocab_size is 400, but the target has 320"),
         (|h| h.config["draft_vocab_size"] = json!(321), "draft_vocab_size must be at most"),
         (|h| h.config["draft_vocab_size"] = json!(150), "lm_head.weight: expected shape [150, 64]"),
-        (|h| h.config["num_hidden_layers"] = json!(2), "num_hidden_layers must be 1"),
+        (
+            |h| h.config["num_hidden_layers"] = json!(2),
+            "num_hidden_layers is 2, and the head has the one",
+        ),
         (
             |h| h.set("layers.1.hidden_norm.weight", DType::Bf16, vec![64], vec![0; 128]),
-            "an EAGLE-3 head with more than one layer is not supported yet: it has layers.1.",
+            "num_hidden_layers is 1, and the head has layers.1.",
         ),
         (
             |h| h.set("mask_hidden", DType::Bf16, vec![128], vec![0; 256]),

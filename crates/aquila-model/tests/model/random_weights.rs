@@ -34,8 +34,9 @@ fn random_weights_depend_on_seed_and_name_alone() {
 fn the_presets_are_the_models_they_are_named_for() {
     let bench = preset("bench");
     let spec = bench.spec();
-    assert_eq!((spec.hidden_size, spec.layers, spec.intermediate_size), (1536, 16, 4096));
-    assert_eq!((spec.heads.heads, spec.heads.kv_heads, spec.heads.head_dim), (12, 4, 128));
+    assert_eq!((spec.hidden_size, spec.layers.len()), (1536, 16));
+    let heads = spec.first_attention().heads;
+    assert_eq!((heads.heads, heads.kv_heads, heads.head_dim), (12, 4, 128));
     assert_eq!((spec.vocab_size, spec.max_positions, spec.tied_embeddings), (32000, 4096, false));
     // As published: 8.03 billion, and 128 KiB of bfloat16 keys and values per token.
     let llama = preset("llama-3.1-8b");
@@ -86,7 +87,7 @@ fn progress_ends_at_all_bytes_and_estimates_are_exact() {
         let want = checkpoint.tensor_bytes() + 2 * (vectors + table) as u64;
         assert_eq!(memory::weight_bytes(spec, WeightFormat::Bf16), want, "{name}");
         assert!(memory::weight_bytes(spec, WeightFormat::Int8) < want);
-        let shape = decoder.kv_shape(10, KvDtype::F32);
+        let shape = decoder.spec().kv_shapes(10, KvDtype::F32)[0];
         let per_token = memory::kv_bytes_per_token(spec, KvDtype::F32);
         assert_eq!(shape.bytes_per_slot() as u64, per_token);
         assert!(backend.kv(shape).is_ok());

@@ -72,7 +72,7 @@ pub fn bounds(rows: usize, slots: usize) -> PlanBounds {
 pub struct Sequence<'a> {
     pub backend: &'a CpuBackend,
     pub decoder: &'a Decoder<CpuBackend>,
-    pub kv: <CpuBackend as Backend>::Kv,
+    pub kv: Vec<<CpuBackend as Backend>::Kv>,
     pub scratch: Scratch<CpuBackend>,
     pub slots: Vec<u32>,
     pub done: usize,
@@ -87,7 +87,7 @@ impl<'a> Sequence<'a> {
         dtype: KvDtype,
     ) -> Self {
         let room = slots.iter().max().map_or(1, |&s| s as usize + 1);
-        let kv = backend.kv(decoder.kv_shape(room, dtype)).unwrap();
+        let kv = decoder.kv(backend, room, dtype).unwrap();
         let scratch = decoder.scratch(backend, bounds(slots.len(), slots.len())).unwrap();
         Self { backend, decoder, kv, scratch, slots, done: 0 }
     }

@@ -42,8 +42,8 @@ impl Drafter<CpuBackend> for Recorded {
         self.draft.declaration()
     }
 
-    fn kv_shape(&self, slots: usize, dtype: KvDtype) -> KvShape {
-        self.draft.kv_shape(slots, dtype)
+    fn kv_shapes(&self, slots: usize, dtype: KvDtype) -> Vec<KvShape> {
+        self.draft.kv_shapes(slots, dtype)
     }
 
     fn ids(&self) -> Option<DraftIds<'_>> {
@@ -54,12 +54,12 @@ impl Drafter<CpuBackend> for Recorded {
         self.draft.plan_mut()
     }
 
-    fn extend(&mut self, backend: &CpuBackend, hidden: Option<&Rows>, kv: &mut Kv) -> Result<()> {
+    fn extend(&mut self, backend: &CpuBackend, hidden: Option<&Rows>, kv: &mut [Kv]) -> Result<()> {
         self.note(true, hidden.is_some());
         self.draft.extend(backend, hidden, kv)
     }
 
-    fn expand(&mut self, backend: &CpuBackend, first: bool, kv: &mut Kv) -> Result<()> {
+    fn expand(&mut self, backend: &CpuBackend, first: bool, kv: &mut [Kv]) -> Result<()> {
         self.note(false, false);
         self.draft.expand(backend, first, kv)
     }

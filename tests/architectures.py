@@ -142,13 +142,24 @@ def make(folder, config_class, arguments, changes, seed):
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager").eval()
     model.set_experts_implementation("eager")
+    routed = {}
+    for number, layer in enumerate(model.model.layers):
+        if hasattr(layer.mlp, "experts"):
+            def keep(_module, _given, out, number=number):
+                routed.setdefault(number, out[2].clone())
+            layer.mlp.gate.register_forward_hook(keep)
     ids = torch.randint(3, config.vocab_size, (PROMPT,))
     with torch.no_grad():
         out = model(ids[None], output_hidden_states=True)
         text = ids.clone()
         for _ in range(ANSWER):
             text = torch.cat([text, model(text[None]).logits[0, -1].argmax()[None]])
-    save_file({
+    tensors = {}
+    if routed:
+        none = torch.zeros_like(next(iter(routed.values())))
+        layers = [routed.get(number, none) for number in range(config.num_hidden_layers)]
+        tensors["routed_experts"] = torch.stack(layers, 1).long().contiguous()
+    save_file(tensors | {
         "input_ids": ids, "greedy_ids": text[PROMPT:].clone(), "logits": out.logits[0].clone(),
         "last_hidden": out.hidden_states[-1][0].clone(),
     }, folder / "golden.safetensors")

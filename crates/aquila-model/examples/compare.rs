@@ -64,7 +64,7 @@ fn compare(backend: &CpuBackend, folder: &Path) -> Result<(f32, bool), Failure> 
             let prefix = position as u32 + 1;
             plan.spans.push(AttentionSpan { start, prefix, tree_start: 0, tail: 0 });
         }
-        decoder.forward(backend, &plan, &mut kv, &mut scratch, None)?;
+        decoder.forward(backend, &plan, &mut kv, &mut scratch, &mut [])?;
         Ok(backend.read(scratch.logits(), text.len() - from)?)
     };
     let ours = run(&prompt, 0)?;

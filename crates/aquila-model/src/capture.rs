@@ -1,5 +1,6 @@
-//! Hidden states of a model, for heads that draft from them: the residual stream at chosen
-//! boundaries of layers, or after the final norm.
+//! What a pass of a model leaves of all its rows, for heads that draft from it and for clients
+//! that ask for it: the residual stream at chosen boundaries of layers or after the final norm, or
+//! which experts each row went to.
 //!
 //! Boundary 0 is before the first layer, where the stream is the embedding; boundary l is where
 //! layer l - 1, counted from 0, ends.
@@ -10,14 +11,21 @@ use aquila_compute::Backend;
 
 use crate::{Error, ModelSpec, Result};
 
-/// Where a pass leaves hidden states of all its rows: those at chosen boundaries, side by side in
-/// the order in which they were named, or what the language-model head reads.
+/// Where a pass leaves something of all its rows.
 pub struct Capture<B: Backend> {
-    /// Empty where the stream after the final norm is taken.
-    boundaries: Vec<usize>,
-    hidden_size: usize,
+    what: What,
     capacity: usize,
     rows: B::Rows,
+}
+
+enum What {
+    /// The stream at these boundaries, side by side in the order in which they were named.
+    Boundaries(Vec<usize>, usize),
+    /// What the language-model head reads.
+    Final,
+    /// The ids of each row's experts, the likeliest first, as numbers: as many columns a layer as
+    /// a row has experts, zeros where a layer has none.
+    Experts(usize),
 }
 
 impl<B: Backend> Capture<B> {
@@ -35,21 +43,22 @@ impl<B: Backend> Capture<B> {
         if boundaries.is_empty() {
             return Err(Error::Plan("capture at no boundary".into()));
         }
-        Ok(Self {
-            boundaries: boundaries.to_vec(),
-            hidden_size: spec.hidden_size,
-            capacity,
-            rows: backend.rows(capacity, boundaries.len() * spec.hidden_size)?,
-        })
+        let rows = backend.rows(capacity, boundaries.len() * spec.hidden_size)?;
+        let what = What::Boundaries(boundaries.to_vec(), spec.hidden_size);
+        Ok(Self { what, capacity, rows })
     }
 
     pub(crate) fn of_final(backend: &B, spec: &ModelSpec, capacity: usize) -> Result<Self> {
-        Ok(Self {
-            boundaries: Vec::new(),
-            hidden_size: spec.hidden_size,
-            capacity,
-            rows: backend.rows(capacity, spec.hidden_size)?,
-        })
+        let rows = backend.rows(capacity, spec.hidden_size)?;
+        Ok(Self { what: What::Final, capacity, rows })
+    }
+
+    pub(crate) fn of_experts(backend: &B, spec: &ModelSpec, capacity: usize) -> Result<Self> {
+        let per_token = spec
+            .experts_per_token()
+            .ok_or_else(|| Error::Plan("capture of experts of a model without any".into()))?;
+        let rows = backend.rows(capacity, spec.layers.len() * per_token)?;
+        Ok(Self { what: What::Experts(per_token), capacity, rows })
     }
 
     /// What the last pass left: row r of the pass is row r here, as wide as all boundaries together.
@@ -74,7 +83,15 @@ impl<B: Backend> Capture<B> {
 
     /// Where the stream after the final norm goes, if that is what is taken.
     pub(crate) fn final_rows(&mut self) -> Option<&mut B::Rows> {
-        self.boundaries.is_empty().then_some(&mut self.rows)
+        matches!(self.what, What::Final).then_some(&mut self.rows)
+    }
+
+    /// Where the experts of `layer` go, and the first column of them, if that is what is taken.
+    pub(crate) fn expert_columns(&mut self, layer: usize) -> Option<(&mut B::Rows, usize)> {
+        match self.what {
+            What::Experts(per_token) => Some((&mut self.rows, layer * per_token)),
+            _ => None,
+        }
     }
 
     /// Takes the stream at `boundary`, if it is one of the chosen.
@@ -85,8 +102,9 @@ impl<B: Backend> Capture<B> {
         residual: &B::Rows,
         rows: usize,
     ) -> Result<()> {
-        for (place, _) in self.boundaries.iter().enumerate().filter(|(_, b)| **b == boundary) {
-            backend.copy_columns(residual, rows, place * self.hidden_size, &mut self.rows)?;
+        let What::Boundaries(boundaries, width) = &self.what else { return Ok(()) };
+        for (place, _) in boundaries.iter().enumerate().filter(|(_, b)| **b == boundary) {
+            backend.copy_columns(residual, rows, place * width, &mut self.rows)?;
         }
         Ok(())
     }

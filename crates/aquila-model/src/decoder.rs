@@ -143,6 +143,12 @@ impl<B: Backend> Decoder<B> {
         Capture::new(backend, &self.spec, boundaries, rows)
     }
 
+    /// Room for the experts that rows go to in every layer, in passes up to `rows` rows; refused
+    /// where no layer has experts.
+    pub fn capture_experts(&self, backend: &B, rows: usize) -> Result<Capture<B>> {
+        Capture::of_experts(backend, &self.spec, rows)
+    }
+
     /// Room for the keys and values of `slots` tokens: a store for each KV group.
     pub fn kv(&self, backend: &B, slots: usize, dtype: KvDtype) -> Result<Vec<B::Kv>> {
         let shapes = self.spec.kv_shapes(slots, dtype);
@@ -169,19 +175,18 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Runs a plan: writes the keys and values of its rows, and leaves the logits of its outputs
-    /// in `scratch` and, where asked for, hidden states of all rows in `capture`. A plan without rows
-    /// does nothing.
+    /// in `scratch` and what `captures` take of all rows in them. A plan without rows does nothing.
     pub fn forward(
         &self,
         backend: &B,
         plan: &ForwardPlan,
         kv: &mut [B::Kv],
         scratch: &mut Scratch<B>,
-        capture: Option<&mut Capture<B>>,
+        captures: &mut [&mut Capture<B>],
     ) -> Result<()> {
         self.check_plan(plan, scratch.bounds)?;
         backend.place(plan, &mut scratch.work.plan)?;
-        self.forward_placed(backend, kv, scratch, capture)
+        self.forward_placed(backend, kv, scratch, captures)
     }
 
     /// The same for the plan that stands in `scratch`.
@@ -190,10 +195,10 @@ impl<B: Backend> Decoder<B> {
         backend: &B,
         kv: &mut [B::Kv],
         scratch: &mut Scratch<B>,
-        mut capture: Option<&mut Capture<B>>,
+        captures: &mut [&mut Capture<B>],
     ) -> Result<()> {
         let Extent { rows, .. } = backend.extent(&scratch.work.plan);
-        if let Some(capacity) = capture.as_ref().map(|c| c.capacity()).filter(|&c| rows > c) {
+        if let Some(capacity) = captures.iter().map(|c| c.capacity()).find(|&c| rows > c) {
             return Err(Error::Plan(format!("{rows} rows, and {capacity} can be captured")));
         }
         if rows == 0 {
@@ -203,19 +208,20 @@ impl<B: Backend> Decoder<B> {
         let pass = Pass { backend, epsilon, rows };
         let scale = self.spec.embedding_scale;
         backend.embed(&self.embedding, scale, &s.work.plan, &mut s.work.residual)?;
-        if let Some(capture) = capture.as_deref_mut() {
+        for capture in captures.iter_mut() {
             capture.take(backend, 0, &s.work.residual, rows)?;
         }
         for (number, Layer { norm, block, group, index }) in self.layers.iter().enumerate() {
             backend.rms_norm(&s.work.residual, norm, epsilon, rows, &mut s.normed)?;
             let (rope, kv) = (&self.ropes[*group], &mut kv[*group]);
             block.attend(&pass, rope, &s.normed, kv, *index, &mut s.work)?;
-            block.feed_forward(&pass, &mut s.normed, &mut s.work, None)?;
-            if let Some(capture) = capture.as_deref_mut() {
+            let routed = captures.iter_mut().find_map(|c| c.expert_columns(number));
+            block.feed_forward(&pass, &mut s.normed, &mut s.work, routed)?;
+            for capture in captures.iter_mut() {
                 capture.take(backend, number + 1, &s.work.residual, rows)?;
             }
         }
-        let outputs = match capture.and_then(Capture::final_rows) {
+        let outputs = match captures.iter_mut().find_map(|c| c.final_rows()) {
             // A norm looks at one row, so the head may read rows that were normed with all others.
             Some(all) => {
                 backend.rms_norm(&s.work.residual, &self.final_norm, epsilon, rows, all)?;

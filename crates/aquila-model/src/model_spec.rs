@@ -146,6 +146,12 @@ impl ModelSpec {
         self.layers[0].attention()
     }
 
+    /// How many experts a row takes at most, where layers have any.
+    pub fn experts_per_token(&self) -> Option<usize> {
+        let experts = self.layers.iter().filter_map(|layer| layer.ffn.experts());
+        experts.map(|experts| experts.per_token).max()
+    }
+
     /// How many parameters the model has; tied ones count once.
     pub fn parameters(&self) -> u64 {
         self.parameters_wide() as u64

@@ -117,7 +117,8 @@ impl<B: Backend> Runner<B> {
         let Self { backend, decoder, scratch, stores, state, .. } = self;
         backend.plan_rows(state, PassRows::Target, bound, scratch.plan_mut())?;
         let (kv, capture) = stores.of_pass();
-        decoder.forward_placed(backend, kv, scratch, capture.filter(|_| hidden))?;
+        let mut captures: Vec<_> = capture.filter(|_| hidden).into_iter().collect();
+        decoder.forward_placed(backend, kv, scratch, &mut captures)?;
         Ok(backend.sample(state, scratch.logits())?)
     }
 

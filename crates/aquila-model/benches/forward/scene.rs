@@ -77,7 +77,7 @@ impl<B: Backend> Scene<B> {
 
     pub fn forward(&mut self, backend: &B, plan: &ForwardPlan) {
         self.decoder
-            .forward(backend, plan, &mut self.kv, &mut self.scratch, None)
+            .forward(backend, plan, &mut self.kv, &mut self.scratch, &mut [])
             .expect("the plan is within the bounds");
     }
 

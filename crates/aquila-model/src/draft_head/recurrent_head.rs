@@ -143,7 +143,7 @@ impl<B: Backend> RecurrentHead<B> for Decoder<B> {
         kv: &mut [B::Kv],
         scratch: &mut Scratch<B>,
     ) -> Result<()> {
-        self.forward_placed(backend, kv, scratch, None)
+        self.forward_placed(backend, kv, scratch, &mut [])
     }
 
     fn expand_placed(
@@ -153,6 +153,6 @@ impl<B: Backend> RecurrentHead<B> for Decoder<B> {
         kv: &mut [B::Kv],
         scratch: &mut Scratch<B>,
     ) -> Result<()> {
-        self.forward_placed(backend, kv, scratch, None)
+        self.forward_placed(backend, kv, scratch, &mut [])
     }
 }

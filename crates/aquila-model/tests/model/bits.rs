@@ -117,7 +117,7 @@ fn a_row_computes_the_same_among_any_number_of_others() {
             for (c, text) in texts.iter().enumerate() {
                 chunk(&mut plan, text, &slots(c), from, to);
             }
-            decoder.forward(&backend, &plan, &mut kv, &mut scratch, None).unwrap();
+            decoder.forward(&backend, &plan, &mut kv, &mut scratch, &mut []).unwrap();
         }
         let logits = backend.read(scratch.logits(), company).unwrap();
         let ours = &logits[company / 2 * vocabulary..][..vocabulary];
@@ -160,16 +160,16 @@ fn an_empty_plan_and_a_plan_without_outputs_are_ordinary() {
     let ids = golden("qwen2").input_ids;
     let mut kv = decoder.kv(&backend, ROOM, KvDtype::F32).unwrap();
     let mut scratch = decoder.scratch(&backend, bounds(ROOM, ROOM)).unwrap();
-    decoder.forward(&backend, &ForwardPlan::default(), &mut kv, &mut scratch, None).unwrap();
+    decoder.forward(&backend, &ForwardPlan::default(), &mut kv, &mut scratch, &mut []).unwrap();
 
     let slots: Vec<u32> = (0..ROOM as u32).collect();
     let mut plan = ForwardPlan::default();
     chunk(&mut plan, &ids, &slots, 0, 39);
     plan.outputs.clear();
-    decoder.forward(&backend, &plan, &mut kv, &mut scratch, None).unwrap();
+    decoder.forward(&backend, &plan, &mut kv, &mut scratch, &mut []).unwrap();
     plan.clear();
     chunk(&mut plan, &ids, &slots, 39, 40);
-    decoder.forward(&backend, &plan, &mut kv, &mut scratch, None).unwrap();
+    decoder.forward(&backend, &plan, &mut kv, &mut scratch, &mut []).unwrap();
     let last = backend.read(scratch.logits(), 1).unwrap();
 
     let whole = Sequence::in_order(&backend, &decoder, ROOM).run(&ids, 40);
@@ -201,7 +201,7 @@ fn ancestors_in_a_tail_are_seen_like_a_prefix() {
             plan.spans.push(AttentionSpan { start: 0, prefix, tree_start, tail });
         }
     }
-    decoder.forward(&backend, &plan, &mut sequence.kv, &mut sequence.scratch, None).unwrap();
+    decoder.forward(&backend, &plan, &mut sequence.kv, &mut sequence.scratch, &mut []).unwrap();
     let logits = backend.read(sequence.scratch.logits(), end - committed).unwrap();
     assert_eq!(bits(&logits), bits(&whole[committed * decoder.spec().vocab_size..]));
 }
@@ -216,7 +216,7 @@ fn a_plan_outside_the_model_is_refused_with_its_number() {
         let mut plan = ForwardPlan::default();
         chunk(&mut plan, &[1, 2, 3], &[0, 1, 2], 0, 3);
         spoil(&mut plan);
-        decoder.forward(&backend, &plan, &mut kv, &mut scratch, None).unwrap_err().to_string()
+        decoder.forward(&backend, &plan, &mut kv, &mut scratch, &mut []).unwrap_err().to_string()
     };
     assert!(refused(|p| p.tokens[1] = 320).contains("token 320, vocabulary 320"));
     assert!(refused(|p| p.positions[2] = 512).contains("position 512, context 512"));

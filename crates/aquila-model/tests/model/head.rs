@@ -343,7 +343,7 @@ fn an_impossible_capture_is_refused_with_its_number() {
     let mut plan = ForwardPlan::default();
     chunk(&mut plan, &text(), &[0, 1, 2, 3, 4], 0, 5);
     let Sequence { kv, scratch, .. } = &mut sequence;
-    let run = pair.target.forward(&pair.backend, &plan, kv, scratch, Some(&mut capture));
+    let run = pair.target.forward(&pair.backend, &plan, kv, scratch, &mut [&mut capture]);
     assert!(run.unwrap_err().to_string().contains("5 rows, and 4 can be captured"));
 }
 

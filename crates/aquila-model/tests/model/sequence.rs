@@ -34,6 +34,8 @@ pub struct Golden {
     pub greedy_ids: Vec<u32>,
     pub logits: Vec<f32>,
     pub last_hidden: Vec<f32>,
+    /// The experts of each row in each layer, the likeliest first, where it was written down.
+    pub routed_experts: Vec<u32>,
 }
 
 pub fn golden(name: &str) -> Golden {
@@ -44,6 +46,7 @@ pub fn golden(name: &str) -> Golden {
         tensor.bytes().chunks_exact(8).map(id).collect()
     };
     Golden {
+        routed_experts: file.info("routed_experts").map_or(vec![], |_| ids("routed_experts")),
         input_ids: ids("input_ids"),
         greedy_ids: ids("greedy_ids"),
         logits: file.get("logits").unwrap().to_f32().unwrap(),
@@ -115,7 +118,8 @@ impl<'a> Sequence<'a> {
         let mut plan = ForwardPlan::default();
         chunk(&mut plan, ids, &self.slots, self.done, to);
         let Self { backend, decoder, kv, scratch, .. } = self;
-        decoder.forward(backend, &plan, kv, scratch, capture).unwrap();
+        let mut captures: Vec<_> = capture.into_iter().collect();
+        decoder.forward(backend, &plan, kv, scratch, &mut captures).unwrap();
         let rows = to - self.done;
         self.done = to;
         self.backend.read(self.scratch.logits(), rows).unwrap()

@@ -278,6 +278,47 @@ fn parts_of_a_layer_are_known_by_their_tensors() {
     assert!(bits(&loaded(&target, &normed)) != bits(&want), "norms were not used");
 }
 
+/// Three experts that are all what the layer's feed-forward part was: whichever a row takes, it
+/// takes with weight 1.
+fn with_equal_experts(mut head: Head, layer: &str) -> Head {
+    for part in ["gate_proj", "up_proj", "down_proj"] {
+        let dense = head.tensors.remove(&format!("{layer}.mlp.{part}.weight")).unwrap();
+        for expert in 0..3 {
+            let name = format!("{layer}.mlp.experts.{expert}.{part}.weight");
+            head.set(&name, dense.shape(), &dense.to_f32().unwrap());
+        }
+    }
+    let router: Vec<f32> = (0..3 * 384).map(|i| ((i * 37) % 101) as f32 / 101.0 - 0.5).collect();
+    head.set(&format!("{layer}.mlp.gate.weight"), &[3, 384], &router);
+    for (field, value) in [
+        ("num_experts", json!(3)),
+        ("num_experts_per_tok", json!(1)),
+        ("moe_intermediate_size", json!(1024)),
+        ("norm_topk_prob", json!(true)),
+    ] {
+        head.config[field] = value;
+    }
+    head
+}
+
+#[test]
+fn layers_of_heads_may_have_experts() {
+    let target = Target::tiny();
+    let checkpoint = &target.checkpoint;
+    let plain = Head::one_layer();
+    let want = bits(&loaded(&target, &plain.mtp(checkpoint).unwrap()));
+    let sparse = with_equal_experts(plain, "model.mtp_layers.0").mtp(checkpoint).unwrap();
+    assert_eq!(sparse.spec().layer.experts_per_token(), Some(1));
+    assert!(bits(&loaded(&target, &sparse)) == want);
+
+    let own = bits(&logits(&target, &target.eagle(target.decoder.lm_head())));
+    let sparse = with_equal_experts(Head::shipped("tiny-eagle"), "layers.0");
+    let sparse = sparse.eagle(checkpoint).unwrap();
+    let (format, lm_head) = (WeightFormat::Bf16, target.decoder.lm_head());
+    let head = sparse.load(&target.backend, format, &target.decoder, lm_head, &mut |_| {}).unwrap();
+    assert!(bits(&logits(&target, &head)) == own);
+}
+
 #[test]
 fn an_eagle_head_uses_the_tables_of_its_target() {
     let target = Target::tiny();
@@ -378,6 +419,18 @@ fn what_is_wrong_with_a_head_is_said() {
         (
             mtp(&|h| h.zeros(&format!("{layer}.mlp.experts.0.up_proj.weight"), &[4, 4])),
             "model.mtp_layers.0 has experts whose weights are stored together",
+        ),
+        (
+            mtp(&|h| h.zeros(&format!("{layer}.mlp.shared_expert.up_proj.weight"), &[4, 4])),
+            "model.mtp_layers.0 has shared experts (mlp.shared_expert), which is not supported",
+        ),
+        (
+            mtp(&|h| h.zeros(&format!("{layer}.mlp.gate.e_score_correction_bias"), &[4])),
+            "a bias on the choice of experts (e_score_correction_bias), which is not supported",
+        ),
+        (
+            mtp(&|h| h.config["scoring_func"] = json!("sigmoid")),
+            "experts scored by \"sigmoid\" (scoring_func), which is not supported",
         ),
         (mtp(&|h| h.config["attn_output_gate"] = json!(true)), "attn_output_gate"),
         (mtp(&|h| h.config["hidden_size"] = json!(256)), "the head was made for another model"),

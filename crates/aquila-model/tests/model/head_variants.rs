@@ -36,8 +36,12 @@ struct Definition<'a> {
     table: Vec<f64>,
     norm_before_residual: bool,
     norm_output: bool,
-    keys: Vec<Vec<f64>>,
-    values: Vec<Vec<f64>>,
+    /// What the names of each layer begin with.
+    layers: Vec<String>,
+    /// The norm of what layers behind the first read.
+    later_norm: &'static str,
+    /// Keys and values of each layer's rows.
+    rows: Vec<Vec<(Vec<f64>, Vec<f64>)>>,
 }
 
 fn wide(tensor: &HostTensor) -> Vec<f64> {
@@ -91,7 +95,7 @@ impl Definition<'_> {
     /// Queries or keys: normed where there is a norm, and turned.
     fn turned(&self, mut x: Vec<f64>, norm: &str, position: usize) -> Vec<f64> {
         for head in x.chunks_mut(HEAD_DIM) {
-            if let Some(weight) = self.get(&format!("midlayer.self_attn.{norm}.weight")) {
+            if let Some(weight) = self.get(&format!("{norm}.weight")) {
                 head.copy_from_slice(&normed(head, &weight));
             }
             let half = HEAD_DIM / 2;
@@ -105,38 +109,72 @@ impl Definition<'_> {
         x
     }
 
+    /// The gated part whose names begin with `prefix`.
+    fn gated(&self, prefix: &str, x: &[f64]) -> Vec<f64> {
+        let gate = self.times(&format!("{prefix}.gate_proj"), x);
+        let up = self.times(&format!("{prefix}.up_proj"), x);
+        let silu = |(g, up): (&f64, f64)| g / (1.0 + (-g).exp()) * up;
+        let inner: Vec<f64> = gate.iter().zip(up).map(silu).collect();
+        self.times(&format!("{prefix}.down_proj"), &inner)
+    }
+
+    /// The two likeliest experts of a row, weighted to sum to 1.
+    fn experts(&self, prefix: &str, x: &[f64]) -> Vec<f64> {
+        let logits = self.times(&format!("{prefix}.gate"), x);
+        let mut order: Vec<usize> = (0..logits.len()).collect();
+        order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+        let total = logits[order[0]].exp() + logits[order[1]].exp();
+        let mut sum = vec![0.0; x.len()];
+        for &expert in &order[..2] {
+            let made = self.gated(&format!("{prefix}.experts.{expert}"), x);
+            let weight = logits[expert].exp() / total;
+            sum.iter_mut().zip(made).for_each(|(s, m)| *s += weight * m);
+        }
+        sum
+    }
+
     /// Adds a row that sees all rows before it; answers its logits and what the next takes.
     fn row(&mut self, token: u32, hidden: &[f64], position: usize) -> (Vec<f64>, Vec<f64>) {
         let embedding = &self.table[token as usize * HIDDEN..][..HIDDEN];
-        let mut input = self.norm("midlayer.input_layernorm", embedding);
-        let hidden_normed = self.norm("midlayer.hidden_norm", hidden);
-        input.extend(&hidden_normed);
-        let residual = if self.norm_before_residual { &hidden_normed } else { hidden };
-        let q = self.times("midlayer.self_attn.q_proj", &input);
-        let k = self.times("midlayer.self_attn.k_proj", &input);
-        self.keys.push(self.turned(k, "k_norm", position));
-        self.values.push(self.times("midlayer.self_attn.v_proj", &input));
-        let mut attended = Vec::new();
-        for (h, q) in self.turned(q, "q_norm", position).chunks(HEAD_DIM).enumerate() {
-            let part = h / GROUP * HEAD_DIM..(h / GROUP + 1) * HEAD_DIM;
-            let dot =
-                |k: &Vec<f64>| q.iter().zip(&k[part.clone()]).map(|(q, k)| q * k).sum::<f64>();
-            let scores: Vec<f64> = self.keys.iter().map(|k| (dot(k) / 4.0).exp()).collect();
-            let total: f64 = scores.iter().sum();
-            attended.extend(part.clone().map(|i| {
-                let weigh = |(v, s): (&Vec<f64>, &f64)| v[i] * s / total;
-                self.values.iter().zip(&scores).map(weigh).sum::<f64>()
-            }));
+        let mut x = hidden.to_vec();
+        for (number, layer) in self.layers.clone().iter().enumerate() {
+            let input = if number == 0 {
+                let hidden = self.norm(&format!("{layer}.hidden_norm"), &x);
+                let embedding = self.norm(&format!("{layer}.input_layernorm"), embedding);
+                let both = [embedding, hidden.clone()].concat();
+                x = if self.norm_before_residual { hidden } else { x };
+                both
+            } else {
+                self.norm(&format!("{layer}.{}", self.later_norm), &x)
+            };
+            let at = |part: &str| format!("{layer}.self_attn.{part}");
+            let q = self.times(&at("q_proj"), &input);
+            let k = self.times(&at("k_proj"), &input);
+            let key = self.turned(k, &at("k_norm"), position);
+            let value = self.times(&at("v_proj"), &input);
+            self.rows[number].push((key, value));
+            let rows = &self.rows[number];
+            let mut attended = Vec::new();
+            for (h, q) in self.turned(q, &at("q_norm"), position).chunks(HEAD_DIM).enumerate() {
+                let part = h / GROUP * HEAD_DIM..(h / GROUP + 1) * HEAD_DIM;
+                let dot =
+                    |k: &[f64]| q.iter().zip(&k[part.clone()]).map(|(q, k)| q * k).sum::<f64>();
+                let scores: Vec<f64> = rows.iter().map(|(k, _)| (dot(k) / 4.0).exp()).collect();
+                let total: f64 = scores.iter().sum();
+                attended.extend(part.clone().map(|i| {
+                    let weighed = rows.iter().zip(&scores).map(|((_, v), s)| v[i] * s / total);
+                    weighed.sum::<f64>()
+                }));
+            }
+            x = added(&x, &self.times(&at("o_proj"), &attended));
+            let inner = self.norm(&format!("{layer}.post_attention_layernorm"), &x);
+            let mlp = format!("{layer}.mlp");
+            let made = match self.tensors.contains_key(&format!("{mlp}.gate.weight")) {
+                true => self.experts(&mlp, &inner),
+                false => self.gated(&mlp, &inner),
+            };
+            x = added(&x, &made);
         }
-        let x = added(residual, &self.times("midlayer.self_attn.o_proj", &attended));
-        let inner = self.norm("midlayer.post_attention_layernorm", &x);
-        let (gate, up) = (
-            self.times("midlayer.mlp.gate_proj", &inner),
-            self.times("midlayer.mlp.up_proj", &inner),
-        );
-        let silu = |(g, up): (&f64, f64)| g / (1.0 + (-g).exp()) * up;
-        let inner: Vec<f64> = gate.iter().zip(up).map(silu).collect();
-        let x = added(&x, &self.times("midlayer.mlp.down_proj", &inner));
         let last = self.norm("norm", &x);
         (self.times("lm_head", &last), if self.norm_output { last } else { x })
     }
@@ -199,8 +237,15 @@ fn check(what: &str, mut head: Head, norm_before_residual: bool, norm_output: bo
         table: wide(&table),
         norm_before_residual,
         norm_output,
-        keys: Vec::new(),
-        values: Vec::new(),
+        later_norm: match head.tensors.contains_key("layers.1.hidden_norm.weight") {
+            true => "hidden_norm",
+            false => "input_layernorm",
+        },
+        rows: vec![Vec::new(); spec.layer.layers.len()],
+        layers: match spec.layer.layers.len() {
+            1 => vec!["midlayer".into()],
+            layers => (0..layers).map(|number| format!("layers.{number}")).collect(),
+        },
     };
     let columns = spec.draft_vocab_size;
     let mut state = Vec::new();
@@ -314,4 +359,61 @@ fn a_head_of_the_whole_vocabulary_may_borrow_lm_head() {
     let mut own = any_head();
     random(&mut own, "embed_tokens.weight", vec![320, HIDDEN], 0.0);
     check("own embedding", own, false, false);
+}
+
+/// Experts in place of a layer's feed-forward part.
+fn set_experts(head: &mut Head, layer: &str) {
+    let inner = 24;
+    head.tensors.retain(|name, _| !name.starts_with(&format!("{layer}.mlp.")));
+    random(head, &format!("{layer}.mlp.gate.weight"), vec![5, HIDDEN], 0.0);
+    for expert in 0..5 {
+        let at = |part: &str| format!("{layer}.mlp.experts.{expert}.{part}.weight");
+        random(head, &at("gate_proj"), vec![inner, HIDDEN], 0.0);
+        random(head, &at("up_proj"), vec![inner, HIDDEN], 0.0);
+        random(head, &at("down_proj"), vec![HIDDEN, inner], 0.0);
+    }
+    head.config["num_experts"] = json!(5);
+    head.config["num_experts_per_tok"] = json!(2);
+    head.config["moe_intermediate_size"] = json!(inner);
+    head.config["norm_topk_prob"] = json!(true);
+}
+
+/// A second layer behind the first, its norm of this name.
+fn add_layer(head: &mut Head, norm: &str) {
+    head.rename("midlayer.", "layers.0.");
+    let first: Vec<(String, Vec<usize>)> =
+        head.tensors.iter().map(|(name, t)| (name.clone(), t.shape().to_vec())).collect();
+    for (name, mut shape) in first {
+        let Some(part) = name.strip_prefix("layers.0.") else { continue };
+        if ["hidden_norm", "input_layernorm"].iter().any(|n| part.starts_with(n)) {
+            continue;
+        }
+        if ["q_proj", "k_proj", "v_proj"].iter().any(|p| part.contains(p)) {
+            shape[1] = HIDDEN;
+        }
+        let middle = if part.contains("norm") { 1.0 } else { 0.0 };
+        random(head, &format!("layers.1.{part}"), shape, middle);
+    }
+    random(head, &format!("layers.1.{norm}.weight"), vec![HIDDEN], 1.0);
+    head.config["num_hidden_layers"] = json!(2);
+}
+
+#[test]
+fn heads_of_several_layers_are_as_defined() {
+    for norm in ["input_layernorm", "hidden_norm"] {
+        let mut head = any_head();
+        add_layer(&mut head, norm);
+        check(&format!("two layers by {norm}"), head, false, false);
+    }
+}
+
+#[test]
+fn heads_with_experts_are_as_defined() {
+    let mut one = any_head();
+    set_experts(&mut one, "midlayer");
+    check("experts", one, false, false);
+    let mut second = any_head();
+    add_layer(&mut second, "input_layernorm");
+    set_experts(&mut second, "layers.1");
+    check("experts in the second layer", second, false, false);
 }

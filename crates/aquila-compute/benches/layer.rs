@@ -2,7 +2,7 @@
 //! preset: hidden 1536, 12 heads, 4 key and value heads of 128, feed-forward 4096.
 //!
 //! `cargo bench -p aquila-compute --bench layer -- [--isa NAME] [--threads N] [--rows 1,4,8]
-//! [--context N] [--format bf16|int8] [--repeat N]`
+//! [--context N] [--window N] [--format bf16|int8] [--repeat N]`
 //!
 //! Sixteen layers of weights are visited in turn, so that they come from memory as in a model.
 
@@ -18,7 +18,6 @@ const HIDDEN: usize = 1536;
 const FEED: usize = 4096;
 const LAYERS: usize = 16;
 const HEADS: HeadShape = HeadShape { heads: 12, kv_heads: 4, head_dim: 128 };
-const ATTENTION: AttentionParams = AttentionParams { heads: HEADS, scale: 0.088, window: None };
 const STEPS: [&str; 9] =
     ["norm", "qkv", "write_kv", "attend", "out", "norm", "gate_up", "gate", "down"];
 
@@ -42,6 +41,7 @@ struct Bench<'a> {
     backend: &'a CpuBackend,
     layers: &'a [Layer],
     norm: Vec<f32>,
+    window: Option<usize>,
     rope: RopeTable,
 }
 
@@ -49,6 +49,7 @@ impl Bench<'_> {
     /// One pass over all layers; adds what each step took.
     fn pass(&self, plan: &CpuPlan, kv: &mut CpuKv, rows: usize, b: &mut Buffers) -> [Duration; 9] {
         let backend = self.backend;
+        let params = AttentionParams { heads: HEADS, scale: 0.088, window: self.window };
         let mut took = [Duration::ZERO; 9];
         for (index, layer) in self.layers.iter().enumerate() {
             let mut since = Instant::now();
@@ -65,7 +66,7 @@ impl Bench<'_> {
             lap(1);
             backend.write_kv(&mut b.qkv, HEADS, None, &self.rope, plan, kv, index).expect("fits");
             lap(2);
-            backend.attend(&b.qkv, ATTENTION, plan, kv, index, &mut b.attended).expect("fits");
+            backend.attend(&b.qkv, params, plan, kv, index, &mut b.attended).expect("fits");
             lap(3);
             backend
                 .project(&layer.out, None, &b.attended, rows, Accumulate::Set, &mut b.x)
@@ -106,6 +107,7 @@ fn main() {
     let mut isas: Vec<Isa> =
         Isa::available().into_iter().filter(|isa| *isa != Isa::Portable).collect();
     let (mut threads, mut context, mut repeat) = (0, 128, 30);
+    let mut window = None;
     let mut all_rows = vec![1, 2, 4, 8, 16, 32];
     let mut format = WeightFormat::Bf16;
     let mut args = std::env::args().skip(1);
@@ -118,6 +120,7 @@ fn main() {
             }
             "--threads" => threads = value().parse().expect("a number"),
             "--context" => context = value().parse().expect("a number"),
+            "--window" => window = Some(value().parse().expect("a number")),
             "--repeat" => repeat = value().parse().expect("a number"),
             "--rows" => {
                 all_rows = value().split(',').map(|r| r.parse().expect("a number")).collect();
@@ -152,7 +155,8 @@ fn main() {
             (0..HEADS.head_dim / 2).map(|i| 0.9f64.powi(i as i32)).collect();
         let most = all_rows.iter().copied().max().unwrap_or(1);
         let rope = RopeTable::new(context + most, &frequencies, 1.0);
-        let bench = Bench { backend: &backend, layers: &layers, norm: vec![1.0; HIDDEN], rope };
+        let norm = vec![1.0; HIDDEN];
+        let bench = Bench { backend: &backend, layers: &layers, norm, window, rope };
         let mut kv = backend
             .kv(KvShape {
                 layers: LAYERS,

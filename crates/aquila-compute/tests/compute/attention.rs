@@ -10,10 +10,6 @@ use proptest::prelude::*;
 
 use crate::made::{backends, bits, made};
 
-fn params(heads: HeadShape) -> AttentionParams {
-    AttentionParams { heads, scale: 0.37, window: None }
-}
-
 /// A request: a chain of committed tokens, then nodes of a draft tree, each with its parent.
 #[derive(Debug, Clone)]
 struct Request {
@@ -45,8 +41,10 @@ impl Request {
     }
 }
 
+#[derive(Clone)]
 struct Case {
     heads: HeadShape,
+    window: Option<usize>,
     dtype: KvDtype,
     normed: bool,
     rotary: usize,
@@ -57,6 +55,10 @@ struct Case {
 }
 
 impl Case {
+    fn params(&self) -> AttentionParams {
+        AttentionParams { heads: self.heads, scale: 0.37, window: self.window }
+    }
+
     fn rope(&self) -> RopeTable {
         let frequencies: Vec<f64> = (0..self.rotary / 2).map(|i| 0.7f64.powi(i as i32)).collect();
         RopeTable::new(400, &frequencies, 1.0)
@@ -141,7 +143,7 @@ impl Case {
                     &tables,
                     row,
                     &rows[row],
-                    params(heads),
+                    self.params(),
                     |slot, head| &keys[slot as usize * heads.kv_heads + head][..],
                     |slot, head| &values[slot as usize * heads.kv_heads + head][..],
                     &mut out,
@@ -185,7 +187,7 @@ impl Case {
             }
             let mut out = backend.rows(chunk, heads.q_width()).unwrap();
             backend.write_kv(&mut qkv, heads, norms, &rope, &plan, &mut kv, 2).unwrap();
-            backend.attend(&qkv, params(heads), &plan, &kv, 2, &mut out).unwrap();
+            backend.attend(&qkv, self.params(), &plan, &kv, 2, &mut out).unwrap();
             answers.extend((0..last - first).map(|row| out.row(row).to_vec()));
         }
         answers
@@ -222,6 +224,7 @@ fn any_chunks_and_pages_give_the_bits_of_the_reference() {
     {
         let case = Case {
             heads: HeadShape { heads: 6, kv_heads: 2, head_dim: 64 },
+            window: None,
             dtype,
             normed: page == 3,
             rotary: 64,
@@ -245,6 +248,7 @@ fn trees_of_several_requests_give_the_bits_of_the_reference() {
     for (heads, head_dim) in [((8, 1), 128), ((12, 4), 128), ((4, 4), 80), ((9, 1), 20)] {
         let case = Case {
             heads: HeadShape { heads: heads.0, kv_heads: heads.1, head_dim },
+            window: None,
             dtype: KvDtype::F32,
             normed: false,
             rotary: head_dim / 2,
@@ -255,6 +259,159 @@ fn trees_of_several_requests_give_the_bits_of_the_reference() {
         // Chains first, so that a tree's pass finds its prefix written.
         case.compare(&[rows]);
     }
+}
+
+/// A long request and a short one, both with a tree, and rows of a chain between them.
+fn windowed(window: Option<usize>, dtype: KvDtype) -> Case {
+    let tree = vec![None, Some(0), Some(0), Some(1), Some(3), Some(2), Some(4)];
+    let requests = vec![
+        Request { chain: 200, parents: tree.clone() },
+        Request { chain: 3, parents: Vec::new() },
+        Request { chain: 62, parents: tree },
+    ];
+    let rows = requests.iter().map(Request::rows).sum();
+    Case {
+        heads: HeadShape { heads: 6, kv_heads: 2, head_dim: 40 },
+        window,
+        dtype,
+        normed: false,
+        rotary: 40,
+        requests,
+        slots: paged(rows, 7, 4),
+        seed: 21,
+    }
+}
+
+#[test]
+fn windows_of_any_size_give_the_bits_of_the_reference() {
+    // Within a tree, within a block, at its edges, over several blocks and over all.
+    for window in [1, 2, 5, 16, 17, 63, 64, 65, 100, 128, 129, 199, 207] {
+        let dtype = if window % 2 == 0 { KvDtype::F32 } else { KvDtype::Bf16 };
+        let case = windowed(Some(window), dtype);
+        case.compare(&[case.rows()]);
+    }
+}
+
+#[test]
+fn chunks_and_pages_change_no_bit_within_a_window() {
+    for (page, window) in [(1, 70), (16, 33), (64, 64)] {
+        let case = Case {
+            heads: HeadShape { heads: 4, kv_heads: 2, head_dim: 32 },
+            window: Some(window),
+            dtype: KvDtype::F32,
+            normed: true,
+            rotary: 32,
+            requests: vec![Request { chain: 230, parents: Vec::new() }],
+            slots: paged(230, page, 12),
+            seed: page as u64,
+        };
+        case.compare(&[1, 7, 64, 230]);
+    }
+}
+
+#[test]
+fn a_window_over_all_positions_changes_no_bit() {
+    let backend = &backends()[0];
+    let without = windowed(None, KvDtype::F32);
+    let expected = without.got(backend, without.rows());
+    for window in [208, 100_000] {
+        let case = Case { window: Some(window), ..without.clone() };
+        for (got, want) in case.got(backend, case.rows()).iter().zip(&expected) {
+            assert_eq!(bits(got), bits(want), "window {window}");
+        }
+    }
+}
+
+#[test]
+fn a_window_is_a_softmax_over_its_positions_alone() {
+    let window = 50;
+    let case = Case {
+        heads: HeadShape { heads: 2, kv_heads: 1, head_dim: 16 },
+        window: Some(window),
+        dtype: KvDtype::F32,
+        normed: false,
+        rotary: 2,
+        requests: vec![Request { chain: 180, parents: Vec::new() }],
+        slots: paged(180, 16, 2),
+        seed: 31,
+    };
+    let (rows, d) = (case.qkv(), 16);
+    let part = |row: usize, at: usize| -> Vec<f64> {
+        let from = &rows[row * case.heads.qkv_width() + at * d..][..d];
+        from.iter().map(|&x| f64::from(x)).collect()
+    };
+    // Two elements of queries and keys are turned, by as many radians as the position says.
+    let turned = |row: usize, at: usize| {
+        let (mut x, (sin, cos)) = (part(row, at), (row as f64).sin_cos());
+        (x[0], x[1]) = (x[0] * cos - x[1] * sin, x[1] * cos + x[0] * sin);
+        x
+    };
+    let product = |a: Vec<f64>, b: Vec<f64>| -> f64 { a.iter().zip(&b).map(|(a, b)| a * b).sum() };
+    for backend in backends() {
+        for (row, got) in case.got(&backend, 180).iter().enumerate() {
+            let seen = (row + 1).saturating_sub(window)..row + 1;
+            for head in 0..2 {
+                let score = |p: usize| 0.37 * product(turned(row, head), turned(p, 2));
+                let weights: Vec<f64> = seen.clone().map(|p| score(p).exp()).collect();
+                let total: f64 = weights.iter().sum();
+                for i in 0..d {
+                    let values = seen.clone().map(|p| part(p, 3)[i]);
+                    let sum: f64 = weights.iter().zip(values).map(|(w, v)| w * v).sum();
+                    let (got, want) = (f64::from(got[head * d + i]), sum / total);
+                    assert!((got - want).abs() < 1e-5, "row {row}: {got}, want {want}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_window_leaves_out_is_never_read() {
+    let heads = HeadShape { heads: 4, kv_heads: 2, head_dim: 24 };
+    let case = Case {
+        heads,
+        window: Some(70),
+        dtype: KvDtype::F32,
+        normed: false,
+        rotary: 24,
+        requests: vec![Request { chain: 200, parents: Vec::new() }],
+        slots: paged(200, 16, 9),
+        seed: 13,
+    };
+    let (want, all) = (&case.expected()[199], case.qkv());
+    for backend in backends() {
+        let shape = KvShape { layers: 1, slots: 208, kv_heads: 2, head_dim: 24, dtype: case.dtype };
+        let (rope, mut kv) = (backend.rope(&case.rope()).unwrap(), backend.kv(shape).unwrap());
+        let bounds = aquila_compute::PlanBounds { rows: 200, outputs: 200, slots: 400 };
+        let mut plan = backend.plan(bounds).unwrap();
+        let mut qkv = backend.rows(200, heads.qkv_width()).unwrap();
+        let mut out = backend.rows(1, heads.q_width()).unwrap();
+        for (row, from) in all.chunks(heads.qkv_width()).enumerate() {
+            qkv.row_mut(row).copy_from_slice(from);
+        }
+        // Position 130 is the first of the 70 that the last row sees.
+        (0..130).for_each(|row| qkv.row_mut(row).fill(f32::NAN));
+        backend.place(&case.plan(0..200), &mut plan).unwrap();
+        backend.write_kv(&mut qkv, heads, None, &rope, &plan, &mut kv, 0).unwrap();
+        backend.move_rows(&mut qkv, &[(199, 0)]).unwrap();
+        backend.place(&case.plan(199..200), &mut plan).unwrap();
+        backend.attend(&qkv, case.params(), &plan, &kv, 0, &mut out).unwrap();
+        assert_eq!(bits(out.row(0)), bits(want), "{}", backend.describe());
+    }
+}
+
+#[test]
+fn a_window_of_no_position_is_refused() {
+    let case = windowed(Some(0), KvDtype::F32);
+    let backend = &backends()[0];
+    let shape = KvShape { layers: 1, slots: 300, kv_heads: 2, head_dim: 40, dtype: case.dtype };
+    let bounds = aquila_compute::PlanBounds { rows: 1, outputs: 1, slots: 400 };
+    let (kv, mut plan) = (backend.kv(shape).unwrap(), backend.plan(bounds).unwrap());
+    backend.place(&case.plan(0..1), &mut plan).unwrap();
+    let qkv = backend.rows(1, case.heads.qkv_width()).unwrap();
+    let mut out = backend.rows(1, case.heads.q_width()).unwrap();
+    let error = backend.attend(&qkv, case.params(), &plan, &kv, 0, &mut out).unwrap_err();
+    assert!(error.to_string().contains("window"), "{error}");
 }
 
 proptest! {
@@ -269,10 +426,12 @@ proptest! {
         bf16: bool,
         normed: bool,
         page in 1usize..20,
+        window in prop::option::of(1usize..150),
         seed in 0u64..1000,
     ) {
         let case = Case {
             heads: HeadShape { heads: kv_heads * group, kv_heads, head_dim },
+            window,
             dtype: if bf16 { KvDtype::Bf16 } else { KvDtype::F32 },
             normed,
             rotary: head_dim,
@@ -291,6 +450,7 @@ fn moved_slots_carry_their_keys_and_values_in_every_layer() {
         let shape = KvShape { layers: 3, slots: 9, kv_heads: 1, head_dim: 24, dtype: KvDtype::F32 };
         let case = Case {
             heads,
+            window: None,
             dtype: KvDtype::F32,
             normed: false,
             rotary: 24,
@@ -313,7 +473,7 @@ fn moved_slots_carry_their_keys_and_values_in_every_layer() {
             backend.write_kv(&mut qkv, heads, None, &rope, &plan, &mut kv, layer).unwrap();
         }
         let mut before = backend.rows(3, heads.q_width()).unwrap();
-        backend.attend(&qkv, params(heads), &plan, &kv, 1, &mut before).unwrap();
+        backend.attend(&qkv, case.params(), &plan, &kv, 1, &mut before).unwrap();
         // In the order given: 7 gets what was in 1 before 1 is overwritten.
         backend.move_slots(&mut kv, &[(1, 7), (0, 1), (2, 8), (1, 5)]).unwrap();
         let mut moved = case.plan(0..3);
@@ -321,7 +481,7 @@ fn moved_slots_carry_their_keys_and_values_in_every_layer() {
         backend.place(&moved, &mut plan).unwrap();
         for layer in 0..3 {
             let mut after = backend.rows(3, heads.q_width()).unwrap();
-            backend.attend(&qkv, params(heads), &plan, &kv, layer, &mut after).unwrap();
+            backend.attend(&qkv, case.params(), &plan, &kv, layer, &mut after).unwrap();
             for row in 0..3 {
                 assert_eq!(bits(after.row(row)), bits(before.row(row)), "layer {layer}");
             }
@@ -334,6 +494,7 @@ fn a_block_table_stays_until_a_plan_changes_it() {
     let heads = HeadShape { heads: 2, kv_heads: 1, head_dim: 24 };
     let case = Case {
         heads,
+        window: None,
         dtype: KvDtype::F32,
         normed: false,
         rotary: 24,
@@ -361,7 +522,7 @@ fn a_block_table_stays_until_a_plan_changes_it() {
             backend.place(&host, &mut plan).unwrap();
             qkv.row_mut(0).copy_from_slice(&all[row * heads.qkv_width()..][..heads.qkv_width()]);
             backend.write_kv(&mut qkv, heads, None, &rope, &plan, &mut kv, 0).unwrap();
-            backend.attend(&qkv, params(heads), &plan, &kv, 0, &mut out).unwrap();
+            backend.attend(&qkv, case.params(), &plan, &kv, 0, &mut out).unwrap();
             assert_eq!(bits(out.row(0)), bits(&want[row]), "row {row}");
         }
     }
@@ -386,6 +547,7 @@ fn rows_that_write_one_slot_leave_the_last_of_them() {
     let heads = HeadShape { heads: 1, kv_heads: 1, head_dim: 16 };
     let case = Case {
         heads,
+        window: None,
         dtype: KvDtype::F32,
         normed: false,
         rotary: 16,

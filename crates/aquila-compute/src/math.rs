@@ -196,6 +196,42 @@ mod tests {
         assert!(exp(1000.0).is_finite());
     }
 
+    /// How far apart two neighbours are around `x`, in f32.
+    fn ulp(x: f64) -> f64 {
+        let near = x.abs() as f32;
+        f64::from(near.next_up()) - f64::from(near)
+    }
+
+    #[test]
+    fn tanh_is_within_four_ulp_of_libm() {
+        let magnitudes = (-160..40).map(|i| 1.13f32.powi(i));
+        for x in magnitudes.flat_map(|x| [x, -x]) {
+            let (got, want) = (f64::from(tanh(x)), f64::from(x).tanh());
+            assert!((got - want).abs() <= 4.0 * ulp(want), "tanh({x}) = {got}, want {want}");
+        }
+        assert_eq!(tanh(0.0), 0.0);
+        assert_eq!((tanh(f32::INFINITY), tanh(f32::NEG_INFINITY)), (1.0, -1.0));
+        assert!(tanh(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn gelu_is_what_its_formula_says_in_f64() {
+        for x in (-2000..2000).map(|i| i as f32 * 0.0137) {
+            let y = f64::from(x);
+            let z = (2.0 / std::f64::consts::PI).sqrt() * (y + 0.044715 * y * y * y);
+            // By exp, since 1 + tanh(z) loses its digits in f64 too where z is far below zero.
+            let (got, want) = (f64::from(gelu_tanh(x)), y / (1.0 + (-2.0 * z).exp()));
+            // An exponent t is off by a few of its last digits, so the result by t times as many; one
+            // above EXP_HIGH leaves what is next to nothing.
+            let bound = 4.0 * (1.0 + (-2.0 * z).max(0.0)) * ulp(want) + 1e-36;
+            assert!((got - want).abs() <= bound, "gelu({x}) = {got}, want {want}");
+        }
+        assert_eq!(
+            (gelu_tanh(0.0), gelu_tanh(1e30), gelu_tanh(-1e3)),
+            (0.0, 1e30, -1e3 / exp(88.0))
+        );
+    }
+
     proptest! {
         #[test]
         fn fma_without_the_instruction_equals_libm(a: f32, b: f32, c: f32) {

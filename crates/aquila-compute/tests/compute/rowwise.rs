@@ -7,6 +7,8 @@ use proptest::prelude::*;
 
 use crate::made::{backends, bits, made};
 
+const ACTIVATIONS: [Activation; 2] = [Activation::Silu, Activation::GeluTanh];
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
@@ -40,10 +42,50 @@ proptest! {
             for row in 0..rows {
                 input.row_mut(row).copy_from_slice(&x[row * 2 * width..][..2 * width]);
             }
-            backend.gate(Activation::Silu, &input, rows, &mut out).unwrap();
+            for activation in ACTIVATIONS {
+                backend.gate(activation, &input, rows, &mut out).unwrap();
+                for row in 0..rows {
+                    let mut want = vec![0.0; width];
+                    reference::gate(activation, &x[row * 2 * width..][..2 * width], &mut want);
+                    prop_assert_eq!(bits(out.row(row)), bits(&want));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn soft_caps_give_the_bits_of_the_reference(width in 1usize..200, rows in 1usize..9, large in 0u32..8, seed in 0u64..99) {
+        let scale = 4f32.powi(large as i32);
+        let x: Vec<f32> = made(seed, rows * width).iter().map(|x| x * scale).collect();
+        for backend in backends() {
+            let mut capped = backend.rows(rows, width).unwrap();
             for row in 0..rows {
-                let mut want = vec![0.0; width];
-                reference::gate(Activation::Silu, &x[row * 2 * width..][..2 * width], &mut want);
+                capped.row_mut(row).copy_from_slice(&x[row * width..][..width]);
+            }
+            // The last row is beyond those that are asked for.
+            backend.soft_cap(&mut capped, rows - 1, 30.0).unwrap();
+            for (row, x) in x.chunks(width).enumerate() {
+                let cap = |&x: &f32| if row < rows - 1 { reference::soft_cap(x, 30.0) } else { x };
+                let want: Vec<f32> = x.iter().map(cap).collect();
+                prop_assert_eq!(bits(capped.row(row)), bits(&want));
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_added_to_rows(width in 1usize..200, rows in 1usize..9, seed in 0u64..99) {
+        let (x, y) = (made(seed, rows * width), made(seed + 1, rows * width));
+        for backend in backends() {
+            let mut input = backend.rows(rows, width).unwrap();
+            let mut out = backend.rows(rows, width).unwrap();
+            for row in 0..rows {
+                input.row_mut(row).copy_from_slice(&x[row * width..][..width]);
+                out.row_mut(row).copy_from_slice(&y[row * width..][..width]);
+            }
+            backend.add(&input, rows - 1, &mut out).unwrap();
+            for (row, (x, y)) in x.chunks(width).zip(y.chunks(width)).enumerate() {
+                let sum = |(x, y): (&f32, &f32)| if row < rows - 1 { x + y } else { *y };
+                let want: Vec<f32> = x.iter().zip(y).map(sum).collect();
                 prop_assert_eq!(bits(out.row(row)), bits(&want));
             }
         }
@@ -64,32 +106,81 @@ fn many_rows_over_threads_give_the_references_bits() {
             input.row_mut(row).copy_from_slice(&x[row * width..][..width]);
         }
         backend.rms_norm(&input, &weight, 1e-6, rows, &mut out).unwrap();
-        backend.gate(Activation::Silu, &input, rows, &mut half).unwrap();
+        backend.gate(Activation::GeluTanh, &input, rows, &mut half).unwrap();
         let read = backend.read(&out, rows).unwrap();
         for row in 0..rows {
             let mut want = vec![0.0; width];
             reference::rms_norm(&x[row * width..][..width], &w, 1e-6, &mut want);
             assert_eq!(bits(&read[row * width..][..width]), bits(&want));
             let mut want = vec![0.0; width / 2];
-            reference::gate(Activation::Silu, &x[row * width..][..width], &mut want);
+            reference::gate(Activation::GeluTanh, &x[row * width..][..width], &mut want);
             assert_eq!(bits(half.row(row)), bits(&want));
+        }
+        // What was normed is added to what it was normed from, and capped.
+        backend.add(&out, rows, &mut input).unwrap();
+        backend.soft_cap(&mut input, rows, 2.0).unwrap();
+        for row in 0..rows {
+            let sums = x[row * width..][..width].iter().zip(out.row(row));
+            let want: Vec<f32> = sums.map(|(x, y)| reference::soft_cap(x + y, 2.0)).collect();
+            assert_eq!(bits(input.row(row)), bits(&want));
         }
     }
 }
 
 #[test]
-fn exp_with_overlap_is_exp_at_its_edges() {
-    // Through a gated unit: silu(g) * 1 with gates that reach every branch of exp.
-    let gates =
-        [0.0, -0.0, 86.9, 87.0, 87.1, 88.0, 88.1, 1e4, -86.9, -87.0, -87.5, -88.0, -89.0, -1e4];
-    let row: Vec<f32> = gates.iter().copied().chain([1.0; 14]).collect();
+fn activations_give_the_references_bits_at_their_edges() {
+    // Gates that reach every branch of exp, by silu and by GELU.
+    let gates = [
+        0.0,
+        -0.0,
+        86.9,
+        87.0,
+        87.1,
+        88.0,
+        88.1,
+        1e4,
+        -86.9,
+        -87.0,
+        -87.5,
+        -88.0,
+        -89.0,
+        -1e4,
+        9.9,
+        10.0,
+        10.1,
+        -9.9,
+        -10.0,
+        -10.1,
+        1e20,
+        -1e20,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+    ];
+    let count = gates.len();
+    let row: Vec<f32> = gates.iter().copied().chain(vec![1.0; count]).collect();
     for backend in backends() {
-        let mut input = backend.rows(1, 28).unwrap();
-        let mut out = backend.rows(1, 14).unwrap();
+        let mut input = backend.rows(1, 2 * count).unwrap();
+        let mut out = backend.rows(1, count).unwrap();
         input.row_mut(0).copy_from_slice(&row);
-        backend.gate(Activation::Silu, &input, 1, &mut out).unwrap();
-        let want: Vec<f32> = gates.iter().map(|&g| math::silu(g) * 1.0).collect();
-        assert_eq!(bits(out.row(0)), bits(&want), "{}", backend.describe());
+        for activation in ACTIVATIONS {
+            backend.gate(activation, &input, 1, &mut out).unwrap();
+            for (&gate, &got) in gates.iter().zip(out.row(0)) {
+                let want = reference::activate(activation, gate);
+                let same = got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan());
+                assert!(
+                    same,
+                    "{activation:?}({gate}) = {got}, want {want}, {}",
+                    backend.describe()
+                );
+            }
+        }
+        backend.soft_cap(&mut input, 1, 1.0).unwrap();
+        for (&x, &got) in gates.iter().zip(input.row(0)) {
+            let want = math::tanh(x);
+            let same = got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan());
+            assert!(same, "tanh({x}) = {got}, want {want}, {}", backend.describe());
+        }
     }
 }
 
@@ -120,6 +211,9 @@ fn embeddings_are_read_and_outputs_gathered_by_the_plan() {
         assert_eq!(rows.row(1), &values[0..6]);
         assert_eq!(backend.gather_outputs(&rows, &plan, &mut out).unwrap(), 2);
         assert_eq!(out.row(1), &values[24..30]);
+        backend.embed(&table, 1.5, &plan, &mut rows).unwrap();
+        let scaled: Vec<f32> = values[54..60].iter().map(|x| x * 1.5).collect();
+        assert_eq!(rows.row(0), scaled);
 
         host.tokens[1] = 10;
         backend.place(&host, &mut plan).unwrap();

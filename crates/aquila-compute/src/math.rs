@@ -110,7 +110,7 @@ pub fn silu(x: f32) -> f32 {
 
 /// Factors of x and of its cube in the exponent of [`gelu_tanh`]: twice the root of 2 / pi, and
 /// 0.044715 times that, both negative.
-pub const GELU: [f32; 2] = [-1.595_769_1, -0.071_354_814];
+pub const GELU: [f32; 2] = [-1.595_769, -0.071_354_814];
 
 /// `x / 2 * (1 + tanh z)` with `z = sqrt(2 / pi) * (x + 0.044715 x^3)`, as `x / (1 + e^(-2 z))`.
 #[inline(always)]

@@ -253,44 +253,32 @@ pub fn softmax(logits: &[f32], out: &mut [f32]) {
     }
 }
 
-/// The experts of one row, the likeliest first, of equal ones that of the lowest id first, with
-/// their weights: as many as `ids` and `weights` have room for. If `probabilities` are no numbers,
-/// the lowest ids.
-pub fn choose_experts(
-    probabilities: &[f32],
-    normalize: bool,
-    ids: &mut [u32],
-    weights: &mut [f32],
-) {
-    for chosen in 0..ids.len() {
+/// The experts of one row with their weights, as many as there is room for: the likeliest first, of
+/// equal ones that of the lowest id first. If `probabilities` are no numbers, the lowest ids.
+pub fn choose_experts(probabilities: &[f32], normalize: bool, chosen: &mut [(u32, f32)]) {
+    for place in 0..chosen.len() {
         let mut best = None;
         for (id, &p) in probabilities.iter().enumerate() {
-            let better = best.is_none_or(|best: usize| p > probabilities[best]);
-            if better && !ids[..chosen].contains(&(id as u32)) {
-                best = Some(id);
+            let better = best.is_none_or(|(_, most)| p > most);
+            if better && !chosen[..place].iter().any(|&(taken, _)| taken == id as u32) {
+                best = Some((id as u32, p));
             }
         }
-        let best = best.expect("there are at least as many experts as are chosen");
-        (ids[chosen], weights[chosen]) = (best as u32, probabilities[best]);
+        chosen[place] = best.expect("there are at least as many experts as are chosen");
     }
     if normalize {
-        let total = weights.iter().fold(0.0, |total, weight| total + weight);
-        weights.iter_mut().for_each(|weight| *weight /= total);
+        let total = chosen.iter().fold(0.0, |total, (_, weight)| total + weight);
+        chosen.iter_mut().for_each(|(_, weight)| *weight /= total);
     }
 }
 
 /// The weighted sum of what a row's experts make of it, one after the other in ascending order of
 /// their ids; `expert` answers what one makes of it.
-pub fn mix_experts(
-    ids: &[u32],
-    weights: &[f32],
-    expert: impl Fn(u32) -> Vec<f32>,
-    out: &mut [f32],
-) {
-    let mut routed: Vec<(u32, f32)> = ids.iter().copied().zip(weights.iter().copied()).collect();
-    routed.sort_by_key(|&(id, _)| id);
+pub fn mix_experts(chosen: &[(u32, f32)], expert: impl Fn(u32) -> Vec<f32>, out: &mut [f32]) {
+    let mut chosen = chosen.to_vec();
+    chosen.sort_by_key(|&(id, _)| id);
     out.fill(0.0);
-    for (id, weight) in routed {
+    for (id, weight) in chosen {
         for (o, x) in out.iter_mut().zip(expert(id)) {
             *o = fma(weight, x, *o);
         }

@@ -6,7 +6,8 @@ use super::attend::{self, Attention};
 use super::int8::QuantizedRows;
 use super::isa::Detected;
 use super::kv::CpuKv;
-use super::moe::{CpuExperts, CpuRouting};
+use super::matmul::Finish;
+use super::moe::{CpuExperts, CpuRouting, Mixture};
 use super::plan::CpuPlan;
 use super::pool::Pool;
 use super::rows::CpuRows;
@@ -237,7 +238,7 @@ impl Backend for CpuBackend {
         out: &mut CpuRows,
     ) -> Result<()> {
         let _reported = self.report(Operation::project(weight));
-        self.run_product(weight, bias, input, rows, (accumulate, None), out)
+        self.run_product(weight, bias, input, rows, Finish::Outputs(accumulate), out)
     }
 
     fn project_gated(
@@ -253,16 +254,10 @@ impl Backend for CpuBackend {
         let _reported = self.report(Operation::project(weight));
         if weight.outputs().is_multiple_of(2 * LANES) && out.width() == weight.outputs() / 2 {
             // A thread gates what it has just summed up: other threads' sums are far away.
-            return self.run_product(
-                weight,
-                bias,
-                input,
-                rows,
-                (Accumulate::Set, Some(activation)),
-                out,
-            );
+            let finish = Finish::Gated(weight.panels() / 2, activation);
+            return self.run_product(weight, bias, input, rows, finish, out);
         }
-        self.run_product(weight, bias, input, rows, (Accumulate::Set, None), both)?;
+        self.run_product(weight, bias, input, rows, Finish::Outputs(Accumulate::Set), both)?;
         self.gate_rows(activation, both, rows, out)
     }
 
@@ -390,7 +385,7 @@ impl Backend for CpuBackend {
         out: &mut CpuRouting,
     ) -> Result<()> {
         let _reported = self.report(Operation::Route);
-        out.route(logits, rows, normalize)
+        self.choose_experts(logits, rows, normalize, out)
     }
 
     fn project_experts(
@@ -406,9 +401,8 @@ impl Backend for CpuBackend {
         out: &mut CpuRows,
     ) -> Result<()> {
         let _reported = self.report(Operation::ProjectExperts);
-        self.run_experts(
-            experts, activation, input, rows, routing, both, activated, accumulate, out,
-        )
+        let mixture = Mixture { experts, routing, rows };
+        self.run_experts(&mixture, activation, input, (both, activated), accumulate, out)
     }
 
     fn routed(
@@ -424,10 +418,8 @@ impl Backend for CpuBackend {
             format!("columns up to {end} do not fit rows of {}", out.width())
         })?;
         for row in 0..rows {
-            let (ids, _) = routing.row(row);
-            for (to, &id) in out.row_mut(row)[column..end].iter_mut().zip(ids) {
-                *to = id as f32;
-            }
+            let to = out.row_mut(row)[column..end].iter_mut();
+            to.zip(routing.row(row)).for_each(|(to, &(id, _))| *to = id as f32);
         }
         Ok(())
     }

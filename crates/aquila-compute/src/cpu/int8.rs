@@ -56,6 +56,31 @@ impl QuantizedRows {
     }
 }
 
+impl Quantized {
+    /// What is behind the first `rows` rows.
+    pub(super) fn skip_rows(self, rows: usize) -> Self {
+        Self {
+            values: self.values.wrapping_add(rows * self.stride),
+            scales: self.scales.wrapping_add(rows * self.groups),
+            corrections: self.corrections.wrapping_add(rows * self.groups),
+            ..self
+        }
+    }
+
+    /// Copies the first row to that of another of the same width.
+    ///
+    /// # Safety
+    /// Both must have a row, and no other task may touch the one that is written.
+    pub(super) unsafe fn copy_row(self, to: Self) {
+        // SAFETY: vouched for by the caller.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.values, to.values, self.stride);
+            std::ptr::copy_nonoverlapping(self.scales, to.scales, self.groups);
+            std::ptr::copy_nonoverlapping(self.corrections, to.corrections, self.groups);
+        }
+    }
+}
+
 fn grow<T: Default + Clone>(values: &mut Vec<T>, size: usize) {
     if values.len() < size {
         values.resize(size, T::default());

@@ -11,7 +11,7 @@ use std::marker::PhantomData;
 use super::isa::Detected;
 use super::rowwise::gated;
 use super::simd::{ExecutorHandle, LANES, Portable, Tile, kernel, tiles, unroll};
-use super::weight::LINE;
+use super::weight::{CpuWeight, LINE};
 use crate::{Accumulate, Activation};
 
 /// What a projection reads and writes. Pointers are valid for `rows` rows.
@@ -27,10 +27,59 @@ pub(super) struct Product {
     pub out: *mut f32,
     pub out_stride: usize,
     pub bias: *const f32,
-    pub accumulate: Accumulate,
-    /// Of a gated product, how many panels of gates come before those of ups, and what is made of
-    /// the gates.
-    pub gates: Option<(usize, Activation)>,
+    /// The weights that are wanted after those of the last panel, if not those behind it.
+    pub next: Option<*const u8>,
+    pub finish: Finish,
+}
+
+/// What becomes of the sums of a product.
+#[derive(Clone, Copy)]
+pub(super) enum Finish {
+    /// They are the outputs.
+    Outputs(Accumulate),
+    /// So many panels are gates, as many behind them are ups, and the outputs are what gates let
+    /// through.
+    Gated(usize, Activation),
+    /// Times the weight of their row they are added to the output of another row, the one that is
+    /// named for it. Outputs come in whole panels.
+    Mixed { rows: *const u32, weights: *const f32 },
+}
+
+// SAFETY: tasks read what is named and weighed.
+unsafe impl Sync for Finish {}
+
+impl Product {
+    /// The product of `rows` rows with a weight. Rows of input and output come with their strides.
+    pub(super) fn new(
+        weight: &CpuWeight,
+        (input, input_stride): (*const f32, usize),
+        rows: usize,
+        (out, out_stride): (*mut f32, usize),
+        finish: Finish,
+    ) -> Self {
+        Self {
+            weights: weight.as_ptr(),
+            panel_bytes: weight.panel_bytes(),
+            inputs: weight.inputs(),
+            outputs: weight.outputs(),
+            input,
+            input_stride,
+            rows,
+            out,
+            out_stride,
+            bias: std::ptr::null(),
+            next: None,
+            finish,
+        }
+    }
+
+    /// How many panels there are, of a gated product panels of gates.
+    pub(super) fn panels(&self) -> usize {
+        match self.finish {
+            Finish::Gated(gates, _) => gates,
+            _ => self.outputs.div_ceil(LANES),
+        }
+    }
 }
 
 // SAFETY: tasks read the inputs and write outputs of different panels.
@@ -206,7 +255,14 @@ unsafe fn step<L: ExecutorHandle, S: Stored, const R: usize, const P: usize>(
 
 /// Puts 16 outputs of one row where they belong.
 #[inline(always)]
-unsafe fn finish<L: ExecutorHandle>(l: L, p: &Product, row: usize, panel: usize, sum: L::F) {
+unsafe fn finish<L: ExecutorHandle>(
+    l: L,
+    p: &Product,
+    accumulate: Accumulate,
+    row: usize,
+    panel: usize,
+    sum: L::F,
+) {
     // SAFETY: the row and the panel's outputs are within the product.
     unsafe {
         let column = panel * LANES;
@@ -217,7 +273,7 @@ unsafe fn finish<L: ExecutorHandle>(l: L, p: &Product, row: usize, panel: usize,
             if !p.bias.is_null() {
                 value = l.add(value, l.load(p.bias.add(column)));
             }
-            if p.accumulate == Accumulate::Add {
+            if accumulate == Accumulate::Add {
                 value = l.add(l.load(out), value);
             }
             l.store(out, value);
@@ -225,7 +281,7 @@ unsafe fn finish<L: ExecutorHandle>(l: L, p: &Product, row: usize, panel: usize,
             if !p.bias.is_null() {
                 value = l.add(value, l.load_first(p.bias.add(column), width));
             }
-            if p.accumulate == Accumulate::Add {
+            if accumulate == Accumulate::Add {
                 value = l.add(l.load_first(out, width), value);
             }
             l.store_first(out, width, value);
@@ -237,6 +293,7 @@ unsafe fn finish<L: ExecutorHandle>(l: L, p: &Product, row: usize, panel: usize,
 unsafe fn finish_all<L: ExecutorHandle>(
     l: L,
     p: &Product,
+    accumulate: Accumulate,
     panel: usize,
     panels: usize,
     sums: *const f32,
@@ -245,7 +302,8 @@ unsafe fn finish_all<L: ExecutorHandle>(
         for n in 0..panels {
             // SAFETY: the caller vouches for the product and the sums.
             unsafe {
-                finish(l, p, row, panel + n, l.load(sums.add((row * panels + n) * LANES)));
+                let sum = l.load(sums.add((row * panels + n) * LANES));
+                finish(l, p, accumulate, row, panel + n, sum);
             }
         }
     }
@@ -256,7 +314,51 @@ kernel! {
     ///
     /// # Safety
     /// As [`project_bf16`], with sums for all rows and these panels.
-    fn finish_sums(p: &Product, panel: usize, panels: usize, sums: *const f32) = finish_all
+    pub(super) fn finish_sums(
+        p: &Product,
+        accumulate: Accumulate,
+        panel: usize,
+        panels: usize,
+        sums: *const f32,
+    ) = finish_all
+}
+
+#[inline(always)]
+unsafe fn mix_all<L: ExecutorHandle>(
+    l: L,
+    p: &Product,
+    (rows, weights): (*const u32, *const f32),
+    panel: usize,
+    panels: usize,
+    sums: *const f32,
+) {
+    for row in 0..p.rows {
+        // SAFETY: the caller vouches for the product and the sums.
+        unsafe {
+            let weight = l.splat(*weights.add(row));
+            let out = p.out.wrapping_add(*rows.add(row) as usize * p.out_stride + panel * LANES);
+            for n in 0..panels {
+                let sum = l.load(sums.add((row * panels + n) * LANES));
+                let to = out.wrapping_add(n * LANES);
+                l.store(to, l.fma(weight, sum, l.load(to)));
+            }
+        }
+    }
+}
+
+kernel! {
+    /// Adds the sums of `panels` panels, times the weight of their row, to the rows that are named
+    /// for them.
+    ///
+    /// # Safety
+    /// As [`finish_sums`]; the outputs of the rows that are named must be valid.
+    fn mix_sums(
+        p: &Product,
+        named: (*const u32, *const f32),
+        panel: usize,
+        panels: usize,
+        sums: *const f32,
+    ) = mix_all
 }
 
 /// The value of a sum of one output, of a panel that is full.
@@ -273,12 +375,12 @@ unsafe fn biased<L: ExecutorHandle>(l: L, p: &Product, panel: usize, sum: *const
 unsafe fn gate_all<L: ExecutorHandle>(
     l: L,
     p: &Product,
+    (apart, activation): (usize, Activation),
     panel: usize,
     panels: usize,
     gates: *const f32,
     ups: *const f32,
 ) {
-    let Some((apart, activation)) = p.gates else { return };
     for row in 0..p.rows {
         for n in 0..panels {
             let (at, column) = ((row * panels + n) * LANES, (panel + n) * LANES);
@@ -300,6 +402,7 @@ kernel! {
     /// are full.
     fn finish_gated(
         p: &Product,
+        gated: (usize, Activation),
         panel: usize,
         panels: usize,
         gates: *const f32,
@@ -492,16 +595,30 @@ pub(super) unsafe fn over_groups(
         let size = p.rows * panels * LANES;
         let (sums, of_ups) = (&mut sums[..size], &mut of_ups[..size]);
         let width = panels * p.panel_bytes;
+        let next = match p.next {
+            Some(next) if panel + panels == last => {
+                next.addr().wrapping_sub(p.weights.addr() + panel * p.panel_bytes)
+            }
+            _ => width,
+        };
         // SAFETY: the caller vouches for the product; the carry holds the sums of these panels.
         unsafe {
-            if let Some((gates, _)) = p.gates {
-                let apart = gates * p.panel_bytes;
-                sum((panel, panels), apart, sums);
-                sum((panel + gates, panels), width.wrapping_sub(apart), of_ups);
-                finish_gated(isa, p, panel, panels, sums.as_ptr(), of_ups.as_ptr());
-            } else {
-                sum((panel, panels), width, sums);
-                finish_sums(isa, p, panel, panels, sums.as_ptr());
+            match p.finish {
+                Finish::Outputs(accumulate) => {
+                    sum((panel, panels), next, sums);
+                    finish_sums(isa, p, accumulate, panel, panels, sums.as_ptr());
+                }
+                Finish::Gated(gates, activation) => {
+                    let apart = gates * p.panel_bytes;
+                    sum((panel, panels), apart, sums);
+                    sum((panel + gates, panels), next.wrapping_sub(apart), of_ups);
+                    let (sums, of_ups) = (sums.as_ptr(), of_ups.as_ptr());
+                    finish_gated(isa, p, (gates, activation), panel, panels, sums, of_ups);
+                }
+                Finish::Mixed { rows, weights } => {
+                    sum((panel, panels), next, sums);
+                    mix_sums(isa, p, (rows, weights), panel, panels, sums.as_ptr());
+                }
             }
         }
         panel += panels;

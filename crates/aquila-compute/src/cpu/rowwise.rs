@@ -1,4 +1,5 @@
-//! Operations on one row after the other: norms, rotary embedding, gated units, soft caps.
+//! Operations on one row after the other: norms, rotary embedding, gated units, soft caps,
+//! softmax.
 
 use super::simd::{ExecutorHandle, LANES, kernel};
 use crate::Activation;
@@ -144,6 +145,42 @@ kernel! {
     /// # Safety
     /// `width` values must be valid.
     pub(super) fn soft_cap(row: *mut f32, width: usize, cap: f32) = cap_row
+}
+
+#[inline(always)]
+unsafe fn soften<L: ExecutorHandle>(l: L, input: *const f32, width: usize, out: *mut f32) {
+    let lowest = [f32::NEG_INFINITY; LANES];
+    // SAFETY: the caller vouches for `width` values of each.
+    unsafe {
+        let mut largest = l.load(lowest.as_ptr());
+        let whole = width / LANES * LANES;
+        chunks!(i, _left of whole => {
+            largest = l.max(l.load(input.add(i)), largest);
+        });
+        if whole < width {
+            let mut last = lowest;
+            std::ptr::copy_nonoverlapping(input.add(whole), last.as_mut_ptr(), width - whole);
+            largest = l.max(l.load(last.as_ptr()), largest);
+        }
+        let max = l.splat(l.fold_max(largest));
+        let mut sum = l.splat(0.0);
+        chunks!(i, left of width => {
+            store(l, out.add(i), left, l.exp(l.sub(load(l, input.add(i), left), max)));
+            sum = l.add(sum, load(l, out.add(i), left));
+        });
+        let total = l.splat(l.fold(sum));
+        chunks!(i, left of width => {
+            store(l, out.add(i), left, l.div(load(l, out.add(i), left), total));
+        });
+    }
+}
+
+kernel! {
+    /// [`crate::reference::softmax`] of one row.
+    ///
+    /// # Safety
+    /// `width` values of each pointer must be valid.
+    pub(super) fn softmax(input: *const f32, width: usize, out: *mut f32) = soften
 }
 
 #[inline(always)]

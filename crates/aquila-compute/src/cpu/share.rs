@@ -1,22 +1,22 @@
 //! How operations are shared out to threads: in chunks large enough to be worth it.
 
-use std::sync::PoisonError;
+use std::sync::{MutexGuard, PoisonError};
 
 use super::CpuBackend;
-use super::int8;
+use super::int8::{self, Quantized, QuantizedRows};
 use super::kv::CpuKv;
-use super::matmul::{self, Product};
+use super::matmul::{self, Finish, Product};
 use super::plan::CpuPlan;
 use super::rows::CpuRows;
 use super::rowwise;
 use super::weight::CpuWeight;
-use crate::{Accumulate, Activation, Error, HeadShape, Result, WeightFormat};
+use crate::{Activation, Error, HeadShape, Result, WeightFormat};
 
 /// Packed bytes below which a product is not worth waking anyone for.
-const SMALL_PRODUCT: usize = 128 << 10;
+pub(super) const SMALL_PRODUCT: usize = 128 << 10;
 
 /// Packed bytes that a thread takes of a product at a time, at most, unless a tile is larger.
-const CHUNK: usize = 64 << 10;
+pub(super) const CHUNK: usize = 64 << 10;
 
 /// Elements of a row-wise operation below which it is not worth waking anyone for.
 const SMALL_ROWS: usize = 64 << 10;
@@ -30,21 +30,22 @@ pub(super) fn check(fits: bool, otherwise: impl FnOnce() -> String) -> Result<()
 }
 
 impl CpuBackend {
-    /// Checks what a projection is given and runs it. With an activation, the weight's outputs are
-    /// gates and as many ups, and the projection's own are half as many.
+    /// Checks what a projection is given and runs it. Of a gated one, the weight's outputs are gates
+    /// and as many ups, and the projection's own are half as many.
     pub(super) fn run_product(
         &self,
         weight: &CpuWeight,
         bias: Option<&Vec<f32>>,
         input: &CpuRows,
         rows: usize,
-        (accumulate, gated): (Accumulate, Option<Activation>),
+        finish: Finish,
         out: &mut CpuRows,
     ) -> Result<()> {
         if rows == 0 {
             return Ok(());
         }
-        let outputs = weight.outputs() / if gated.is_some() { 2 } else { 1 };
+        let gated = matches!(finish, Finish::Gated(..));
+        let outputs = weight.outputs() / if gated { 2 } else { 1 };
         check(input.width() >= weight.inputs() && out.width() >= outputs, || {
             format!(
                 "a projection of {} inputs and {outputs} outputs does not fit rows of {} and {}",
@@ -57,52 +58,71 @@ impl CpuBackend {
             format!("a bias must have the {} outputs of its projection", weight.outputs())
         })?;
         assert!(rows <= input.capacity() && rows <= out.capacity(), "rows beyond the buffers");
-        let product = Product {
-            weights: weight.as_ptr(),
-            panel_bytes: weight.panel_bytes(),
-            inputs: weight.inputs(),
-            outputs: weight.outputs(),
-            input: input.as_ptr(),
-            input_stride: input.stride(),
-            rows,
-            out: out.shared().as_mut_ptr(),
-            out_stride: out.stride(),
-            bias: bias.map_or(std::ptr::null(), |b| b.as_ptr()),
-            accumulate,
-            gates: gated.map(|activation| (weight.panels() / 2, activation)),
-        };
-        if weight.format() == WeightFormat::Int8 {
-            self.run_int8(weight, &product);
-            return Ok(());
-        }
-        let together = matmul::panels_together(self.isa, rows, weight.panel_bytes());
-        self.over_panels(weight, &product, together, &|first, last| {
-            // SAFETY: sizes were checked above, and chunks of panels are disjoint.
-            unsafe {
-                match weight.format() {
-                    WeightFormat::F32 => matmul::project_f32(self.isa, &product, first, last),
-                    _ => matmul::project_bf16(self.isa, &product, first, last),
-                }
-            }
+        let (from, to) =
+            ((input.as_ptr(), input.stride()), (out.shared().as_mut_ptr(), out.stride()));
+        let mut product = Product::new(weight, from, rows, to, finish);
+        product.bias = bias.map_or(std::ptr::null(), |b| b.as_ptr());
+        let mut scratch = self.scratch_of(weight.format());
+        let quantized = scratch.as_mut().map(|scratch| self.quantize(&product, scratch));
+        self.over_panels(weight, &product, &|first, last| {
+            // SAFETY: sizes were checked above, rows were quantized where the weights are, and
+            // chunks of panels are disjoint.
+            unsafe { self.project_panels(&product, weight.format(), quantized, first, last) }
         });
         Ok(())
     }
 
-    fn run_int8(&self, weight: &CpuWeight, product: &Product) {
+    /// Room for quantized rows, where a format needs them.
+    pub(super) fn scratch_of(&self, format: WeightFormat) -> Option<MutexGuard<'_, QuantizedRows>> {
+        let needed = format == WeightFormat::Int8;
+        needed.then(|| self.quantized.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Quantizes the rows that a product reads.
+    pub(super) fn quantize(&self, product: &Product, scratch: &mut QuantizedRows) -> Quantized {
         let rows = product.rows;
-        let mut scratch = self.quantized.lock().unwrap_or_else(PoisonError::into_inner);
-        let quantized = scratch.prepare(rows, weight.inputs());
+        let quantized = scratch.prepare(rows, product.inputs);
         let chunk = rows.div_ceil(self.threads()).max(4);
         self.pool.run(rows.div_ceil(chunk), &|index| {
             let (first, last) = (index * chunk, ((index + 1) * chunk).min(rows));
             // SAFETY: the product was checked, room was made, and chunks of rows are disjoint.
             unsafe { int8::quantize_rows(self.isa.int8(), product, &quantized, first, last) }
         });
-        let together = int8::panels_together(self.isa, rows);
-        self.over_panels(weight, product, together, &|first, last| {
-            // SAFETY: as above; chunks of panels are disjoint.
-            unsafe { int8::project_int8(self.isa, product, &quantized, first, last) }
-        });
+        quantized
+    }
+
+    /// Panels `first..last` of a product.
+    ///
+    /// # Safety
+    /// As [`matmul::project_bf16`]; the product's rows must have been quantized where its weights
+    /// are.
+    pub(super) unsafe fn project_panels(
+        &self,
+        product: &Product,
+        format: WeightFormat,
+        quantized: Option<Quantized>,
+        first: usize,
+        last: usize,
+    ) {
+        // SAFETY: the caller vouches for the product.
+        unsafe {
+            match (format, quantized) {
+                (WeightFormat::F32, _) => matmul::project_f32(self.isa, product, first, last),
+                (WeightFormat::Bf16, _) => matmul::project_bf16(self.isa, product, first, last),
+                (WeightFormat::Int8, Some(rows)) => {
+                    int8::project_int8(self.isa, product, &rows, first, last);
+                }
+                (WeightFormat::Int8, None) => unreachable!("rows are quantized before a product"),
+            }
+        }
+    }
+
+    /// How many panels of a product belong together in a task.
+    pub(super) fn panels_together(&self, weight: &CpuWeight, rows: usize) -> usize {
+        match weight.format() {
+            WeightFormat::Int8 => int8::panels_together(self.isa, rows),
+            _ => matmul::panels_together(self.isa, rows, weight.panel_bytes()),
+        }
     }
 
     /// Shares out the panels of a projection, or of its gates.
@@ -110,10 +130,9 @@ impl CpuBackend {
         &self,
         weight: &CpuWeight,
         product: &Product,
-        together: usize,
         task: &(dyn Fn(usize, usize) + Sync),
     ) {
-        let panels = product.gates.map_or(weight.panels(), |(gates, _)| gates);
+        let panels = product.panels();
         let small = weight.bytes() * product.rows.div_ceil(4) < SMALL_PRODUCT;
         if small || self.threads() == 1 {
             return task(0, panels);
@@ -121,6 +140,7 @@ impl CpuBackend {
         // Some chunks per thread even out what the threads meet, small ones what is left in the
         // end; whole tiles waste none.
         let most = (CHUNK * panels / weight.bytes()).max(1);
+        let together = self.panels_together(weight, product.rows);
         let chunk = panels.div_ceil(self.threads() * 12).min(most).next_multiple_of(together);
         self.pool.run(panels.div_ceil(chunk), &|index| {
             task(index * chunk, ((index + 1) * chunk).min(panels));

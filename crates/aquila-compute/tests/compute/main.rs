@@ -4,6 +4,7 @@ mod attention;
 mod choose;
 mod choose_samples;
 mod cuda_absent;
+mod experts;
 mod made;
 mod projections;
 mod rowwise;

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use crate::made::{backends, bits, made};
 
 /// What the reference says, output by output.
-fn expected(
+pub fn expected(
     weights: &[f32],
     inputs: usize,
     format: WeightFormat,
@@ -35,7 +35,7 @@ fn expected(
     out
 }
 
-const FORMATS: [WeightFormat; 3] = [WeightFormat::Bf16, WeightFormat::F32, WeightFormat::Int8];
+pub const FORMATS: [WeightFormat; 3] = [WeightFormat::Bf16, WeightFormat::F32, WeightFormat::Int8];
 
 #[derive(Clone, Copy)]
 struct Case {
@@ -166,7 +166,7 @@ fn gated(
     biased: bool,
 ) {
     let (outputs, seed) = (2 * gates, rows as u64);
-    let activation = if rows % 2 == 0 { Activation::Silu } else { Activation::GeluTanh };
+    let activation = if rows.is_multiple_of(2) { Activation::Silu } else { Activation::GeluTanh };
     let (weights, x) = (made(seed, outputs * inputs), made(seed + 2, rows * inputs));
     let bias = biased.then(|| made(seed + 1, outputs));
     for backend in backends {

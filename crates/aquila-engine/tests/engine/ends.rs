@@ -68,14 +68,14 @@ fn texts_end_where_plain_decoding_ends_them() {
     fn sampled(request: &mut Request, _: usize) {
         warm(request, 11);
     }
-    let prompts: Vec<Vec<u32>> = prompts().into_iter().step_by(15).map(|(_, ids)| ids).collect();
+    let prompts: Vec<Vec<u32>> = prompts().into_iter().step_by(30).map(|(_, ids)| ids).collect();
     for change in [greedy as Change, sampled] {
         let free: Vec<_> = prompts.iter().map(|p| (p.clone(), Ending::MaxTokens(24))).collect();
         let texts = heard(&mut plain(), &free, change);
         let mut requests = Vec::new();
         let mut wanted = Vec::new();
         for (prompt, text) in prompts.iter().zip(&texts) {
-            for length in 1..=20 {
+            for length in [1, 2, 3, 4, 5, 7, 12, 20] {
                 let stop = text.tokens[length - 1].id;
                 let first = text.tokens.iter().position(|token| token.id == stop).unwrap() + 1;
                 let cause = |cause| FinishReason::Stop(cause);

@@ -55,7 +55,7 @@ fn got(heard: &Arc<Mutex<Heard>>) -> (Vec<u32>, SpecStats) {
 
 /// Runs `prompts` in random bunches in a pool of `slots`, and compares each with itself alone.
 fn stress(algorithm: Algorithm, shape: Shape, page_size: usize, slots: usize) {
-    let prompts = branching_prompts(28);
+    let prompts = branching_prompts(18);
     let what = format!("{algorithm:?}, {shape}, pages of {page_size}");
     let roomy = EngineConfig { max_running_requests: 1, prefix_cache: false, ..config(shape) };
     let mut alone = engine(algorithm, roomy);

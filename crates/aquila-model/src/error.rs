@@ -88,6 +88,8 @@ pub enum Setting {
     AuxLayerConvention,
     /// Weights that are kept as 8-bit integers.
     Int8,
+    /// Draft steps, at most so many.
+    Steps(usize),
 }
 
 /// The result of an operation on models.

@@ -5,7 +5,7 @@ use aquila_compute::round::{
     DraftGroup, ExtendRows, Extent, KeptLayout, PassRows, Shape, TreeRows,
 };
 use aquila_compute::{Backend, KvDtype, PlanBounds};
-use aquila_model::{Error, FusedHead, LayerScratch, RecurrentHead, Result};
+use aquila_model::{Error, FusedHead, LayerScratch, RecurrentHead, Result, Setting};
 
 use crate::{Declaration, DraftBound, HiddenStates, Proposer, Travels};
 
@@ -92,12 +92,9 @@ impl<B: Backend> Mtp<B> {
         if steps <= layers {
             return Ok(());
         }
-        Err(Error::Unsupported {
-            origin: format!("--speculative-num-steps {steps}"),
-            reason: format!(
-                "the head has {layers} MTP layers, one for each step: at most {layers} steps"
-            ),
-        })
+        let reason = format!("the head has {layers} MTP layers, one for each step");
+        let (origin, setting) = (format!("{steps} draft steps"), Setting::Steps(layers));
+        Err(Error::Setting { origin, reason, setting })
     }
 
     /// What a layer behind the first reads, and where its pass leaves what it makes.

@@ -254,7 +254,7 @@ fn steps_beyond_the_layers_are_refused_by_a_sentence() {
     let target = Decoder::load(&backend, &checkpoint, WeightFormat::Bf16, 64, &mut |_| ()).unwrap();
     let config = config(Shape::chain(4));
     let refused = draft(Head::Mtp, &backend, &checkpoint, &target, &config).err().unwrap();
-    let sentence = "--speculative-num-steps 4: the head has 3 MTP layers, one for each step";
+    let sentence = "4 draft steps: the head has 3 MTP layers, one for each step";
     assert!(refused.to_string().starts_with(sentence), "{refused}");
 }
 

@@ -30,6 +30,7 @@ pub fn setting(setting: Setting) -> String {
         Setting::Algorithm(algorithm) => format!("--speculative-algorithm {algorithm}"),
         Setting::AuxLayerConvention => "--speculative-aux-layer-convention".into(),
         Setting::Int8 => "--quantization int8".into(),
+        Setting::Steps(most) => format!("--speculative-num-steps {most}"),
     }
 }
 

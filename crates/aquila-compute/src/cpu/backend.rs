@@ -417,6 +417,7 @@ impl Backend for CpuBackend {
         check(end <= out.width(), || {
             format!("columns up to {end} do not fit rows of {}", out.width())
         })?;
+        assert!(rows <= routing.rows(), "rows beyond those that were routed");
         for row in 0..rows {
             let to = out.row_mut(row)[column..end].iter_mut();
             to.zip(routing.row(row)).for_each(|(to, &(id, _))| *to = id as f32);

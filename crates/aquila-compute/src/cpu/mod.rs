@@ -2,8 +2,8 @@
 //! instruction set, and threads of our own. Results equal [`mod@crate::reference`] bit for bit,
 //! whatever the rows, threads, slots and instructions.
 //!
-//! - `lanes`: the vocabulary of the kernels, for AVX-512, AVX2 and any machine.
-//! - `project`, `int8`, `attend`, `rowwise`: the kernels; `moe`: products with experts.
+//! - `simd`: the vocabulary of the kernels, for AVX-512, AVX2 and any machine.
+//! - `matmul`, `int8`, `attend` with `block`, `rowwise`: the kernels; `moe`: products with experts.
 //! - `weight`, `table`, `kv`, `rows`, `plan`: what they work on; `memory` is where that lives.
 //! - `backend`: the operations; `share`: how they are shared out; `pool`: the threads; `watch`:
 //!   reports of each operation, for profiles and tests.

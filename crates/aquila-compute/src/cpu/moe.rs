@@ -89,7 +89,15 @@ struct Group {
 
 impl CpuRouting {
     pub(super) fn new(capacity: usize, per_token: usize) -> Self {
-        Self { capacity, per_token, ..Self::default() }
+        let pairs = capacity * per_token;
+        Self {
+            capacity,
+            per_token,
+            chosen: Vec::with_capacity(pairs),
+            pair_rows: Vec::with_capacity(pairs),
+            pair_weights: Vec::with_capacity(pairs),
+            ..Self::default()
+        }
     }
 
     /// How many experts a row goes to.
@@ -103,7 +111,7 @@ impl CpuRouting {
     }
 
     /// How many rows were routed.
-    fn rows(&self) -> usize {
+    pub(super) fn rows(&self) -> usize {
         self.chosen.len().checked_div(self.per_token).unwrap_or(0)
     }
 
@@ -324,13 +332,14 @@ impl CpuBackend {
             Product::new(weight, (from.at, from.stride), group.pairs.len(), (to, stride), finish)
         };
         let panels = product(&routing.groups[0], from).panels();
-        let bytes = experts.gate_up[0].bytes();
         let share = (routing.groups.len() * panels).div_ceil(self.threads() * 12);
-        let share = share.min((CHUNK * panels / bytes).max(1));
+        let few = (CHUNK * panels / experts.gate_up[0].bytes()).max(1);
         let mut tasks = Vec::new();
         for (index, group) in routing.groups.iter().enumerate() {
-            let weight = &experts.gate_up[group.expert];
-            let chunk = share.next_multiple_of(self.panels_together(weight, group.pairs.len()));
+            // A task gathers its rows first: the more they are, the more panels make up for it.
+            let rows = group.pairs.len();
+            let together = self.panels_together(&experts.gate_up[0], rows);
+            let chunk = share.min(few * rows).next_multiple_of(together);
             tasks.extend((0..panels).step_by(chunk).map(|first| (index, first, chunk)));
         }
         self.over_tasks(tasks.len(), mixture, &|task| {

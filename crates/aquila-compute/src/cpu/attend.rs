@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use super::block::{Block, MOST_HEADS, rows_alike};
 use super::isa::Detected;
 use super::kv::SharedKv;
-use super::simd::{ExecutorHandle, LANES, kernel, unroll};
+use super::simd::{LANES, Lanes, kernel, unroll};
 use crate::reference::BLOCK;
 use crate::{AttentionParams, BlockTables, ForwardPlan, KvDtype};
 
@@ -33,12 +33,12 @@ unsafe impl Sync for Attention<'_> {}
 trait Element: Copy + 'static {
     /// # Safety
     /// 16 elements must be readable.
-    unsafe fn read<L: ExecutorHandle>(l: L, at: *const Self) -> L::F;
+    unsafe fn read<L: Lanes>(l: L, at: *const Self) -> L::F;
 }
 
 impl Element for f32 {
     #[inline(always)]
-    unsafe fn read<L: ExecutorHandle>(l: L, at: *const f32) -> L::F {
+    unsafe fn read<L: Lanes>(l: L, at: *const f32) -> L::F {
         // SAFETY: vouched for by the caller.
         unsafe { l.load(at) }
     }
@@ -46,7 +46,7 @@ impl Element for f32 {
 
 impl Element for u16 {
     #[inline(always)]
-    unsafe fn read<L: ExecutorHandle>(l: L, at: *const u16) -> L::F {
+    unsafe fn read<L: Lanes>(l: L, at: *const u16) -> L::F {
         // SAFETY: vouched for by the caller.
         unsafe { l.load_bf16(at) }
     }
@@ -58,7 +58,7 @@ thread_local! {
 }
 
 #[inline(always)]
-unsafe fn attend<L: ExecutorHandle, E: Element>(
+unsafe fn attend<L: Lanes, E: Element>(
     l: L,
     a: &Attention<'_>,
     kv_head: usize,
@@ -150,7 +150,7 @@ unsafe fn attend<L: ExecutorHandle, E: Element>(
 
 /// Scores of `heads` heads over a block: 16 keys serve all heads while they are in the cache.
 #[inline(always)]
-unsafe fn score<L: ExecutorHandle, E: Element>(
+unsafe fn score<L: Lanes, E: Element>(
     l: L,
     a: &Attention<'_>,
     block: &mut Block,
@@ -195,7 +195,7 @@ unsafe fn score<L: ExecutorHandle, E: Element>(
 
 /// Asks for the key and the value of one position.
 #[inline(always)]
-fn prefetch_head<L: ExecutorHandle, E: Element>(l: L, a: &Attention<'_>, at: usize) {
+fn prefetch_head<L: Lanes, E: Element>(l: L, a: &Attention<'_>, at: usize) {
     let key = a.kv.keys.get().cast::<E>().wrapping_add(at).cast::<u8>();
     let value = a.kv.values.get().cast::<E>().wrapping_add(at).cast::<u8>();
     let mut line = 0;
@@ -209,13 +209,7 @@ fn prefetch_head<L: ExecutorHandle, E: Element>(l: L, a: &Attention<'_>, at: usi
 /// Makes one head's scores the weights of the block's own softmax; merges the largest score and
 /// the total of the blocks before.
 #[inline(always)]
-unsafe fn soften<L: ExecutorHandle>(
-    l: L,
-    block: &mut Block,
-    h: usize,
-    max: *mut f32,
-    total: *mut f32,
-) {
+unsafe fn soften<L: Lanes>(l: L, block: &mut Block, h: usize, max: *mut f32, total: *mut f32) {
     let scores = &mut block.scores[h];
     let rounded = block.count.next_multiple_of(LANES);
     scores[block.count..rounded].fill(f32::NEG_INFINITY);
@@ -255,7 +249,7 @@ unsafe fn soften<L: ExecutorHandle>(
 
 /// Products of one query with `J` keys, before their folding.
 #[inline(always)]
-unsafe fn dot_some<L: ExecutorHandle, E: Element, const J: usize>(
+unsafe fn dot_some<L: Lanes, E: Element, const J: usize>(
     l: L,
     keys: *const E,
     at: *const usize,
@@ -282,7 +276,7 @@ unsafe fn dot_some<L: ExecutorHandle, E: Element, const J: usize>(
 
 /// Adds the block's values, weighted, to the sums of `heads` heads.
 #[inline(always)]
-unsafe fn add_values<L: ExecutorHandle, E: Element>(
+unsafe fn add_values<L: Lanes, E: Element>(
     l: L,
     a: &Attention<'_>,
     block: &Block,
@@ -329,7 +323,7 @@ unsafe fn add_values<L: ExecutorHandle, E: Element>(
 
 /// `C` times 16 elements of the values for `H` heads.
 #[inline(always)]
-unsafe fn values<L: ExecutorHandle, E: Element, const H: usize, const C: usize>(
+unsafe fn values<L: Lanes, E: Element, const H: usize, const C: usize>(
     l: L,
     a: &Attention<'_>,
     block: &Block,
@@ -370,19 +364,13 @@ unsafe fn values<L: ExecutorHandle, E: Element, const H: usize, const C: usize>(
 }
 
 #[inline(always)]
-unsafe fn attend_f32<L: ExecutorHandle>(
-    l: L,
-    a: &Attention<'_>,
-    kv_head: usize,
-    first: usize,
-    last: usize,
-) {
+unsafe fn attend_f32<L: Lanes>(l: L, a: &Attention<'_>, kv_head: usize, first: usize, last: usize) {
     // SAFETY: the caller vouches for the attention.
     unsafe { attend::<L, f32>(l, a, kv_head, first, last) }
 }
 
 #[inline(always)]
-unsafe fn attend_bf16<L: ExecutorHandle>(
+unsafe fn attend_bf16<L: Lanes>(
     l: L,
     a: &Attention<'_>,
     kv_head: usize,

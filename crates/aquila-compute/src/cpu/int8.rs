@@ -5,9 +5,7 @@
 
 use super::isa::{Detected, DetectedInt8};
 use super::matmul::{Product, Tiling, opaque, over_groups};
-use super::simd::{
-    ExecutorHandle, Floats, Int8Lanes, LANES, Portable, Tile, kernel, tiles, unroll,
-};
+use super::simd::{Floats, Int8Lanes, LANES, Lanes, Portable, Tile, kernel, tiles, unroll};
 use super::weight::{GROUP_LINES, LINE, PAIR_BYTES};
 use crate::shape::INT8_GROUP;
 
@@ -249,7 +247,7 @@ unsafe fn four_inputs<L: Int8Lanes, const R: usize, const P: usize>(
 ) {
     // SAFETY: the caller says that the line and the inputs exist.
     unsafe {
-        if !L::ExecutorHandle::MANY_REGISTERS {
+        if !L::Lanes::MANY_REGISTERS {
             // Loads inputs once per panel, since sums leave room for one panel's weights.
             unroll!(n < P {
                 let w = l.weights(line.add(n * panel_bytes), step);

@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 
 use super::isa::Detected;
 use super::rowwise::gated;
-use super::simd::{ExecutorHandle, LANES, Portable, Tile, kernel, tiles, unroll};
+use super::simd::{LANES, Lanes, Portable, Tile, kernel, tiles, unroll};
 use super::weight::{CpuWeight, LINE};
 use crate::{Accumulate, Activation};
 
@@ -105,7 +105,7 @@ trait Stored {
     ///
     /// # Safety
     /// The line must be readable.
-    unsafe fn read<L: ExecutorHandle>(l: L, line: *const u8, which: usize) -> L::F;
+    unsafe fn read<L: Lanes>(l: L, line: *const u8, which: usize) -> L::F;
 }
 
 struct Bf16;
@@ -115,7 +115,7 @@ impl Stored for Bf16 {
     const INPUTS: usize = 2;
 
     #[inline(always)]
-    unsafe fn read<L: ExecutorHandle>(l: L, line: *const u8, which: usize) -> L::F {
+    unsafe fn read<L: Lanes>(l: L, line: *const u8, which: usize) -> L::F {
         // SAFETY: vouched for by the caller.
         unsafe { if which == 0 { l.load_low(line.cast()) } else { l.load_high(line.cast()) } }
     }
@@ -125,7 +125,7 @@ impl Stored for F32 {
     const INPUTS: usize = 1;
 
     #[inline(always)]
-    unsafe fn read<L: ExecutorHandle>(l: L, line: *const u8, _which: usize) -> L::F {
+    unsafe fn read<L: Lanes>(l: L, line: *const u8, _which: usize) -> L::F {
         // SAFETY: vouched for by the caller.
         unsafe { l.load(line.cast()) }
     }
@@ -148,7 +148,7 @@ struct FloatTile<'a, S> {
 
 const MAX_PANELS: usize = 8;
 
-impl<L: ExecutorHandle, S: Stored> Tile<L> for FloatTile<'_, S> {
+impl<L: Lanes, S: Stored> Tile<L> for FloatTile<'_, S> {
     #[inline(always)]
     unsafe fn sum<const R: usize, const P: usize>(&self, l: L) {
         // SAFETY: the caller vouches for the product; the tile lies within it.
@@ -218,7 +218,7 @@ pub(super) fn opaque<T>(mut at: *const T) -> *const T {
 
 /// One input of every row, times its weights.
 #[inline(always)]
-unsafe fn step<L: ExecutorHandle, S: Stored, const R: usize, const P: usize>(
+unsafe fn step<L: Lanes, S: Stored, const R: usize, const P: usize>(
     l: L,
     sums: &mut [[L::F; P]; R],
     line: *const u8,
@@ -255,7 +255,7 @@ unsafe fn step<L: ExecutorHandle, S: Stored, const R: usize, const P: usize>(
 
 /// Puts 16 outputs of one row where they belong.
 #[inline(always)]
-unsafe fn finish<L: ExecutorHandle>(
+unsafe fn finish<L: Lanes>(
     l: L,
     p: &Product,
     accumulate: Accumulate,
@@ -290,7 +290,7 @@ unsafe fn finish<L: ExecutorHandle>(
 }
 
 #[inline(always)]
-unsafe fn finish_all<L: ExecutorHandle>(
+unsafe fn finish_all<L: Lanes>(
     l: L,
     p: &Product,
     accumulate: Accumulate,
@@ -324,7 +324,7 @@ kernel! {
 }
 
 #[inline(always)]
-unsafe fn mix_all<L: ExecutorHandle>(
+unsafe fn mix_all<L: Lanes>(
     l: L,
     p: &Product,
     (rows, weights): (*const u32, *const f32),
@@ -363,7 +363,7 @@ kernel! {
 
 /// The value of a sum of one output, of a panel that is full.
 #[inline(always)]
-unsafe fn biased<L: ExecutorHandle>(l: L, p: &Product, panel: usize, sum: *const f32) -> L::F {
+unsafe fn biased<L: Lanes>(l: L, p: &Product, panel: usize, sum: *const f32) -> L::F {
     // SAFETY: the caller says that the panel is within the product and the sums are there.
     unsafe {
         let sum = l.load(sum);
@@ -372,7 +372,7 @@ unsafe fn biased<L: ExecutorHandle>(l: L, p: &Product, panel: usize, sum: *const
 }
 
 #[inline(always)]
-unsafe fn gate_all<L: ExecutorHandle>(
+unsafe fn gate_all<L: Lanes>(
     l: L,
     p: &Product,
     (apart, activation): (usize, Activation),

@@ -1,7 +1,7 @@
 //! Operations on one row after the other: norms, rotary embedding, gated units, soft caps,
 //! softmax.
 
-use super::simd::{ExecutorHandle, LANES, kernel};
+use super::simd::{LANES, Lanes, kernel};
 use crate::Activation;
 
 /// Calls `$body` for every 16 elements of `$n`, the last time with fewer.
@@ -17,19 +17,19 @@ macro_rules! chunks {
 }
 
 #[inline(always)]
-unsafe fn load<L: ExecutorHandle>(l: L, at: *const f32, left: usize) -> L::F {
+unsafe fn load<L: Lanes>(l: L, at: *const f32, left: usize) -> L::F {
     // SAFETY: the caller says that `left` values are readable.
     unsafe { if left == LANES { l.load(at) } else { l.load_first(at, left) } }
 }
 
 #[inline(always)]
-unsafe fn store<L: ExecutorHandle>(l: L, at: *mut f32, left: usize, value: L::F) {
+unsafe fn store<L: Lanes>(l: L, at: *mut f32, left: usize, value: L::F) {
     // SAFETY: the caller says that `left` values are writable.
     unsafe { if left == LANES { l.store(at, value) } else { l.store_first(at, left, value) } }
 }
 
 #[inline(always)]
-unsafe fn norm<L: ExecutorHandle>(
+unsafe fn norm<L: Lanes>(
     l: L,
     input: *const f32,
     weight: *const f32,
@@ -68,7 +68,7 @@ kernel! {
 
 /// `activation(gate) * up` of some lanes.
 #[inline(always)]
-pub(super) fn gated<L: ExecutorHandle>(l: L, activation: Activation, gate: L::F, up: L::F) -> L::F {
+pub(super) fn gated<L: Lanes>(l: L, activation: Activation, gate: L::F, up: L::F) -> L::F {
     let activated = match activation {
         Activation::Silu => l.silu(gate),
         Activation::GeluTanh => l.gelu_tanh(gate),
@@ -77,7 +77,7 @@ pub(super) fn gated<L: ExecutorHandle>(l: L, activation: Activation, gate: L::F,
 }
 
 #[inline(always)]
-unsafe fn gate_row<L: ExecutorHandle>(
+unsafe fn gate_row<L: Lanes>(
     l: L,
     activation: Activation,
     gate: *const f32,
@@ -109,7 +109,7 @@ kernel! {
 }
 
 #[inline(always)]
-unsafe fn add_row<L: ExecutorHandle>(l: L, input: *const f32, width: usize, out: *mut f32) {
+unsafe fn add_row<L: Lanes>(l: L, input: *const f32, width: usize, out: *mut f32) {
     // SAFETY: the caller vouches for `width` values of each.
     unsafe {
         chunks!(i, left of width => {
@@ -128,7 +128,7 @@ kernel! {
 }
 
 #[inline(always)]
-unsafe fn cap_row<L: ExecutorHandle>(l: L, row: *mut f32, width: usize, cap: f32) {
+unsafe fn cap_row<L: Lanes>(l: L, row: *mut f32, width: usize, cap: f32) {
     // SAFETY: the caller vouches for `width` values.
     unsafe {
         let cap = l.splat(cap);
@@ -148,7 +148,7 @@ kernel! {
 }
 
 #[inline(always)]
-unsafe fn soften<L: ExecutorHandle>(l: L, input: *const f32, width: usize, out: *mut f32) {
+unsafe fn soften<L: Lanes>(l: L, input: *const f32, width: usize, out: *mut f32) {
     let lowest = [f32::NEG_INFINITY; LANES];
     // SAFETY: the caller vouches for `width` values of each.
     unsafe {
@@ -184,13 +184,7 @@ kernel! {
 }
 
 #[inline(always)]
-unsafe fn turned<L: ExecutorHandle>(
-    l: L,
-    head: *mut f32,
-    cos: *const f32,
-    sin: *const f32,
-    half: usize,
-) {
+unsafe fn turned<L: Lanes>(l: L, head: *mut f32, cos: *const f32, sin: *const f32, half: usize) {
     // SAFETY: the caller vouches for the sizes.
     unsafe {
         let minus = l.splat(-1.0);

@@ -1,8 +1,8 @@
-//! ExecutorHandle as two AVX2 registers, lanes 0 to 7 and 8 to 15.
+//! Lanes as two AVX2 registers, lanes 0 to 7 and 8 to 15.
 
 use std::arch::x86_64::*;
 
-use super::{ExecutorHandle, Int8Lanes, LANES};
+use super::{Int8Lanes, LANES, Lanes};
 
 /// Proof that the machine has AVX2 and FMA.
 #[derive(Clone, Copy)]
@@ -104,7 +104,7 @@ macro_rules! each {
     };
 }
 
-impl ExecutorHandle for Avx2 {
+impl Lanes for Avx2 {
     type F = Two;
     const MANY_REGISTERS: bool = false;
 
@@ -267,7 +267,7 @@ unsafe fn high8(at: *const u32) -> __m256 {
 }
 
 impl Int8Lanes for Avx2 {
-    type ExecutorHandle = Self;
+    type Lanes = Self;
     type I = TwoI;
     /// Two of the four weights of each lane, widened: the first and the third, then the others.
     type W = TwoI;

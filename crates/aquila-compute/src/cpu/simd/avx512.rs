@@ -1,8 +1,8 @@
-//! ExecutorHandle as one AVX-512 register.
+//! Lanes as one AVX-512 register.
 
 use std::arch::x86_64::*;
 
-use super::{Avx2, ExecutorHandle, Int8Lanes, LANES};
+use super::{Avx2, Int8Lanes, LANES, Lanes};
 
 /// Proof that the machine has AVX-512 F, BW, DQ and VL, AVX2 and FMA.
 #[derive(Clone, Copy)]
@@ -50,7 +50,7 @@ impl Vnni {
     }
 }
 
-impl ExecutorHandle for Avx512 {
+impl Lanes for Avx512 {
     type F = __m512;
     const MANY_REGISTERS: bool = true;
 
@@ -231,7 +231,7 @@ impl ExecutorHandle for Avx512 {
 }
 
 impl Int8Lanes for Vnni {
-    type ExecutorHandle = Avx512;
+    type Lanes = Avx512;
     type I = __m512i;
     type W = __m512i;
     type X = __m512i;

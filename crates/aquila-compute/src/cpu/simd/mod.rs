@@ -1,6 +1,6 @@
 //! Sixteen virtual lanes of f32: the one vocabulary in which every kernel is written.
 //!
-//! A kernel is written once, generic over [`ExecutorHandle`], and compiled once per instruction set by
+//! A kernel is written once, generic over [`Lanes`], and compiled once per instruction set by
 //! [`kernel!`]. Every operation here is either exact or rounded as IEEE 754 says, so the
 //! implementations cannot differ in their bits.
 //!
@@ -30,7 +30,7 @@ pub(super) const LANES: usize = 16;
 ///
 /// A value of an implementing type proves that the machine has the instructions. Loads and stores
 /// need no alignment. They are unsafe because they take pointers.
-pub(super) trait ExecutorHandle: Copy + 'static {
+pub(super) trait Lanes: Copy + 'static {
     /// Sixteen f32.
     type F: Copy;
 
@@ -55,7 +55,7 @@ pub(super) trait ExecutorHandle: Copy + 'static {
     fn power_of_two(self, n: Self::F) -> Self::F;
     /// Adds up the lanes as [`crate::reference::fold`] does.
     fn fold(self, a: Self::F) -> f32;
-    /// The largest lane, compared in the order of [`ExecutorHandle::fold`].
+    /// The largest lane, compared in the order of [`Lanes::fold`].
     fn fold_max(self, a: Self::F) -> f32;
     /// Lane i of the result is the fold of vector i.
     fn fold_each(self, a: &[Self::F; LANES]) -> Self::F;
@@ -152,10 +152,10 @@ pub(super) trait ExecutorHandle: Copy + 'static {
 
 /// Products of 8-bit integers, four to a lane.
 ///
-/// Like [`ExecutorHandle`], a token that proves that the instructions were detected.
+/// Like [`Lanes`], a token that proves that the instructions were detected.
 pub(super) trait Int8Lanes: Copy + 'static {
     /// The lanes of f32 that go with them.
-    type ExecutorHandle: ExecutorHandle;
+    type Lanes: Lanes;
     /// Sixteen i32.
     type I: Copy;
     /// Weights of each lane, as [`Int8Lanes::dot`] takes them.
@@ -166,7 +166,7 @@ pub(super) trait Int8Lanes: Copy + 'static {
     const STEPS: usize;
 
     /// The token of the lanes of f32.
-    fn lanes(self) -> Self::ExecutorHandle;
+    fn lanes(self) -> Self::Lanes;
     /// Where the sum of a group begins, given -128 times the sum of its activations.
     fn start(self, minus_128_sum: i32) -> Self::I;
     fn to_f32(self, a: Self::I) -> Floats<Self>;
@@ -191,7 +191,7 @@ pub(super) trait Int8Lanes: Copy + 'static {
 }
 
 /// Sixteen f32 beside integer lanes.
-pub(super) type Floats<L> = <<L as Int8Lanes>::ExecutorHandle as ExecutorHandle>::F;
+pub(super) type Floats<L> = <<L as Int8Lanes>::Lanes as Lanes>::F;
 
 /// Compiles a generic kernel for every instruction set, behind one function that picks by
 /// [`super::isa::Detected`], or by [`super::isa::DetectedInt8`] where the kernel is `over int8`.

@@ -1,6 +1,6 @@
-//! ExecutorHandle as an array, with the target's baseline instructions.
+//! Lanes as an array, with the target's baseline instructions.
 
-use super::{ExecutorHandle, Int8Lanes, LANES};
+use super::{Int8Lanes, LANES, Lanes};
 use crate::{math, reference};
 
 /// An array of 16 values, which every machine has.
@@ -16,7 +16,7 @@ fn widen(bits: u32) -> f32 {
     f32::from_bits(bits << 16)
 }
 
-impl ExecutorHandle for Portable {
+impl Lanes for Portable {
     type F = [f32; LANES];
     const MANY_REGISTERS: bool = false;
 
@@ -119,7 +119,7 @@ impl ExecutorHandle for Portable {
 }
 
 impl Int8Lanes for Portable {
-    type ExecutorHandle = Self;
+    type Lanes = Self;
     type I = [i32; LANES];
     type W = [u8; 64];
     type X = [i8; 4];

@@ -169,13 +169,13 @@ pub(crate) fn heads(
     kv_heads: usize,
     head_dim: usize,
 ) -> Result<HeadShape> {
-    if heads % kv_heads != 0 {
+    if !heads.is_multiple_of(kv_heads) {
         return Err(config.wrong(
             "num_key_value_heads",
             format!("must divide num_attention_heads {heads}, found {kv_heads}"),
         ));
     }
-    if head_dim % 2 != 0 {
+    if !head_dim.is_multiple_of(2) {
         return Err(config.wrong("head_dim", format!("must be even, found {head_dim}")));
     }
     Ok(HeadShape { heads, kv_heads, head_dim })

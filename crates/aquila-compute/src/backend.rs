@@ -1,8 +1,8 @@
 //! The seam between models and machines.
 
 use crate::round::{
-    Batch, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, Simulate, StateBounds, Tree,
-    TreeLimits,
+    Batch, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, ReturnedRows, Simulate,
+    StateBounds, Tree, TreeLimits,
 };
 use crate::{
     Activation, AttentionParams, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds, Result,
@@ -364,8 +364,12 @@ pub trait Backend: Send + Sync + 'static {
     ) -> Result<()>;
 
     /// What came of each row of the batch, copied to the host; nothing where the request had ended
-    /// before.
-    fn outputs(&self, state: &mut Self::State) -> Result<Vec<Option<RequestOutput>>>;
+    /// before. `returned` has the rows that requests get beside tokens, compacted.
+    fn outputs(
+        &self,
+        state: &mut Self::State,
+        returned: ReturnedRows<'_, Self::Rows>,
+    ) -> Result<Vec<Option<RequestOutput>>>;
 
     /// Copies the first `rows` rows to the host, one after the other.
     fn read(&self, rows_of: &Self::Rows, rows: usize) -> Result<Vec<f32>>;

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use aquila_compute::round::{
-    Admitted, Batch, BatchRow, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, RowWork,
-    Simulate, StateBounds, Tree, TreeLimits,
+    Admitted, Batch, BatchRow, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput,
+    ReturnedRows, RowWork, Simulate, StateBounds, Tree, TreeLimits,
 };
 use aquila_compute::sampling::Choice;
 use aquila_compute::{
@@ -305,7 +305,11 @@ impl Backend for Null {
     }
 
     /// One draft of each tree is right.
-    fn outputs(&self, told: &mut Told) -> Result<Vec<Option<RequestOutput>>> {
+    fn outputs(
+        &self,
+        told: &mut Told,
+        _: ReturnedRows<'_, Self::Rows>,
+    ) -> Result<Vec<Option<RequestOutput>>> {
         let Told { tokens, rows } = told;
         let output = |row: &BatchRow| {
             let known = tokens.get_mut(&row.place).expect("it was admitted");
@@ -359,6 +363,7 @@ fn engine(context: usize) -> (Scheduler, Arc<Null>) {
         verify: Verify::Match,
         parked_rows: 0,
         simulate: None,
+        returned: Default::default(),
     };
     let decoder = |name: &str| {
         let checkpoint = Checkpoint::open(&resolve(name).expect("shipped"), LoadFormat::Auto);

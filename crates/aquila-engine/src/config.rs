@@ -1,6 +1,8 @@
 //! What an engine is told at start.
 
+use aquila_compute::round::Returned;
 use aquila_compute::{KvDtype, PlanBounds, WeightFormat};
+use aquila_model::ModelSpec;
 use aquila_spec::{Allowance, Shape, Simulate, Verify};
 
 /// Settings that no engine can work with.
@@ -60,6 +62,8 @@ pub struct EngineConfig {
     pub verify: Verify,
     /// Acceptance that is only pretended, to measure what rounds cost.
     pub simulate: Option<Simulate>,
+    /// What requests may get of the target's rows, beside tokens.
+    pub returned: Returned,
 }
 
 /// Rows whose logits one round may ask for beyond one per running request.
@@ -95,6 +99,15 @@ impl EngineConfig {
     /// Hidden rows of the target that are there for a draft: those of a pass, then parked ones.
     pub fn hidden_rows(&self) -> usize {
         self.max_rows() + self.max_running_requests * self.parked_rows
+    }
+
+    /// Bytes of the target's rows that are kept for requests, until a round is read. Those that a
+    /// draft takes as well are counted for both.
+    pub fn returned_bytes(&self, spec: &ModelSpec) -> u64 {
+        let Returned { hidden_states, routed_experts } = self.returned;
+        let hidden = if hidden_states { spec.hidden_size } else { 0 };
+        let experts = if routed_experts { spec.experts_per_token().unwrap_or(0) } else { 0 };
+        4 * self.max_rows() as u64 * (hidden + experts * spec.layers.len()) as u64
     }
 
     /// Rows of logits of the largest forward pass.

@@ -20,6 +20,9 @@ pub enum Error {
     /// More KV groups than a request can have.
     #[error("{0} declares {1} KV groups; an algorithm may have {MOST_DRAFT_GROUPS}")]
     DraftGroups(&'static str, usize),
+    /// Experts of a model that has none.
+    #[error("routed experts cannot be returned: the model has no layer with experts")]
+    NoExperts,
     /// An error of the model or of the backend below it.
     #[error(transparent)]
     Model(#[from] aquila_model::Error),
@@ -49,6 +52,9 @@ pub enum SubmitError {
          scheduling"
     )]
     NoPriorities,
+    /// Rows that the engine does not keep.
+    #[error("{0} are not returned: leave them out, or start the engine with {name}", name = .0.setting())]
+    NotReturned(ReturnedKind),
     /// A prompt without tokens.
     #[error("the prompt is empty")]
     EmptyPrompt,
@@ -72,6 +78,27 @@ pub enum SubmitError {
         /// The size of the vocabulary.
         vocabulary: usize,
     },
+}
+
+/// Rows of the target that a request may ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ReturnedKind {
+    /// What the language-model head reads.
+    #[error("hidden states")]
+    HiddenStates,
+    /// Which experts rows go to.
+    #[error("routed experts")]
+    RoutedExperts,
+}
+
+impl ReturnedKind {
+    /// The setting that has an engine return them.
+    pub fn setting(self) -> &'static str {
+        match self {
+            ReturnedKind::HiddenStates => "enable-return-hidden-states",
+            ReturnedKind::RoutedExperts => "enable-return-routed-experts",
+        }
+    }
 }
 
 /// What bounds a prompt.

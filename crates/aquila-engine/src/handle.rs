@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 
 use crate::config::EngineConfig;
 use crate::error::SubmitError;
+use crate::executor::RowWidths;
 use crate::request::{Request, RequestId};
 use crate::scheduler::Priorities;
 use crate::scheduler::Scheduler;
@@ -33,6 +34,7 @@ pub struct EngineHandle {
 struct Shared {
     config: EngineConfig,
     vocabulary: usize,
+    row_widths: RowWidths,
     algorithm: Option<&'static str>,
     overlaps: bool,
     priorities: Priorities,
@@ -53,6 +55,7 @@ impl EngineHandle {
         let shared = Shared {
             config: engine.config().clone(),
             vocabulary: engine.vocabulary(),
+            row_widths: engine.row_widths(),
             algorithm: engine.algorithm(),
             overlaps: engine.overlaps(),
             priorities: engine.priorities(),
@@ -109,6 +112,11 @@ impl EngineHandle {
     /// The size of the model's vocabulary.
     pub fn vocabulary(&self) -> usize {
         self.shared.vocabulary
+    }
+
+    /// How wide the rows are that requests may get.
+    pub fn row_widths(&self) -> RowWidths {
+        self.shared.row_widths
     }
 
     /// The name of the algorithm that drafts, if one does.

@@ -21,12 +21,13 @@ mod scheduler;
 mod stats;
 mod times;
 
+pub use aquila_compute::round::{HostRows, Returned};
 pub use budget::{Budget, BudgetError, BudgetLine, available_memory};
 pub use config::{ConfigError, EngineConfig};
-pub use error::{Error, PromptBound, Result, SubmitError};
+pub use error::{Error, PromptBound, Result, ReturnedKind, SubmitError};
 pub use executor::Runner;
 pub use handle::EngineHandle;
-pub use listener::{FinishReason, Listener, Outcome, StopCause, Token, Usage, Verdict};
+pub use listener::{FinishReason, Listener, Outcome, StopCause, Token, TokenRows, Usage, Verdict};
 pub use request::{Limits, Request, RequestId, Speculation};
 pub use scheduler::{AdmissionOrder, Priorities, Scheduler};
 pub use stats::{DraftingState, Snapshot, Stats};

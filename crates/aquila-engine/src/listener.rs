@@ -1,5 +1,6 @@
 //! Who hears the tokens of a request.
 
+use aquila_compute::round::HostRows;
 use aquila_spec::SpecStats;
 
 /// A token of an answer or of a prompt, with what was asked about it.
@@ -77,11 +78,34 @@ pub struct Usage {
     pub spec: SpecStats,
 }
 
+/// Rows of the target that a request asked for: those of its tokens from `from` on, as far as
+/// they were computed, each once and in its place whatever became of the request meanwhile.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct TokenRows {
+    /// The token of the first row.
+    pub from: usize,
+    /// Hidden states of the prompt's tokens, and of those of the answer but the last.
+    pub hidden_states: HostRows<f32>,
+    /// The experts of all tokens but the last, the layers of a row one after the other.
+    pub routed_experts: HostRows<u32>,
+}
+
+impl TokenRows {
+    /// Drops the rows of tokens beyond the first `prompt` and the `completion` after them.
+    pub(crate) fn cut(&mut self, prompt: usize, completion: usize) {
+        let last = (prompt + completion).saturating_sub(1);
+        self.hidden_states.truncate(last.max(prompt).saturating_sub(self.from));
+        self.routed_experts.truncate(last.saturating_sub(self.from));
+    }
+}
+
 /// How a request ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
     /// Why.
     pub reason: FinishReason,
     /// What it took.
     pub usage: Usage,
+    /// What it asked for beside tokens.
+    pub rows: TokenRows,
 }

@@ -2,11 +2,12 @@
 
 use std::time::Instant;
 
+use aquila_compute::round::Returned;
 use aquila_compute::sampling::Sampling;
 use aquila_kv::Namespace;
 
 use crate::config::EngineConfig;
-use crate::error::{PromptBound, SubmitError};
+use crate::error::{PromptBound, ReturnedKind, SubmitError};
 use crate::listener::Listener;
 use crate::scheduler::Priorities;
 
@@ -62,6 +63,10 @@ pub struct Request {
     pub logprobs: Option<usize>,
     /// The same for the tokens of the prompt.
     pub prompt_logprobs: Option<usize>,
+    /// What of the rows of its tokens to report.
+    pub returned: Returned,
+    /// The first token whose rows are reported.
+    pub returned_from: usize,
     /// Whose cached prefixes may be used.
     pub namespace: Namespace,
     /// Whether tokens may be drafted for it.
@@ -87,6 +92,8 @@ impl Request {
             limits: Limits { max_tokens, ..Limits::default() },
             logprobs: None,
             prompt_logprobs: None,
+            returned: Returned::default(),
+            returned_from: 0,
             namespace: Namespace::default(),
             speculation: Speculation::Free,
             priority: None,
@@ -104,6 +111,12 @@ impl Request {
     ) -> Result<(), SubmitError> {
         if self.priority.is_some() && priorities == Priorities::Refused {
             return Err(SubmitError::NoPriorities);
+        }
+        if self.returned.hidden_states && !config.returned.hidden_states {
+            return Err(SubmitError::NotReturned(ReturnedKind::HiddenStates));
+        }
+        if self.returned.routed_experts && !config.returned.routed_experts {
+            return Err(SubmitError::NotReturned(ReturnedKind::RoutedExperts));
         }
         if self.prompt.is_empty() {
             return Err(SubmitError::EmptyPrompt);

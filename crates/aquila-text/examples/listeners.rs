@@ -47,6 +47,7 @@ fn generator(batch: usize, apart: bool) -> Generator {
         verify: Default::default(),
         parked_rows: 0,
         simulate: None,
+        returned: Default::default(),
     };
     let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).expect("a CPU"));
     let decoder = Decoder::load(&*backend, &checkpoint, WeightFormat::Bf16, 512, &mut |_| {});

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use aquila_engine::{
-    EngineHandle, FinishReason, Listener, Outcome, RequestId, StopCause, SubmitError, Token, Usage,
-    Verdict,
+    EngineHandle, FinishReason, Listener, Outcome, RequestId, StopCause, SubmitError, Token,
+    TokenRows, Usage, Verdict,
 };
 
 use aquila_spec::SpecStats;
@@ -63,6 +63,8 @@ pub struct End {
     pub stop: Option<String>,
     /// What it took.
     pub usage: Usage,
+    /// Rows of its tokens, if they were asked for.
+    pub rows: TokenRows,
 }
 
 /// Hears one answer, on the engine's thread: it must be quick and never block.
@@ -240,13 +242,13 @@ impl Listener for TextListener {
                 text.push_str(&self.stops.finish());
             }
         }
-        let Outcome { mut reason, usage } = outcome;
+        let Outcome { mut reason, usage, rows } = outcome;
         if self.stopped.is_some() && reason == FinishReason::Length {
             // The last characters, which came with no token of their own, completed a stop string.
             reason = FinishReason::Stop(StopCause::Listener);
         }
         let stop = self.stopped.map(|index| self.stop_strings.strings()[index].clone());
-        self.sink.end(End { text, reason, stop, usage });
+        self.sink.end(End { text, reason, stop, usage, rows });
     }
 }
 

@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use aquila_compute::sampling::Sampling;
-use aquila_engine::{Limits, Request, Speculation};
+use aquila_engine::{Limits, Request, Returned, Speculation};
 use serde_json::{Map, Value};
 
 use crate::StopStrings;
@@ -107,6 +107,10 @@ pub struct CheckedParams {
     pub logprobs: Option<usize>,
     /// The same for the prompt.
     pub prompt_logprobs: Option<usize>,
+    /// What of the rows of its tokens to report; callers set it from the request itself.
+    pub returned: Returned,
+    /// The first token whose rows are reported; callers set it from the request itself.
+    pub returned_from: usize,
     /// Whether tokens may be drafted; callers set it from the request itself.
     pub speculation: Speculation,
     /// How important the answer is; callers set it from the request itself.
@@ -293,6 +297,8 @@ impl SamplingParams {
             n,
             logprobs: (self.logprobs.unwrap_or(false) || top > 0).then_some(top),
             prompt_logprobs: self.prompt_logprobs.unwrap_or(false).then_some(top),
+            returned: Returned::default(),
+            returned_from: 0,
             speculation: Speculation::Free,
             priority: None,
             skip_special_tokens: true,
@@ -319,6 +325,8 @@ impl CheckedParams {
             logprobs: self.logprobs,
             // One answer reports on the prompt that all of them share.
             prompt_logprobs: self.prompt_logprobs.filter(|_| choice == 0),
+            returned: self.returned,
+            returned_from: self.returned_from,
             speculation: self.speculation,
             priority: self.priority,
             deadline,

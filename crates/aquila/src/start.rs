@@ -120,11 +120,17 @@ pub fn build(
         verify: speculative.as_ref().map_or(Verify::Match, |s| s.verify),
         parked_rows: if pauses { PARKED_ROWS } else { 0 },
         simulate: speculative.as_ref().and_then(|s| s.simulate.clone()),
+        returned: flags.returned,
     };
     config.check()?;
+    if config.returned.routed_experts && spec.experts_per_token().is_none() {
+        return Err(aquila_engine::Error::NoExperts.into());
+    }
     let needs = Needs {
         weights: memory::weight_bytes(&spec, format),
-        scratch: memory::scratch_bytes(&spec, config.bounds()) + memory::rope_bytes(&spec, context),
+        scratch: memory::scratch_bytes(&spec, config.bounds())
+            + memory::rope_bytes(&spec, context)
+            + config.returned_bytes(&spec),
         kv_per_token: memory::kv_bytes_per_token(&spec, config.kv_dtype),
         ..Needs::default()
     };

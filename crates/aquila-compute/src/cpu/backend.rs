@@ -20,7 +20,7 @@ use super::weight::CpuWeight;
 use super::{Isa, IsaChoice};
 use crate::round::{
     Batch, Candidates, DraftQuery, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput,
-    RoundState, Simulate, StateBounds, Tree, TreeLimits,
+    ReturnedRows, RoundState, Simulate, StateBounds, Tree, TreeLimits,
 };
 use crate::sampling;
 use crate::{
@@ -651,8 +651,13 @@ impl Backend for CpuBackend {
         self.move_rows(rows, &state.kept_states(layer, kept))
     }
 
-    fn outputs(&self, state: &mut RoundState) -> Result<Vec<Option<RequestOutput>>> {
+    fn outputs(
+        &self,
+        state: &mut RoundState,
+        returned: ReturnedRows<'_, CpuRows>,
+    ) -> Result<Vec<Option<RequestOutput>>> {
         let _reported = self.report(Operation::Outputs);
+        state.take_returned(returned, CpuRows::row);
         Ok(state.take_outputs())
     }
 

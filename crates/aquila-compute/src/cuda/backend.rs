@@ -13,8 +13,8 @@ use super::memory::{
 };
 use super::{Graph, Mark, arguments};
 use crate::round::{
-    Batch, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, Simulate, StateBounds, Tree,
-    TreeLimits,
+    Batch, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, ReturnedRows, Simulate,
+    StateBounds, Tree, TreeLimits,
 };
 use crate::{
     Accumulate, Activation, AttentionParams, Backend, DraftIds, Error, ForwardPlan, HeadShape,
@@ -564,7 +564,11 @@ impl Backend for CudaBackend {
         match *state {}
     }
 
-    fn outputs(&self, state: &mut Infallible) -> Result<Vec<Option<RequestOutput>>> {
+    fn outputs(
+        &self,
+        state: &mut Infallible,
+        _: ReturnedRows<'_, CudaRows>,
+    ) -> Result<Vec<Option<RequestOutput>>> {
         match *state {}
     }
 

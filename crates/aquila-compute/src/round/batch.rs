@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::layers::KeptLayout;
-use super::{DraftGroup, RequestParams, Shape};
+use super::{DraftGroup, HostRows, RequestParams, Shape};
 use crate::sampling::Choice;
 
 /// What a state must have room for.
@@ -188,6 +188,10 @@ pub struct RequestOutput {
     pub known: usize,
     /// What the round says about drafts.
     pub feedback: DraftFeedback,
+    /// Hidden states of the rows that the round committed, in order; none where not asked for.
+    pub hidden_states: HostRows<f32>,
+    /// The experts of the same rows.
+    pub routed_experts: HostRows<u32>,
 }
 
 /// What ended a text by the request's own rules.

@@ -13,6 +13,8 @@
 //! - [`Candidates`], [`SamplingContext`]: what a draft proposes after a token.
 //! - [`accept`], [`Verify`], [`Simulate`]: which drafts the target confirms.
 //! - [`Kept`]: which rows of a round are kept, and where they belong.
+//! - [`ReturnedRows`], [`HostRows`]: rows of the target that a request gets, on the backend and on
+//!   the host.
 //!
 //! The one invariant: what a request gets in a round depends on its row of the state, its slots
 //! and the batch's row for it, and on nothing that another request does.
@@ -28,6 +30,7 @@ mod params;
 mod paused_drafts;
 mod proposal;
 mod recurrent;
+mod returned;
 mod row;
 mod row_budget;
 mod sequence;
@@ -45,8 +48,9 @@ pub use batch::{
 pub use compaction::Kept;
 pub use draft_tree::{Growth, Node, Tree};
 pub use layers::KeptLayout;
-pub use params::{DraftGroup, DraftLimits, MOST_DRAFT_GROUPS, RequestParams, TreeRows};
+pub use params::{DraftGroup, DraftLimits, MOST_DRAFT_GROUPS, RequestParams, Returned, TreeRows};
 pub use proposal::{Candidates, DraftQuery, SamplingContext};
+pub use returned::{HostRows, ReturnedRows};
 pub use row_budget::{Weighted, prune_to_rows};
 pub use shape::{MOST_STEPS, MOST_TOPK, Shape, ShapeError};
 pub use simulate::{RateSchedule, Simulate, SimulateMethod, SimulatedRound};

@@ -71,6 +71,15 @@ impl DraftLimits {
     };
 }
 
+/// What a request gets of the target's rows of its tokens, beside tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Returned {
+    /// What the language-model head reads: the stream after the final norm.
+    pub hidden_states: bool,
+    /// The experts that a row goes to in each layer.
+    pub routed_experts: bool,
+}
+
 /// What a request queries of every round. It never changes while the request runs.
 #[derive(Debug, Clone)]
 pub struct RequestParams {
@@ -94,6 +103,8 @@ pub struct RequestParams {
     pub logprobs: Option<usize>,
     /// The same for the tokens of the prompt.
     pub prompt_logprobs: Option<usize>,
+    /// What it gets of the rows of its tokens.
+    pub returned: Returned,
     /// What may be drafted for it.
     pub limits: DraftLimits,
 }

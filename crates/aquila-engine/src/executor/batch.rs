@@ -32,6 +32,17 @@ pub struct Profile {
     pub vocabulary: usize,
     /// What the draft needs, if there is one.
     pub declaration: Option<Declaration>,
+    /// How wide the rows are that requests may get.
+    pub row_widths: RowWidths,
+}
+
+/// How many values the rows have that requests may get.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RowWidths {
+    /// Of hidden states.
+    pub hidden_states: usize,
+    /// Of routed experts, those of all layers together; 0 where no layer has experts.
+    pub routed_experts: usize,
 }
 
 /// One round, as the executor is told it: departures before admissions, then slots, then requests.

@@ -16,7 +16,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
 
 pub use batch::{
-    Admission, BatchOutput, Departed, Executor, Profile, RequestWork, ScheduledBatch, TableChange,
+    Admission, BatchOutput, Departed, Executor, Profile, RequestWork, RowWidths, ScheduledBatch,
+    TableChange,
 };
 pub use model::ModelExecutor;
 pub use runner::Runner;

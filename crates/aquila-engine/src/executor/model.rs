@@ -9,13 +9,14 @@ use std::sync::Arc;
 
 use aquila_compute::Backend;
 use aquila_compute::round::{
-    Admitted, Batch, BatchRow, ExtendRows, Extent, RequestOutput, RequestParams, RowWork, Shape,
-    TableChange, Tree, TreeLimits,
+    Admitted, Batch, BatchRow, ExtendRows, Extent, RequestOutput, RequestParams, Returned, RowWork,
+    Shape, TableChange, Tree, TreeLimits,
 };
 use aquila_spec::{DraftBound, DraftRequest};
 
 use super::batch::{BatchOutput, Executor, Profile, RequestWork, ScheduledBatch};
 use super::runner::Runner;
+use super::stores::Takers;
 use crate::config::EngineConfig;
 use crate::error::Result;
 use crate::request::RequestId;
@@ -48,6 +49,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         Profile {
             vocabulary: self.runner.vocabulary(),
             declaration: self.runner.declaration().cloned(),
+            row_widths: self.runner.row_widths(),
         }
     }
 
@@ -156,7 +158,7 @@ impl<B: Backend> ModelExecutor<B> {
                 TreeLimits { row_budget: scheduled.row_budget, fill: scheduled.fill_trees };
             self.runner.draft(given, plan.draft, limits)
         })?;
-        timed(&mut times.verify, || self.runner.verify(plan.target, plan.hidden))?;
+        timed(&mut times.verify, || self.runner.verify(plan.target, plan.takers))?;
         let simulate = self.config.simulate.as_ref();
         timed(&mut times.accept, || self.runner.accept(simulate))?;
         timed(&mut times.commit, || self.runner.compact())?;
@@ -181,7 +183,10 @@ impl<B: Backend> ModelExecutor<B> {
         for part in &scheduled.requests {
             let held = self.held.get_mut(&part.request).expect("it was admitted");
             let drafts = drafts && held.params.drafts();
-            plan.hidden |= drafts && captures && held.missed <= most_missed;
+            plan.takers.draft |= drafts && captures && held.missed <= most_missed;
+            let Returned { hidden_states, routed_experts } = held.params.returned;
+            plan.takers.returned.hidden_states |= hidden_states;
+            plan.takers.returned.routed_experts |= routed_experts;
             match &part.work {
                 RowWork::Prefill { rows, outputs, .. } => {
                     plan.target.rows += rows.len();
@@ -289,7 +294,7 @@ struct RoundPlan {
     catch_up: Vec<DraftBound>,
     draft: DraftBound,
     target: Extent,
-    /// Whether a draft takes hidden rows of the target's pass.
-    hidden: bool,
+    /// Who takes rows of the target's pass.
+    takers: Takers,
     extend: DraftBound,
 }

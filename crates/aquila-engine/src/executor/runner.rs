@@ -10,7 +10,8 @@ use aquila_compute::round::{
 use aquila_model::{Decoder, Scratch};
 use aquila_spec::{Algorithm, Declaration, DraftBound, DraftRequest, HostProposer};
 
-use super::stores::Stores;
+use super::batch::RowWidths;
+use super::stores::{Stores, Takers};
 use crate::config::EngineConfig;
 use crate::error::{Error, Result};
 
@@ -52,6 +53,13 @@ impl<B: Backend> Runner<B> {
     /// The size of the vocabulary.
     pub fn vocabulary(&self) -> usize {
         self.decoder.spec().vocab_size
+    }
+
+    /// How wide the rows are that requests may get.
+    pub fn row_widths(&self) -> RowWidths {
+        let spec = self.decoder.spec();
+        let experts = spec.experts_per_token().unwrap_or(0);
+        RowWidths { hidden_states: spec.hidden_size, routed_experts: spec.layers.len() * experts }
     }
 
     /// What the draft needs, if there is one.
@@ -111,13 +119,11 @@ impl<B: Backend> Runner<B> {
         Ok(backend.build_trees(state, limits)?)
     }
 
-    /// One pass of the target, and what is sampled at its outputs; `hidden` says whether it has
-    /// rows whose hidden states a draft takes.
-    pub(super) fn verify(&mut self, bound: Extent, hidden: bool) -> Result<()> {
+    /// One pass of the target, and what is sampled at its outputs; `takers` take its rows.
+    pub(super) fn verify(&mut self, bound: Extent, takers: Takers) -> Result<()> {
         let Self { backend, decoder, scratch, stores, state, .. } = self;
         backend.plan_rows(state, PassRows::Target, bound, scratch.plan_mut())?;
-        let (kv, capture) = stores.of_pass();
-        let mut captures: Vec<_> = capture.filter(|_| hidden).into_iter().collect();
+        let (kv, mut captures) = stores.of_pass(takers);
         decoder.forward_placed(backend, kv, scratch, &mut captures)?;
         Ok(backend.sample(state, scratch.logits())?)
     }
@@ -132,8 +138,8 @@ impl<B: Backend> Runner<B> {
         let Self { backend, stores, state, .. } = self;
         stores.compact(backend, state)?;
         backend.publish(state)?;
-        if let (_, Some(capture)) = stores.of_pass() {
-            backend.park_rows(state, capture.rows_mut())?;
+        if let Some(hidden) = stores.hidden_mut() {
+            backend.park_rows(state, hidden)?;
         }
         Ok(())
     }
@@ -142,12 +148,11 @@ impl<B: Backend> Runner<B> {
     pub(super) fn extend(&mut self, rows: ExtendRows, bound: DraftBound) -> Result<()> {
         let Self { backend, stores, state, algorithm, .. } = self;
         let Some(Algorithm { device: Some(device), .. }) = algorithm else { return Ok(()) };
-        let hidden = stores.hidden().map(|capture| capture.rows());
-        Ok(device.extend(backend, state, rows, bound, hidden)?)
+        Ok(device.extend(backend, state, rows, bound, stores.hidden())?)
     }
 
     /// What came of each row of the batch.
     pub(super) fn outputs(&mut self) -> Result<Vec<Option<RequestOutput>>> {
-        Ok(self.backend.outputs(&mut self.state)?)
+        Ok(self.backend.outputs(&mut self.state, self.stores.returned())?)
     }
 }

@@ -1,9 +1,11 @@
 //! Everything that has a row for each node of a round.
 //!
-//! The list follows from what the model and the algorithm declare, and a pass gets its stores from
-//! the list: what is not in it cannot be written, and what is in it is compacted.
+//! The list follows from what the model, the algorithm and the settings declare, and a pass gets
+//! its stores from the list: what is not in it cannot be written, and what a pass has written is
+//! compacted.
 
 use aquila_compute::Backend;
+use aquila_compute::round::{Returned, ReturnedRows};
 use aquila_model::{Capture, Decoder};
 use aquila_spec::{Declaration, HiddenStates};
 
@@ -11,21 +13,43 @@ use aquila_spec::{Declaration, HiddenStates};
 use aquila_spec::known_bugs::Bug;
 
 use crate::config::EngineConfig;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
-/// One store.
-enum Store<B: Backend> {
-    /// Keys and values of the target, in slots: one of each KV group.
-    Kv(Vec<B::Kv>),
-    /// Hidden rows of the target, one for each row of the pass.
-    Hidden(Capture<B>),
+/// Who takes rows of the target's pass.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Takers {
+    /// The draft takes hidden rows.
+    pub draft: bool,
+    /// Requests get rows.
+    pub returned: Returned,
+}
+
+impl Takers {
+    fn meet(self, other: Self) -> bool {
+        (self.draft && other.draft)
+            || (self.returned.hidden_states && other.returned.hidden_states)
+            || (self.returned.routed_experts && other.returned.routed_experts)
+    }
+}
+
+/// What has a row for each row of a pass, if the pass has somebody who takes it.
+struct RowStore<B: Backend> {
+    capture: Capture<B>,
+    takers: Takers,
 }
 
 /// All stores that the target's pass writes.
-pub(super) struct Stores<B: Backend>(Vec<Store<B>>);
+pub(super) struct Stores<B: Backend> {
+    /// Keys and values of the target, in slots: one of each KV group.
+    kv: Vec<B::Kv>,
+    rows: Vec<RowStore<B>>,
+    /// Who takes rows of the last pass.
+    takers: Takers,
+}
 
 impl<B: Backend> Stores<B> {
-    /// Those of `decoder`, and what the algorithm declares that it takes of it.
+    /// Those of `decoder`, what the algorithm declares that it takes of it, and what requests may
+    /// get.
     pub fn new(
         backend: &B,
         decoder: &Decoder<B>,
@@ -33,54 +57,79 @@ impl<B: Backend> Stores<B> {
         config: &EngineConfig,
     ) -> Result<Self> {
         let kv = decoder.kv(backend, config.slots(), config.kv_dtype)?;
-        let mut stores = vec![Store::Kv(kv)];
-        let rows = config.hidden_rows();
+        let mut rows = Vec::new();
+        let mut add = |capture, draft, hidden_states, routed_experts| {
+            let returned = Returned { hidden_states, routed_experts };
+            rows.push(RowStore { capture, takers: Takers { draft, returned } });
+        };
+        let Returned { mut hidden_states, routed_experts } = config.returned;
         match declaration.map_or(&HiddenStates::None, |declaration| &declaration.hidden) {
             HiddenStates::None => {}
             HiddenStates::Layers(layers) => {
-                stores.push(Store::Hidden(decoder.capture(backend, layers, rows)?));
+                let capture = decoder.capture(backend, layers, config.hidden_rows())?;
+                add(capture, true, false, false);
             }
             HiddenStates::Final => {
-                stores.push(Store::Hidden(decoder.capture_final(backend, rows)?))
+                let capture = decoder.capture_final(backend, config.hidden_rows())?;
+                add(capture, true, std::mem::take(&mut hidden_states), false);
             }
         }
-        Ok(Self(stores))
-    }
-
-    /// What a pass writes.
-    pub fn of_pass(&mut self) -> (&mut [B::Kv], Option<&mut Capture<B>>) {
-        let (mut kv, mut hidden) = (None, None);
-        for store in &mut self.0 {
-            match store {
-                Store::Kv(store) => kv = Some(store),
-                Store::Hidden(store) => hidden = Some(store),
-            }
+        if hidden_states {
+            add(decoder.capture_final(backend, config.max_rows())?, false, true, false);
         }
-        (kv.expect("every model has keys and values"), hidden)
+        if routed_experts {
+            if decoder.spec().experts_per_token().is_none() {
+                return Err(Error::NoExperts);
+            }
+            add(decoder.capture_experts(backend, config.max_rows())?, false, false, true);
+        }
+        Ok(Self { kv, rows, takers: Takers::default() })
     }
 
-    /// The target's hidden rows, where they are kept.
-    pub fn hidden(&self) -> Option<&Capture<B>> {
-        self.0.iter().find_map(|store| match store {
-            Store::Hidden(capture) => Some(capture),
-            Store::Kv(_) => None,
-        })
+    /// What a pass writes, whose rows `takers` take.
+    pub fn of_pass(&mut self, takers: Takers) -> (&mut [B::Kv], Vec<&mut Capture<B>>) {
+        self.takers = takers;
+        let rows = self.rows.iter_mut().filter(|store| store.takers.meet(takers));
+        (&mut self.kv, rows.map(|store| &mut store.capture).collect())
     }
 
-    /// Moves the accepted rows of every store to where they belong.
+    fn taken_by(&self, takers: Takers) -> Option<&B::Rows> {
+        self.rows.iter().find(|store| store.takers.meet(takers)).map(|store| store.capture.rows())
+    }
+
+    /// The target's hidden rows, where they are kept for a draft.
+    pub fn hidden(&self) -> Option<&B::Rows> {
+        self.taken_by(Takers { draft: true, ..Takers::default() })
+    }
+
+    /// The same, to be moved about.
+    pub fn hidden_mut(&mut self) -> Option<&mut B::Rows> {
+        let store = self.rows.iter_mut().find(|store| store.takers.draft);
+        store.map(|store| store.capture.rows_mut())
+    }
+
+    /// What requests get of the last pass.
+    pub fn returned(&self) -> ReturnedRows<'_, B::Rows> {
+        let Returned { hidden_states, routed_experts } = self.takers.returned;
+        let of = |returned| self.taken_by(Takers { draft: false, returned });
+        ReturnedRows {
+            hidden_states: of(Returned { hidden_states, routed_experts: false }),
+            routed_experts: of(Returned { hidden_states: false, routed_experts }),
+        }
+    }
+
+    /// Moves the accepted rows of every store that the last pass has written to where they belong.
     pub fn compact(&mut self, backend: &B, state: &B::State) -> Result<()> {
-        for store in &mut self.0 {
-            #[cfg(feature = "known-bugs")]
-            if (Bug::KvNotMoved.alive() && matches!(store, Store::Kv(_)))
-                || (Bug::HiddenNotMoved.alive() && matches!(store, Store::Hidden(_)))
-            {
-                continue;
-            }
-            match store {
-                Store::Kv(groups) => {
-                    groups.iter_mut().try_for_each(|kv| backend.compact_slots(state, kv))?
-                }
-                Store::Hidden(capture) => backend.compact_rows(state, capture.rows_mut())?,
+        #[cfg(feature = "known-bugs")]
+        let (kv_moves, rows_move) = (!Bug::KvNotMoved.alive(), !Bug::HiddenNotMoved.alive());
+        #[cfg(not(feature = "known-bugs"))]
+        let (kv_moves, rows_move) = (true, true);
+        for kv in self.kv.iter_mut().filter(|_| kv_moves) {
+            backend.compact_slots(state, kv)?;
+        }
+        for store in self.rows.iter_mut().filter(|_| rows_move) {
+            if store.takers.meet(self.takers) {
+                backend.compact_rows(state, store.capture.rows_mut())?;
             }
         }
         Ok(())

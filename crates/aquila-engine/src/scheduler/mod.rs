@@ -32,7 +32,9 @@ use aquila_spec::known_bugs::Bug;
 
 use crate::config::{ConfigError, EngineConfig};
 use crate::error::{Error, Result, SubmitError};
-use crate::executor::{Departed, Executor, ExecutorHandle, ModelExecutor, Profile, Runner};
+use crate::executor::{
+    Departed, Executor, ExecutorHandle, ModelExecutor, Profile, RowWidths, Runner,
+};
 use crate::listener::{FinishReason, Outcome, Token};
 use crate::request::{Request, RequestId};
 use crate::scheduler::output_processor::{Last, OutputProcessor};
@@ -181,6 +183,11 @@ impl Scheduler {
     /// The size of the model's vocabulary.
     pub fn vocabulary(&self) -> usize {
         self.profile.vocabulary
+    }
+
+    /// How wide the rows are that requests may get.
+    pub fn row_widths(&self) -> RowWidths {
+        self.profile.row_widths
     }
 
     /// The name of the algorithm that drafts, if one does.
@@ -408,14 +415,16 @@ impl Scheduler {
         let state = request.release(&mut self.cache);
         self.drafting.leave(state.id().0);
         let (id, drafts) = (state.id(), state.last_round.drafts);
-        self.outputs.last(id, Last { tokens, reason, usage: state.usage, drafts });
+        let RequestState { usage, rows, .. } = *state;
+        self.outputs.last(id, Last { tokens, outcome: Outcome { reason, usage, rows }, drafts });
     }
 
     /// Tells a listener that its request has ended.
     pub(crate) fn finish(&mut self, state: Box<RequestState>, reason: FinishReason) {
         let id = state.id();
         self.drafting.leave(id.0);
-        self.outputs.end(id, Outcome { reason, usage: state.usage });
+        let RequestState { usage, rows, .. } = *state;
+        self.outputs.end(id, Outcome { reason, usage, rows });
     }
 
     pub(crate) fn count(&self) {

@@ -55,9 +55,8 @@ enum Message {
 /// The last tokens of an answer.
 pub(crate) struct Last {
     pub tokens: Vec<Token>,
-    pub reason: FinishReason,
     /// With all of the tokens counted.
-    pub usage: Usage,
+    pub outcome: Outcome,
     /// Drafts of the round that were verified and that were counted as right, if it was one.
     pub drafts: Option<(usize, usize)>,
 }
@@ -215,16 +214,19 @@ impl Processor {
     }
 
     fn last(&mut self, request: RequestId, last: Last) {
-        let Last { tokens, mut reason, mut usage, drafts } = last;
+        let Last { tokens, mut outcome, drafts } = last;
         let Some(verdict) = self.tokens(request, &tokens) else { return };
-        take_back(&mut usage, tokens.len() - kept(&verdict, tokens.len()), tokens.len(), drafts);
+        let dropped = tokens.len() - kept(&verdict, tokens.len());
+        take_back(&mut outcome.usage, dropped, tokens.len(), drafts);
         if let Some(ended) = reason_of(verdict) {
-            reason = ended;
+            outcome.reason = ended;
         }
-        self.end(request, Outcome { reason, usage });
+        self.end(request, outcome);
     }
 
-    fn end(&mut self, request: RequestId, outcome: Outcome) {
+    fn end(&mut self, request: RequestId, mut outcome: Outcome) {
+        let Usage { prompt_tokens, completion_tokens, .. } = outcome.usage;
+        outcome.rows.cut(prompt_tokens, completion_tokens);
         let Some(listener) = self.listeners.remove(&request) else { return };
         self.stats.finished.fetch_add(1, Relaxed);
         self.stats.add_speculation(&outcome.usage.spec);

@@ -34,6 +34,7 @@ pub(crate) fn params_of(
         longest: longest.min(prompt.saturating_add(request.limits.max_tokens)),
         logprobs: request.logprobs,
         prompt_logprobs: request.prompt_logprobs,
+        returned: request.returned,
         limits,
     }
 }

@@ -309,6 +309,6 @@ fn tell(request: &mut Running, batch: &mut ScheduledBatch) {
 fn reads_the_same_prompt(running: &[Running], waiting: &Waiting) -> bool {
     let family = waiting.state.family;
     family.is_some()
-        && waiting.state.params.prompt_logprobs.is_none()
+        && !waiting.state.reads_anew()
         && running.iter().any(|r| r.is_reading() && r.state.family == family)
 }

@@ -7,12 +7,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use aquila_compute::round::{DraftLimits, RequestParams};
+use aquila_compute::round::{DraftLimits, RequestOutput, RequestParams, Returned};
 use aquila_kv::{Group, KvCache, Namespace, Sequence};
 use aquila_spec::policy::RequestView;
 use aquila_spec::{DraftGroup, MOST_DRAFT_GROUPS, Shape};
 
-use crate::listener::{Listener, Token, Usage};
+use crate::listener::{Listener, Token, TokenRows, Usage};
 use crate::request::{Request, RequestId};
 use crate::scheduler::params::params_of;
 use crate::scheduler::queue::MOST_OVERTAKEN;
@@ -40,6 +40,10 @@ pub(crate) struct RequestState {
     pub tokens: Vec<u32>,
     /// The prompt's tokens with log-probabilities, as they come.
     pub prompt_tokens: Vec<Token>,
+    /// What it gets of the rows of its tokens, as they come.
+    pub rows: TokenRows,
+    /// The first token whose rows it still misses; none where it gets no rows.
+    pub awaited: Option<usize>,
     /// What the last settled round brought, until its listener was heard.
     pub last_round: LastRound,
     pub usage: Usage,
@@ -72,6 +76,8 @@ impl RequestState {
             deadline: request.deadline,
             tokens: request.prompt,
             prompt_tokens: Vec::new(),
+            rows: TokenRows { from: request.returned_from, ..TokenRows::default() },
+            awaited: (request.returned != Returned::default()).then_some(request.returned_from),
             last_round: LastRound::default(),
             usage,
             seen: false,
@@ -113,14 +119,32 @@ impl RequestState {
 
     /// How many tokens may come from the prefix cache. A fresh request computes its last row,
     /// whose logits choose the first token, and a request that drafts the last row of each of its
-    /// groups, on which its next tree stands; log-probabilities of the prompt need every row.
+    /// groups, on which its next tree stands; log-probabilities of the prompt need every row, and
+    /// rows that are to be reported are computed unless they were before.
     pub fn match_limit(&self) -> usize {
         let anew = if self.params.drafts() { self.params.limits.lookahead.max(1) } else { 0 };
-        match (self.is_fresh(), self.params.prompt_logprobs) {
+        let limit = match (self.is_fresh(), self.params.prompt_logprobs) {
             (true, Some(_)) => 0,
             (true, None) => self.tokens.len().saturating_sub(anew.max(1)),
             (false, _) => self.prefill_goal().saturating_sub(anew),
-        }
+        };
+        self.awaited.map_or(limit, |awaited| limit.min(awaited))
+    }
+
+    /// Whether it computes rows of its prompt that the cache may have.
+    pub fn reads_anew(&self) -> bool {
+        self.params.prompt_logprobs.is_some() || self.awaited.is_some()
+    }
+
+    /// Keeps what a round brings of the rows of `count` tokens from `first` on, but for those that
+    /// it has.
+    pub fn keep_rows(&mut self, first: usize, count: usize, output: &mut RequestOutput) {
+        let Some(awaited) = &mut self.awaited else { return };
+        assert!(first <= *awaited, "rows from {first} came, those from {awaited} are missing");
+        let known = (*awaited - first).min(count);
+        self.rows.hidden_states.extend(std::mem::take(&mut output.hidden_states), known);
+        self.rows.routed_experts.extend(std::mem::take(&mut output.routed_experts), known);
+        *awaited = (*awaited).max(first + count);
     }
 
     /// Whether it was overtaken often enough: it is next, and is not preempted for others.

@@ -213,9 +213,10 @@ impl Scheduler {
         index: usize,
         rows: usize,
         last: bool,
-        output: RequestOutput,
+        mut output: RequestOutput,
     ) -> Option<Ending> {
         let Running { state, sequence, .. } = &mut self.running[index];
+        state.keep_rows(sequence.committed(TARGET), rows, &mut output);
         self.cache.commit(sequence, TARGET, rows);
         self.stats.prompt_tokens.fetch_add(rows as u64, Relaxed);
         state.prompt_tokens.extend(output.prompt.into_iter().map(token_of));
@@ -238,9 +239,10 @@ impl Scheduler {
     }
 
     /// Hands out what is accepted of a tree and commits its rows.
-    fn settle_tree(&mut self, index: usize, output: RequestOutput) -> Option<Ending> {
+    fn settle_tree(&mut self, index: usize, mut output: RequestOutput) -> Option<Ending> {
         let Running { state, sequence, .. } = &mut self.running[index];
         let tokens = output.tokens.len();
+        state.keep_rows(sequence.committed(TARGET), tokens, &mut output);
         state.last_round = LastRound::default();
         if state.speculates {
             let correct = tokens.min(output.correct);

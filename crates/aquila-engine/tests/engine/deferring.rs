@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
+use aquila_compute::round::Returned;
 use aquila_compute::{Backend, WeightFormat};
 use aquila_engine::{EngineConfig, Request, Runner, Scheduler};
 use aquila_model::{
@@ -116,13 +117,22 @@ fn compare(name: &str, config: &EngineConfig, change: Change, scripted: bool) {
 
 fn small(shape: Shape) -> EngineConfig {
     let (chunked_prefill_size, max_total_tokens) = (16, 2_000);
-    EngineConfig { chunked_prefill_size, max_total_tokens, context_length: 256, ..config(shape) }
+    let returned = Returned { hidden_states: true, routed_experts: false };
+    let context_length = 256;
+    EngineConfig {
+        chunked_prefill_size,
+        max_total_tokens,
+        context_length,
+        returned,
+        ..config(shape)
+    }
 }
 
-fn with_logprobs(request: &mut Request, index: usize) {
+fn with_reports(request: &mut Request, index: usize) {
     hot(request, index);
     penalized(request, index);
     request.logprobs = Some(2);
+    request.returned.hidden_states = true;
 }
 
 #[test]
@@ -130,14 +140,14 @@ fn a_round_of_any_proposer_is_read_once() {
     let (chain, tree) = (Shape::chain(3), shape(3, 4, 12));
     for (name, shape, change) in [
         ("NONE", Shape::PLAIN, greedy as Change),
-        ("EAGLE3", chain, with_logprobs),
+        ("EAGLE3", chain, with_reports),
         ("EAGLE3", tree, greedy),
         ("EAGLE", chain, greedy),
-        ("EAGLE", tree, with_logprobs),
-        ("MTP", chain, with_logprobs),
+        ("EAGLE", tree, with_reports),
+        ("MTP", chain, with_reports),
         ("MTP", tree, greedy),
         ("STANDALONE", chain, greedy),
-        ("STANDALONE", tree, with_logprobs),
+        ("STANDALONE", tree, with_reports),
         ("NGRAM", tree, greedy),
         ("EAGLE3+NGRAM", tree, greedy),
     ] {
@@ -149,7 +159,7 @@ fn a_round_of_any_proposer_is_read_once() {
 fn a_round_of_any_verification_is_read_once() {
     for verify in [Verify::TargetOnly { single: 1.0, accumulated: 1.0 }, Verify::Rejection] {
         for (name, shape) in [("EAGLE3", shape(3, 4, 12)), ("STANDALONE", Shape::chain(3))] {
-            compare(name, &EngineConfig { verify, ..small(shape) }, with_logprobs, false);
+            compare(name, &EngineConfig { verify, ..small(shape) }, with_reports, false);
         }
     }
 }

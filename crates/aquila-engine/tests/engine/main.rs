@@ -16,6 +16,7 @@ mod policies;
 mod priorities;
 mod report;
 mod requests;
+mod returned;
 mod speculation;
 mod support;
 mod verify_modes;

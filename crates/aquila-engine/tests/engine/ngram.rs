@@ -15,7 +15,7 @@ use crate::support::{Numbers, fixture};
 
 /// An engine over the model at `location` that drafts from n-grams where there are settings, and
 /// the corpora that it drafts from.
-fn engine_at(
+pub(crate) fn engine_at(
     location: &Location,
     settings: Option<NgramSettings>,
     config: EngineConfig,

@@ -35,6 +35,7 @@ pub fn engine_config() -> EngineConfig {
         verify: Default::default(),
         parked_rows: 0,
         simulate: None,
+        returned: Default::default(),
     }
 }
 

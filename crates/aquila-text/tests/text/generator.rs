@@ -38,6 +38,7 @@ static TINY: LazyLock<Generator> = LazyLock::new(|| {
         verify: Default::default(),
         parked_rows: 0,
         simulate: None,
+        returned: Default::default(),
     };
     let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 1).unwrap());
     let decoder =

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use aquila_compute::cpu::CpuBackend;
 use aquila_compute::round::{
-    Admitted, Batch, BatchRow, DraftLimits, ExtendRows, RequestParams, RoundState, RowWork,
-    StateBounds, TableChange,
+    Admitted, Batch, BatchRow, DraftLimits, ExtendRows, RequestParams, Returned, RoundState,
+    RowWork, StateBounds, TableChange,
 };
 use aquila_compute::sampling::Sampling;
 use aquila_compute::{KvDtype, PlanBounds, WeightFormat};
@@ -180,6 +180,7 @@ impl Life {
             longest: usize::MAX,
             logprobs: None,
             prompt_logprobs: None,
+            returned: Returned::default(),
             limits,
         };
         let slots: Vec<u32> = (0..place.slots() as u32).collect();

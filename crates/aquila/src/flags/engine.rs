@@ -1,6 +1,6 @@
 //! How requests share the machine.
 
-use aquila_engine::Priorities;
+use aquila_engine::{Priorities, Returned};
 use clap::{Args, ValueEnum};
 
 use super::SpeculativeFlags;
@@ -103,6 +103,10 @@ pub struct EngineFlags {
 
     #[command(flatten)]
     pub speculative: SpeculativeFlags,
+
+    /// What requests may get beside tokens, where a command has requests that can ask.
+    #[arg(skip)]
+    pub returned: Returned,
 }
 
 /// Who is admitted next.

@@ -18,6 +18,9 @@ pub struct Answer {
     pub logprobs: Vec<Option<u32>>,
     pub reason: Option<FinishReason>,
     pub spec: SpecStats,
+    /// The bits of the hidden states that it asked for.
+    pub states: Vec<u32>,
+    pub experts: Vec<u32>,
 }
 
 /// The shipped model's.
@@ -93,6 +96,8 @@ pub fn answers(
             logprobs: heard.tokens.iter().map(|t| t.logprob.map(f32::to_bits)).collect(),
             reason: Some(heard.reason().clone()),
             spec: heard.spec.clone(),
+            states: heard.rows.hidden_states.values.iter().map(|x| x.to_bits()).collect(),
+            experts: heard.rows.routed_experts.values.clone(),
         }
     };
     all.iter().map(heard).collect()

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::round::{
-    Batch, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, Simulate, StateBounds, Tree,
-    TreeLimits,
+    Batch, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, ReturnedRows, Simulate,
+    StateBounds, Tree, TreeLimits,
 };
 use aquila_compute::{
     Accumulate, Activation, AttentionParams, Backend, DraftIds, ForwardPlan, HeadShape, HostTensor,
@@ -469,9 +469,19 @@ impl Backend for Deferring {
         })
     }
 
-    fn outputs(&self, state: &mut Self::State) -> Result<Vec<Option<RequestOutput>>> {
+    fn outputs(
+        &self,
+        state: &mut Self::State,
+        returned: ReturnedRows<'_, Self::Rows>,
+    ) -> Result<Vec<Option<RequestOutput>>> {
         self.catch_up()?;
-        self.cpu.outputs(&mut lock(state))
+        let hidden_states = returned.hidden_states.map(lock);
+        let routed_experts = returned.routed_experts.map(lock);
+        let returned = ReturnedRows {
+            hidden_states: hidden_states.as_deref(),
+            routed_experts: routed_experts.as_deref(),
+        };
+        self.cpu.outputs(&mut lock(state), returned)
     }
 
     fn read(&self, rows_of: &Self::Rows, rows: usize) -> Result<Vec<f32>> {

@@ -20,8 +20,8 @@ use std::sync::{Arc, Mutex};
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::{Backend, KvDtype, WeightFormat};
 use aquila_engine::{
-    EngineConfig, FinishReason, Listener, Outcome, Request, Runner, Scheduler, Token, Usage,
-    Verdict,
+    EngineConfig, FinishReason, Listener, Outcome, Request, Runner, Scheduler, Token, TokenRows,
+    Usage, Verdict,
 };
 use aquila_model::{Checkpoint, Decoder, LoadFormat, Location};
 use aquila_spec::{Shape, SpecStats};
@@ -48,6 +48,7 @@ pub fn config() -> EngineConfig {
         verify: Default::default(),
         parked_rows: 0,
         simulate: None,
+        returned: Default::default(),
     }
 }
 
@@ -94,6 +95,7 @@ pub struct Heard {
     pub runs: Vec<usize>,
     pub end: Option<(FinishReason, Usage)>,
     pub spec: SpecStats,
+    pub rows: TokenRows,
 }
 
 impl Heard {
@@ -139,6 +141,7 @@ impl Listener for Notes {
         let mut heard = self.heard.lock().unwrap();
         assert!(heard.end.is_none(), "a request ends once");
         heard.spec = outcome.usage.spec.clone();
+        heard.rows = outcome.rows;
         heard.end = Some((outcome.reason, outcome.usage));
     }
 }

@@ -36,6 +36,7 @@ pub fn config(shape: Shape) -> EngineConfig {
         verify: Default::default(),
         parked_rows: 0,
         simulate: None,
+        returned: Default::default(),
     }
 }
 

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use aquila_compute::round::{Ended, RequestOutput, RequestParams, RowWork};
 use aquila_compute::sampling::Choice;
-use aquila_engine::executor::{BatchOutput, Executor, Profile, RequestWork, ScheduledBatch};
+use aquila_engine::executor::{
+    BatchOutput, Executor, Profile, RequestWork, RowWidths, ScheduledBatch,
+};
 use aquila_engine::{EngineConfig, RequestId, Times};
 use aquila_spec::{Declaration, HiddenStates, Travels};
 
@@ -139,7 +141,8 @@ impl Executor for Simulated {
             groups: Vec::new(),
             travels: Travels::NOTHING,
         });
-        Profile { vocabulary: VOCABULARY as usize, declaration }
+        let row_widths = RowWidths::default();
+        Profile { vocabulary: VOCABULARY as usize, declaration, row_widths }
     }
 
     fn run(&mut self, batch: ScheduledBatch) -> BatchOutput {

@@ -1,6 +1,6 @@
 //! From the engine's thread to the server's: answers piece by piece, or whole.
 
-use aquila_engine::{FinishReason, Token, Usage};
+use aquila_engine::{FinishReason, Token, TokenRows, Usage};
 use aquila_text::{AnswerSink, Delta, End};
 use tokio::sync::mpsc::{Sender, UnboundedSender};
 
@@ -17,6 +17,8 @@ pub(crate) struct Answer {
     /// The stop string that ended it, if one did.
     pub stop: Option<String>,
     pub usage: Usage,
+    /// Rows of its tokens, if they were asked for.
+    pub rows: TokenRows,
 }
 
 /// What became of one of the answers that a request asked for.
@@ -102,6 +104,7 @@ impl AnswerSink for Collector {
             reason: end.reason,
             stop: end.stop,
             usage: end.usage,
+            rows: end.rows,
         };
         // Nobody waits for the answer of a client that left.
         let _ = self.done.send((self.index, answer));

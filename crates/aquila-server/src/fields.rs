@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use crate::json::{Counted, MOST_VALUES};
 use crate::prompts::Prompts;
 use crate::refusal::Refusal;
+use crate::unserved::Unserved;
 
 /// Values of one body, each counted once for every prompt.
 const MOST_SETTINGS: usize = 1 << 20;
@@ -23,6 +24,8 @@ pub(crate) struct Fields {
     prompts: Vec<(&'static str, Prompts)>,
     /// Values that were read, the prompts apart.
     count: usize,
+    /// The names that were looked for.
+    known: Vec<&'static str>,
 }
 
 impl Fields {
@@ -55,11 +58,12 @@ impl Fields {
 
     /// The fields of an object.
     pub fn of(object: Map<String, Value>) -> Self {
-        Self { values: object, prompts: Vec::new(), count: 0 }
+        Self { values: object, prompts: Vec::new(), count: 0, known: Vec::new() }
     }
 
     /// Takes the prompts of a field that was read as such.
-    pub fn prompts(&mut self, name: &str) -> Option<Prompts> {
+    pub fn prompts(&mut self, name: &'static str) -> Option<Prompts> {
+        self.known.push(name);
         let index = self.prompts.iter().position(|(read, _)| *read == name)?;
         Some(self.prompts.swap_remove(index).1)
     }
@@ -77,27 +81,33 @@ impl Fields {
     }
 
     /// Takes prompts that must be there.
-    pub fn require_prompts(&mut self, name: &str) -> Result<Prompts, Refusal> {
+    pub fn require_prompts(&mut self, name: &'static str) -> Result<Prompts, Refusal> {
         self.prompts(name).ok_or_else(|| Refusal::param(name, "is required"))
     }
 
     /// Takes a field; null is as good as absent.
-    pub fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, Refusal> {
-        match self.values.shift_remove(name) {
-            None | Some(Value::Null) => Ok(None),
+    pub fn take<T: DeserializeOwned>(&mut self, name: &'static str) -> Result<Option<T>, Refusal> {
+        match self.value(name) {
+            None => Ok(None),
             Some(value) => {
                 serde_json::from_value(value).map(Some).map_err(|e| Refusal::param(name, e))
             }
         }
     }
 
+    /// Takes the value of a field, unless it is null.
+    fn value(&mut self, name: &'static str) -> Option<Value> {
+        self.known.push(name);
+        self.values.shift_remove(name).filter(|value| !value.is_null())
+    }
+
     /// Takes a field that must be there.
-    pub fn require<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, Refusal> {
+    pub fn require<T: DeserializeOwned>(&mut self, name: &'static str) -> Result<T, Refusal> {
         self.take(name)?.ok_or_else(|| Refusal::param(name, "is required"))
     }
 
     /// Takes a flag that is off unless given.
-    pub fn flag(&mut self, name: &str) -> Result<bool, Refusal> {
+    pub fn flag(&mut self, name: &'static str) -> Result<bool, Refusal> {
         Ok(self.take(name)?.unwrap_or(false))
     }
 
@@ -111,7 +121,7 @@ impl Fields {
     }
 
     /// Takes the sampling settings of these names.
-    pub fn sampling(&mut self, names: &[&str]) -> Result<SamplingParams, Refusal> {
+    pub fn sampling(&mut self, names: &[&'static str]) -> Result<SamplingParams, Refusal> {
         let mut params = SamplingParams::default();
         for name in names {
             self.set(&mut params, name, name)?;
@@ -123,12 +133,10 @@ impl Fields {
     pub fn set(
         &mut self,
         params: &mut SamplingParams,
-        name: &str,
+        name: &'static str,
         key: &str,
     ) -> Result<(), Refusal> {
-        let Some(value) = self.values.shift_remove(name).filter(|value| !value.is_null()) else {
-            return Ok(());
-        };
+        let Some(value) = self.value(name) else { return Ok(()) };
         match params.set(key, &value) {
             Ok(true) => Ok(()),
             Ok(false) => Err(Refusal::param(name, "no such setting")),
@@ -136,20 +144,40 @@ impl Fields {
         }
     }
 
-    /// Refuses what would change the answer but is not there yet.
-    pub fn refuse(&mut self, names: &[&str]) -> Result<(), Refusal> {
-        for name in names {
-            if self.values.shift_remove(*name).is_some_and(|value| !value.is_null()) {
-                return Err(Refusal::param(*name, "is not supported by this server"));
+    /// Refuses what would change the answer but is not served; a value that asks for nothing is
+    /// taken.
+    pub fn refuse(&mut self, fields: &[Unserved]) -> Result<(), Refusal> {
+        for unserved in fields {
+            if self.value(unserved.name).is_some_and(|value| !unserved.allows(&value)) {
+                return Err(Refusal::param(unserved.name, "is not supported by this server"));
             }
         }
         Ok(())
     }
 
-    /// The name of a field that nobody took.
-    pub fn untaken(&self) -> Option<&str> {
-        self.values.keys().next().map(String::as_str)
+    /// Refuses what nobody has looked for, but for fields `without_effect` and for nulls; `within`
+    /// is the object that these are the fields of, with a dot behind it.
+    pub fn finish(mut self, within: &str, without_effect: &[&'static str]) -> Result<(), Refusal> {
+        self.known.extend(without_effect);
+        let unknown = |(name, value): &(&String, &Value)| {
+            !value.is_null() && !self.known.contains(&name.as_str())
+        };
+        let Some((name, _)) = self.values.iter().find(unknown) else { return Ok(()) };
+        let why = match nearest(name, &self.known) {
+            Some(meant) => format!("no such setting: is `{meant}` meant?"),
+            None => "no such setting".into(),
+        };
+        Err(Refusal::param(format!("{within}{name}"), why))
     }
+}
+
+/// The name that is most like `typed`, if a few slips explain the difference.
+fn nearest(typed: &str, known: &[&'static str]) -> Option<&'static str> {
+    // A body may have a name of any length; none that is known is long.
+    let typed = typed.get(..typed.len().min(64))?;
+    let slips = |name: &&'static str| strsim::damerau_levenshtein(typed, name);
+    let most = 1 + typed.len() / 4;
+    known.iter().copied().min_by_key(slips).filter(|name| slips(name) <= most)
 }
 
 /// Reads an object, prompts apart from other values.

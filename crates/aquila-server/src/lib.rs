@@ -11,7 +11,8 @@
 //! - [`add_documents`] and [`add_file`]: texts into corpora that drafts come from
 //! - [`CorpusFolder`]: the files that clients may name as corpora
 //! - `body`, `intake`: bodies, and the memory and threads that they may take
-//! - `fields`, `prompts`, `json`, `refusal`: what comes in, and how it is refused
+//! - `fields`, `unserved`, `prompts`, `json`, `refusal`: what comes in, and how it is refused
+//! - `returned`: room for hidden states and routed experts, until they are sent
 //! - [`RequestMemory`]: what all that may take
 //! - [`Keys`], [`AllowedOrigins`] and [`Tls`]: who may ask, from where, and unheard by others
 //! - `access`: the access log, and the ids of requests
@@ -44,6 +45,7 @@ mod memory;
 mod metrics;
 mod prompts;
 mod refusal;
+mod returned;
 mod routes;
 mod server;
 mod settings;
@@ -54,6 +56,7 @@ mod submit;
 mod tls;
 #[cfg(feature = "otel")]
 mod traces;
+mod unserved;
 mod unstalled;
 
 pub use address::Address;

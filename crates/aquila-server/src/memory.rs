@@ -1,5 +1,6 @@
 //! What requests may take beside the engine: told at start, as the engine's own budget is.
 
+use aquila_engine::Returned;
 use aquila_text::Generator;
 
 use crate::connection::BUFFER;
@@ -29,6 +30,8 @@ pub struct RequestMemory {
     pub bodies: u64,
     /// Texts while they are tokenized.
     pub tokenizing: u64,
+    /// Hidden states and routed experts, where they are returned.
+    pub returned: u64,
 }
 
 impl RequestMemory {
@@ -48,11 +51,16 @@ impl RequestMemory {
             ),
             bodies: bytes(bodies.saturating_mul(PER_BODY_BYTE).saturating_add(values)),
             tokenizing: bytes(texts.saturating_mul(PER_TEXT_BYTE)),
+            returned: bytes(match generator.engine().config().returned {
+                Returned { hidden_states: false, routed_experts: false } => 0,
+                _ => limits.returned_bytes,
+            }),
         }
     }
 
     /// All of it.
     pub fn total(&self) -> u64 {
-        self.connections.saturating_add(self.bodies).saturating_add(self.tokenizing)
+        let parts = [self.connections, self.bodies, self.tokenizing, self.returned];
+        parts.into_iter().fold(0, u64::saturating_add)
     }
 }

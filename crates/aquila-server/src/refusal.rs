@@ -1,6 +1,6 @@
 //! Refusals, in OpenAI's form: what went wrong, and which parameter is at fault.
 
-use aquila_engine::SubmitError;
+use aquila_engine::{ReturnedKind, SubmitError};
 use aquila_text::{GenerateError, ParamError};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -165,6 +165,13 @@ impl Refusal {
                 SubmitError::PromptTooLong { .. } => Self::too_long(param, error.to_string()),
                 SubmitError::NoPriorities => {
                     Self { param: Some("priority".into()), ..Self::invalid(error.to_string()) }
+                }
+                SubmitError::NotReturned(kind) => {
+                    let param = match kind {
+                        ReturnedKind::HiddenStates => "return_hidden_states",
+                        ReturnedKind::RoutedExperts => "return_routed_experts",
+                    };
+                    Self::param(param, error)
                 }
                 SubmitError::EmptyPrompt | SubmitError::InvalidToken { .. } => {
                     Self { param: Some(param.into()), ..Self::invalid(error.to_string()) }

@@ -31,6 +31,9 @@ pub struct Limits {
     pub stall_time: Duration,
     /// AnswerStream of one answer that wait for its client; one more gives the answer up.
     pub unread_pieces: usize,
+    /// Bytes that hidden states and routed experts of all answers together may take until they are
+    /// sent.
+    pub returned_bytes: usize,
 }
 
 impl Default for Limits {
@@ -45,6 +48,7 @@ impl Default for Limits {
             body_time: Duration::from_secs(60),
             stall_time: Duration::from_secs(30),
             unread_pieces: 1024,
+            returned_bytes: 1 << 30,
         }
     }
 }

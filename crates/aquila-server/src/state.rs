@@ -12,6 +12,7 @@ use crate::identifier::Identifiers;
 use crate::intake::{Intake, Received};
 use crate::metrics::Metrics;
 use crate::refusal::Refusal;
+use crate::returned::ReturnedRoom;
 use crate::settings::Settings;
 
 /// The app as handlers share it.
@@ -28,6 +29,7 @@ pub(crate) struct App {
     pub identifiers: Identifiers,
     pub intake: Intake,
     pub longest_text: LongestText,
+    pub returned_room: ReturnedRoom,
     /// One corpus is loaded at a time.
     pub corpus_turn: Arc<Semaphore>,
     /// When the server was started, in seconds of Unix time.
@@ -41,6 +43,7 @@ impl App {
         Self {
             intake: Intake::new(limits.bodies_bytes.max(limits.body_bytes)),
             longest_text: LongestText::of(&generator, limits.prompt_tokens),
+            returned_room: ReturnedRoom::new(limits.returned_bytes),
             corpus_turn: Arc::new(Semaphore::new(1)),
             generator,
             settings,

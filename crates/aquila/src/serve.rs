@@ -83,8 +83,10 @@ impl Serve {
                 self.server.host
             ));
         }
+        let mut engine = self.engine.clone();
+        engine.returned = self.server.returned();
         let (generator, corpora) =
-            start_with_corpora(&self.model, &self.engine, defaults, algorithms, false)?;
+            start_with_corpora(&self.model, &engine, defaults, algorithms, false)?;
         settings.corpora = corpora;
         let memory = RequestMemory::of(&generator, &settings);
         notice(format_args!("requests  {}", named::request_memory(&memory)));

@@ -36,6 +36,12 @@ fn completion(extra: Value, param: &str, says: &'static str) -> Case {
     case(COMPLETIONS, body, param, says)
 }
 
+fn generation(extra: Value, param: &str, says: &'static str) -> Case {
+    let mut body = json!({ "text": "hi" });
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    case("/generate", body, param, says)
+}
+
 fn messages(messages: Value, param: &str, says: &'static str) -> Case {
     case(CHAT, json!({ "messages": messages }), param, says)
 }
@@ -136,6 +142,37 @@ fn cases() -> Vec<Case> {
             "regex",
             "not supported",
         ),
+        // Fields that would change the answer and are not served.
+        chat(json!({ "continue_final_message": true }), "continue_final_message", "not supported"),
+        chat(json!({ "best_of": 2 }), "best_of", "not supported"),
+        chat(json!({ "stop_regex": "a+" }), "stop_regex", "not supported"),
+        chat(json!({ "return_hidden_states": true }), "return_hidden_states", "not supported"),
+        chat(json!({ "modalities": ["text", "audio"] }), "modalities", "not supported"),
+        chat(json!({ "parallel_tool_calls": false }), "parallel_tool_calls", "not supported"),
+        completion(json!({ "guided_choice": ["a"] }), "guided_choice", "not supported"),
+        completion(json!({ "lora_path": "x" }), "lora_path", "not supported"),
+        completion(json!({ "echo": true, "use_beam_search": true }), "use_beam_search", "not"),
+        generation(json!({ "return_indexer_topk": true }), "return_indexer_topk", "not supported"),
+        generation(json!({ "custom_logit_processor": "x" }), "custom_logit_processor", "not"),
+        generation(json!({ "image_data": ["x"] }), "image_data", "not supported"),
+        generation(json!({ "sampling_params": { "stop_regex": "a" } }), "stop_regex", "not"),
+        // Names that are none.
+        chat(json!({ "max_token": 5 }), "max_token", "`max_tokens`"),
+        chat(json!({ "temperatur": 0 }), "temperatur", "`temperature`"),
+        chat(json!({ "nonsense": [1] }), "nonsense", "no such setting"),
+        chat(
+            json!({ "stream": true, "stream_options": { "include_usag": true } }),
+            "stream_options.include_usag",
+            "`include_usage`",
+        ),
+        completion(json!({ "stop_token_id": [1] }), "stop_token_id", "`stop_token_ids`"),
+        completion(json!({ "max_new_tokens": 5 }), "max_new_tokens", "no such setting"),
+        generation(json!({ "return_logprobs": true }), "return_logprobs", "`return_logprob`"),
+        generation(
+            json!({ "sampling_params": { "max_new_token": 5 } }),
+            "sampling_params.max_new_token",
+            "`max_new_tokens`",
+        ),
         case("/abort_request", "{}", "rid", "abort_all"),
         case("/detokenize", json!({ "tokens": "x" }), "tokens", "expected"),
         Case {
@@ -173,7 +210,7 @@ fn every_wrong_request_gets_a_refusal_that_names_the_parameter() {
 fn what_openai_accepts_is_accepted() {
     let server = Running::usual();
     for extra in [
-        json!({ "user": "someone", "metadata": { "a": 1 }, "store": false, "no_such_field": [1] }),
+        json!({ "user": "someone", "metadata": { "a": 1 }, "store": false, "audio": null }),
         json!({ "temperature": null, "stop": null, "n": null, "seed": -5, "model": "tiny" }),
         json!({ "model": "models/tiny", "response_format": { "type": "text" } }),
         json!({ "model": "default", "tools": [], "tool_choice": "auto" }),
@@ -185,6 +222,46 @@ fn what_openai_accepts_is_accepted() {
         let body = String::from_utf8(case.body).unwrap();
         let limited = body.replacen('{', "{\"max_tokens\": 2, ", 1);
         server.post(CHAT, &limited).ok();
+    }
+}
+
+#[test]
+fn fields_that_ask_for_what_is_done_anyway_are_accepted() {
+    let server = Running::usual();
+    let common = json!({
+        "regex": null, "lora_path": null, "custom_logit_processor": null, "session_params": null,
+        "return_indexer_topk": false, "background": false, "log_metrics": true, "user": "me",
+        "unknown": null, "data_parallel_rank": 0, "max_tokens": 2,
+    });
+    let openai = json!({
+        "return_hidden_states": false, "return_routed_experts": false, "no_stop_trim": false,
+        "include_stop_str_in_output": false, "length_penalty": 1.0, "separate_reasoning": true,
+        "stream_reasoning": true, "bad_words": [], "service_tier": "auto",
+    });
+    let chats = json!({
+        "continue_final_message": false, "add_generation_prompt": true, "best_of": 1,
+        "modalities": ["text"], "parallel_tool_calls": true, "verbosity": "medium",
+        "function_call": "none", "reasoning_effort": null, "chat_template_kwargs": null,
+        "stream": true, "stream_options": { "include_usage": true, "include_obfuscation": false },
+    });
+    let completions =
+        json!({ "suffix": null, "best_of": 1, "response_format": { "type": "text" } });
+    let generations = json!({
+        "max_tokens": null, "image_data": null, "lora_path": [null], "return_hidden_states": false,
+        "return_routed_experts": [false], "routed_experts_start_len": 0, "stream_options": {},
+        "sampling_params": { "max_new_tokens": 2, "json_schema": null, "custom_params": {} },
+    });
+    for (case, parts) in [
+        (chat(json!({}), "", ""), [&common, &openai, &chats]),
+        (completion(json!({}), "", ""), [&common, &openai, &completions]),
+        (generation(json!({}), "", ""), [&common, &generations, &generations]),
+    ] {
+        let mut body: Value = serde_json::from_slice(&case.body).unwrap();
+        for part in parts {
+            body.as_object_mut().unwrap().extend(part.as_object().unwrap().clone());
+        }
+        let reply = server.post(case.path, &body.to_string());
+        assert_eq!(reply.status, 200, "{}: {}", case.path, reply.body);
     }
 }
 

@@ -11,6 +11,7 @@ mod load;
 mod observed;
 mod openai;
 mod priorities;
+mod returned;
 mod sglang;
 mod speculation;
 mod support;

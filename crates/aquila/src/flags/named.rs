@@ -1,7 +1,7 @@
 //! What libraries say, with the flags that it is about: they know settings, and flags are known
 //! here alone.
 
-use aquila_engine::{BudgetError, ConfigError, PromptBound, SubmitError};
+use aquila_engine::{BudgetError, ConfigError, PromptBound, ReturnedKind, SubmitError};
 use aquila_model::Setting;
 use aquila_server::RequestMemory;
 use aquila_spec::ngram::{CorpusError, NgramError};
@@ -111,6 +111,7 @@ pub fn engine(error: &aquila_engine::Error) -> String {
     use aquila_engine::Error;
     match error {
         Error::Config(error) => config(error),
+        Error::NoExperts => format!("--{}: {error}", ReturnedKind::RoutedExperts.setting()),
         Error::Model(error) => model(error),
         Error::Executor(error) => compute(error),
         _ => error.to_string(),
@@ -170,10 +171,14 @@ pub fn request_memory(memory: &RequestMemory) -> String {
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     format!(
         "{:.1} MiB at most: connections {:.1} MiB (--max-connections), bodies {:.1} MiB \
-         (--max-bodies-bytes), tokenizing {:.1} MiB (--max-body-bytes, --max-prompt-tokens)",
+         (--max-bodies-bytes), tokenizing {:.1} MiB (--max-body-bytes, --max-prompt-tokens){}",
         mib(memory.total()),
         mib(memory.connections),
         mib(memory.bodies),
-        mib(memory.tokenizing)
+        mib(memory.tokenizing),
+        match memory.returned {
+            0 => String::new(),
+            bytes => format!(", returned rows {:.1} MiB (--max-returned-bytes)", mib(bytes)),
+        }
     )
 }

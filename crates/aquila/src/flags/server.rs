@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use aquila_engine::Returned;
 use aquila_server::{CorpusFolder, Limits, fitting_connections};
 use clap::Args;
 
@@ -80,6 +81,20 @@ pub struct ServerFlags {
     #[arg(long, default_value_t = Limits::default().unread_pieces, value_name = "N")]
     max_unread_pieces: usize,
 
+    /// Let `return_hidden_states` of /generate return the hidden states of each token: what the
+    /// language-model head reads
+    #[arg(long)]
+    enable_return_hidden_states: bool,
+
+    /// Let `return_routed_experts` of /generate return the experts of each token in each layer
+    #[arg(long)]
+    enable_return_routed_experts: bool,
+
+    /// Bytes that hidden states and routed experts of all answers together may take until they are
+    /// sent; a request that finds no room is refused with 503
+    #[arg(long, default_value_t = Limits::default().returned_bytes, value_name = "BYTES")]
+    max_returned_bytes: usize,
+
     /// A folder whose files clients may add as corpora; without it, they can only send documents
     #[arg(long, value_name = "FOLDER")]
     external_corpus_folder: Option<PathBuf>,
@@ -107,7 +122,16 @@ impl ServerFlags {
             body_time: seconds("--body-timeout", self.body_timeout)?,
             stall_time: seconds("--stall-timeout", self.stall_timeout)?,
             unread_pieces: self.max_unread_pieces,
+            returned_bytes: self.max_returned_bytes,
         })
+    }
+
+    /// What requests may get beside tokens.
+    pub fn returned(&self) -> Returned {
+        Returned {
+            hidden_states: self.enable_return_hidden_states,
+            routed_experts: self.enable_return_routed_experts,
+        }
     }
 
     /// The folder that clients may add files from.

@@ -52,6 +52,31 @@ fn an_address_of_ipv6_may_be_in_brackets() {
 }
 
 #[test]
+fn a_server_returns_the_rows_that_its_flags_name() {
+    let served = started(&["--enable-return-hidden-states", "--speculative-algorithm", "EAGLE"]);
+    assert!(served.said.contains("--max-returned-bytes"), "{}", served.said);
+    let body = r#"{"text": "fn main", "sampling_params": {"max_new_tokens": 4, "temperature": 0},
+                   "return_hidden_states": true}"#;
+    let (status, answer) = served.post("/generate", body);
+    assert_eq!(status, 200, "{answer}");
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    let states = answer["meta_info"]["hidden_states"].as_array().unwrap();
+    assert_eq!(states[0].as_array().unwrap().len(), answer["meta_info"]["prompt_tokens"]);
+    assert_eq!(states.len(), 4);
+    let (status, info) = served.get("/server_info");
+    assert_eq!(status, 200);
+    assert!(info.contains(r#""enable_return_hidden_states":true"#), "{info}");
+}
+
+#[test]
+fn experts_of_a_model_without_any_are_refused() {
+    let ran = run(&["serve", "--port", "0", "--enable-return-routed-experts"]);
+    assert_ne!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stderr.contains("--enable-return-routed-experts: "), "{}", ran.stderr);
+    assert!(ran.stderr.contains("no layer with experts"), "{}", ran.stderr);
+}
+
+#[test]
 fn a_name_that_is_empty_is_refused() {
     for name in ["", " "] {
         let ran = run(&["serve", "--port", "0", "--served-model-name", name]);

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::logprobs::ChatLogprobs;
-use super::{Common, FINGERPRINT, UsageReport, finish_reason, matched_stop};
+use super::{Common, FINGERPRINT, UsageReport, finish_reason, matched_stop, only_text};
 use crate::answer::{Answer, StreamEvent};
 use crate::body;
 use crate::fields::Fields;
@@ -16,6 +16,7 @@ use crate::routes::json as respond;
 use crate::state::{App, Shared, unix_time};
 use crate::stream::{self, EventWriter, ResponseFormat};
 use crate::submit::{Ask, RequestGuards};
+use crate::unserved::{CHAT, WITHOUT_EFFECT};
 
 /// A conversation, checked.
 struct Chat {
@@ -41,12 +42,11 @@ impl Chat {
             return Err(Refusal::param("top_logprobs", "is only allowed if `logprobs` is true"));
         }
         only_text(&mut fields)?;
-        Ok(Self {
-            common,
-            messages,
-            tools: tools(&mut fields)?,
-            template_arguments: fields.take("chat_template_kwargs")?.unwrap_or_default(),
-        })
+        let tools = tools(&mut fields)?;
+        let template_arguments = fields.take("chat_template_kwargs")?.unwrap_or_default();
+        fields.refuse(CHAT)?;
+        fields.finish("", WITHOUT_EFFECT)?;
+        Ok(Self { common, messages, tools, template_arguments })
     }
 }
 
@@ -90,15 +90,6 @@ fn joined_parts(parts: Vec<Value>) -> Result<String, (usize, &'static str)> {
         }
     });
     Ok(texts.collect::<Result<Vec<&str>, _>>()?.join("\n"))
-}
-
-fn only_text(fields: &mut Fields) -> Result<(), Refusal> {
-    let format: Option<Map<String, Value>> = fields.take("response_format")?;
-    match format.as_ref().and_then(|format| format.get("type")).and_then(Value::as_str) {
-        None if format.is_none() => Ok(()),
-        Some("text") => Ok(()),
-        _ => Err(Refusal::param("response_format", "only {\"type\": \"text\"} is supported")),
-    }
 }
 
 /// The tools that the template is told about; the model is left to use them or not.

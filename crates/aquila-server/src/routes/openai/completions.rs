@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::logprobs::{Columns, CompletionLogprobs};
-use super::{Common, FINGERPRINT, UsageReport, finish_reason, matched_stop};
+use super::{Common, FINGERPRINT, UsageReport, finish_reason, matched_stop, only_text};
 use crate::answer::{Answer, StreamEvent};
 use crate::body;
 use crate::fields::Fields;
@@ -18,6 +18,7 @@ use crate::routes::json as respond;
 use crate::state::{App, Shared, unix_time};
 use crate::stream::{self, EventWriter, ResponseFormat};
 use crate::submit::{Ask, RequestGuards};
+use crate::unserved::{COMPLETIONS, WITHOUT_EFFECT};
 
 /// Tokens of an answer where nothing says how many, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -52,10 +53,12 @@ impl Completion {
             common.params.top_logprobs = Some(top);
             common.params.prompt_logprobs = echo.then_some(true);
         }
-        fields.refuse(&["suffix"])?;
+        fields.refuse(COMPLETIONS)?;
         if fields.take::<u32>("best_of")?.is_some_and(|n| n != common.params.n.unwrap_or(1)) {
             return Err(Refusal::param("best_of", "must be equal to `n`"));
         }
+        only_text(&mut fields)?;
+        fields.finish("", WITHOUT_EFFECT)?;
         Ok(Self { common, prompts, echo })
     }
 }

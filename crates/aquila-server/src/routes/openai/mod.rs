@@ -8,13 +8,14 @@ pub(super) mod models;
 use aquila_engine::{FinishReason, Speculation, StopCause, Usage};
 use aquila_spec::SpecStats;
 use aquila_text::{SamplingParams, spec_fields};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Map, Value};
 
 pub(super) use self::logprobs::finite;
 use crate::answer::Answer;
 use crate::fields::Fields;
 use crate::refusal::Refusal;
+use crate::unserved::{EVERYWHERE, GRAMMARS, OPENAI, STREAM_OPTIONS};
 
 /// Sampling settings of both kinds of completions: OpenAI's, and those that SGLang adds.
 const SAMPLING: &[&str] = &[
@@ -34,9 +35,6 @@ const SAMPLING: &[&str] = &[
     "n",
 ];
 
-/// Settings that constrain the text, which nothing here does yet: to ignore them would be a lie.
-const UNSUPPORTED: &[&str] = &["regex", "ebnf", "json_schema", "structural_tag", "lora_path"];
-
 /// What both kinds of completions have in common.
 struct Common {
     model: Option<String>,
@@ -50,30 +48,45 @@ struct Common {
     params: SamplingParams,
 }
 
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct StreamOptions {
-    include_usage: Option<bool>,
-}
-
 impl Common {
     fn take(fields: &mut Fields) -> Result<Self, Refusal> {
-        fields.refuse(UNSUPPORTED)?;
+        for unserved in [GRAMMARS, EVERYWHERE, OPENAI] {
+            fields.refuse(unserved)?;
+        }
         let stream = fields.flag("stream")?;
-        let options: Option<StreamOptions> = fields.take("stream_options")?;
+        let options: Option<Map<String, Value>> = fields.take("stream_options")?;
         if options.is_some() && !stream {
             return Err(Refusal::param("stream_options", "is only allowed if `stream` is true"));
         }
         Ok(Self {
             model: fields.take("model")?,
             stream,
-            include_usage: options.unwrap_or_default().include_usage.unwrap_or(false),
+            include_usage: include_usage(options.unwrap_or_default())?,
             skip_special_tokens: fields.take("skip_special_tokens")?.unwrap_or(true),
             speculation: fields.speculation()?,
             priority: fields.take("priority")?,
             name: fields.take("rid")?,
             params: fields.sampling(SAMPLING)?,
         })
+    }
+}
+
+/// Whether a stream ends with what the request took.
+fn include_usage(options: Map<String, Value>) -> Result<bool, Refusal> {
+    let mut options = Fields::of(options);
+    let include_usage = options.flag("include_usage")?;
+    options.refuse(STREAM_OPTIONS)?;
+    options.finish("stream_options.", &["include_obfuscation"])?;
+    Ok(include_usage)
+}
+
+/// Refuses formats of answers other than text.
+fn only_text(fields: &mut Fields) -> Result<(), Refusal> {
+    let format: Option<Map<String, Value>> = fields.take("response_format")?;
+    match format.as_ref().and_then(|format| format.get("type")).and_then(Value::as_str) {
+        None if format.is_none() => Ok(()),
+        Some("text") => Ok(()),
+        _ => Err(Refusal::param("response_format", "only {\"type\": \"text\"} is supported")),
     }
 }
 

@@ -3,22 +3,24 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use aquila_engine::{FinishReason, StopCause, Token, Usage};
+use aquila_engine::{FinishReason, Returned, StopCause, Token, TokenRows, Usage};
 use aquila_text::{Prompt, SamplingParams, Tokenizer};
 use axum::extract::{Request, State};
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use super::item::{Item, Report, SoFar};
-use crate::answer::StreamEvent;
+use super::item::{End, Item, Report, SoFar};
+use crate::answer::{Answer, StreamEvent};
 use crate::body;
 use crate::fields::{Fields, OneOrMany};
 use crate::intake::Received;
 use crate::refusal::Refusal;
+use crate::returned::keep_room;
 use crate::routes::json as respond;
 use crate::state::{App, Shared};
 use crate::stream::{self, EventWriter, ResponseFormat};
 use crate::submit::{Ask, RequestGuards};
+use crate::unserved::{EVERYWHERE, GENERATE, GRAMMARS, WITHOUT_EFFECT};
 
 /// Sampling settings by SGLang's names, and by ours where they differ.
 const SAMPLING: &[(&str, &str)] = &[
@@ -38,11 +40,6 @@ const SAMPLING: &[(&str, &str)] = &[
     ("logit_bias", "logit_bias"),
     ("n", "n"),
 ];
-/// Settings that change nothing here.
-const WITHOUT_EFFECT: &[&str] =
-    &["spaces_between_special_tokens", "custom_params", "stream_interval"];
-/// Settings that constrain the text, which nothing here does yet.
-const UNSUPPORTED: &[&str] = &["json_schema", "regex", "ebnf", "structural_tag", "stop_regex"];
 
 /// How one prompt is to be answered, as the request says it.
 struct Wish {
@@ -58,16 +55,11 @@ impl Wish {
         for (name, key) in SAMPLING {
             fields.set(&mut params, name, key)?;
         }
-        fields.refuse(UNSUPPORTED)?;
+        fields.refuse(GRAMMARS)?;
         let skip_special_tokens = fields.take("skip_special_tokens")?.unwrap_or(true);
         let keep_stop = fields.flag("no_stop_trim")?;
-        for name in WITHOUT_EFFECT {
-            fields.take::<Value>(name)?;
-        }
-        match fields.untaken() {
-            Some(name) => Err(Refusal::param(format!("sampling_params.{name}"), "no such setting")),
-            None => Ok(Self { params, skip_special_tokens, keep_stop }),
-        }
+        fields.finish("sampling_params.", WITHOUT_EFFECT)?;
+        Ok(Self { params, skip_special_tokens, keep_stop })
     }
 }
 
@@ -90,42 +82,51 @@ pub(crate) async fn generate(
     let stream = fields.flag("stream")?;
     let (asks, plans) = asks(&app, body, fields, prompts, param).await?;
     is_list |= plans.iter().any(|plan| plan.n > 1);
+    let room = app.returned_room.hold(app.generator.engine(), &asks)?;
+    let name = asks[0].name.clone();
 
     if stream {
-        let name = asks[0].name.clone();
         let pieces = app.submit_streaming(asks, param)?;
         let items =
             plans.iter().flat_map(|plan| std::iter::repeat_n(&plan.report, plan.n).map(Item::new));
         let items = items.collect();
         let format = Updates { app, asked, plans, items, is_list };
-        return Ok(stream::respond(pieces, format, &name));
+        return Ok(keep_room(stream::respond(pieces, format, &name), room));
     }
-    let name = asks[0].name.clone();
     let answers = app.ask_for_all(asks, param).await?;
-    let plan_of = plans.iter().flat_map(|plan| std::iter::repeat_n(plan, plan.n));
-    let items = plan_of.zip(answers).map(|(plan, answer)| {
-        let mut item = Item::new(&plan.report);
-        item.prompt(&answer.prompt);
-        item.add(&answer.text, answer.tokens);
-        let stop = answer.stop.as_deref();
-        let finish = Finish { asked, reason: &answer.reason, stop, usage: &answer.usage };
-        finish.put(&mut item, plan);
-        item
-    });
-    let items: Vec<Item> = items.collect();
-    let answers: Vec<SoFar<'_>> =
-        items.iter().map(|item| item.so_far(app.generator.tokenizer(), None)).collect();
-    Ok(match answers.as_slice() {
-        [answer] if !is_list => respond(answer, Some(&name)),
-        answers => respond(&answers, Some(&name)),
-    })
+    let write = move || {
+        let plan_of = plans.iter().flat_map(|plan| std::iter::repeat_n(plan, plan.n));
+        let items = plan_of.zip(answers).map(|(plan, answer)| {
+            let mut item = Item::new(&plan.report);
+            item.prompt(&answer.prompt);
+            item.add(&answer.text, answer.tokens);
+            let Answer { reason, stop, usage, rows, .. } = answer;
+            Finish { asked, reason, stop, usage, rows }.put(&mut item, plan);
+            item
+        });
+        let items: Vec<Item> = items.collect();
+        let answers: Vec<SoFar<'_>> =
+            items.iter().map(|item| item.so_far(app.generator.tokenizer(), None)).collect();
+        match answers.as_slice() {
+            [answer] if !is_list => respond(answer, Some(&name)),
+            answers => respond(&answers, Some(&name)),
+        }
+    };
+    if room.is_none() {
+        return Ok(write());
+    }
+    // Rows are so many that writing them would keep others waiting.
+    let written = tokio::task::spawn_blocking(write).await;
+    let response = written.map_err(|_| Refusal::failed("the answer could not be written"))?;
+    Ok(keep_room(response, room))
 }
 
 /// The prompts, whether they came as a list, and as which parameter.
 fn prompts(fields: &mut Fields) -> Result<(Vec<Prompt>, bool, &'static str), Refusal> {
     let text = fields.prompts("text").map(|prompts| prompts.texts("text")).transpose()?;
     let ids = fields.prompts("input_ids").map(|prompts| prompts.ids("input_ids")).transpose()?;
-    fields.refuse(&["input_embeds", "image_data", "video_data", "audio_data", "lora_path"])?;
+    fields.refuse(EVERYWHERE)?;
+    fields.refuse(GENERATE)?;
     let (prompts, is_list, param) = match (text, ids) {
         (Some(OneOrMany::One(text)), None) => (vec![Prompt::Text(text)], false, "text"),
         (Some(OneOrMany::Many(texts)), None) => {
@@ -171,16 +172,28 @@ async fn asks(
     let top = fields.take("top_logprobs_num")?.unwrap_or(OneOrMany::One(0_usize));
     let top = top.spread(count, "top_logprobs_num")?;
     let with_text = fields.flag("return_text_in_logprobs")?;
+    let states = fields.take("return_hidden_states")?.unwrap_or(OneOrMany::One(false));
+    let states = states.spread(count, "return_hidden_states")?;
+    let experts = fields.take("return_routed_experts")?.unwrap_or(OneOrMany::One(false));
+    let experts = experts.spread(count, "return_routed_experts")?;
+    let experts_from = fields.take("routed_experts_start_len")?.unwrap_or(OneOrMany::One(0));
+    let experts_from = experts_from.spread(count, "routed_experts_start_len")?;
     let speculation = fields.speculation()?;
     let priority = fields.take("priority")?;
+    fields.finish("", WITHOUT_EFFECT)?;
 
     let tokens = app.tokens(&body, prompts, param).await?;
     let mut asks = Vec::with_capacity(count);
     let mut plans = Vec::with_capacity(count);
     let settings = objects.into_iter().zip(wanted).zip(start).zip(top);
-    for ((name, prompt), (((object, wanted), start), top)) in
-        names.into_iter().zip(tokens).zip(settings)
+    let rows = states.into_iter().zip(experts).zip(experts_from);
+    for (((name, prompt), (((object, wanted), start), top)), ((states, experts), experts_from)) in
+        names.into_iter().zip(tokens).zip(settings).zip(rows)
     {
+        if experts && experts_from > prompt.len() {
+            let why = format!("must be at most the {} tokens of the prompt", prompt.len());
+            return Err(Refusal::param("routed_experts_start_len", why));
+        }
         let mut wish = Wish::take(object)?;
         if let Some(usual) = app.settings.default_max_tokens {
             wish.params.max_tokens.get_or_insert(usual);
@@ -194,6 +207,8 @@ async fn asks(
         params.skip_special_tokens = wish.skip_special_tokens;
         params.speculation = speculation;
         params.priority = priority;
+        params.returned = Returned { hidden_states: states, routed_experts: experts };
+        params.returned_from = if states || !experts { 0 } else { experts_from };
         let report = Report {
             id: name.clone(),
             prompt_tokens: prompt.len(),
@@ -201,6 +216,8 @@ async fn asks(
             prompt_logprobs_from: from,
             top_logprobs: wanted && top > 0,
             with_text,
+            hidden_states: states,
+            routed_experts_from: experts.then_some(experts_from),
         };
         plans.push(Plan { report, keep_stop: wish.keep_stop, n: params.n as usize });
         asks.push(Ask { name, prompt, params });
@@ -209,19 +226,21 @@ async fn asks(
 }
 
 /// How an answer ended.
-struct Finish<'a> {
+struct Finish {
     asked: Instant,
-    reason: &'a FinishReason,
-    stop: Option<&'a str>,
-    usage: &'a Usage,
+    reason: FinishReason,
+    stop: Option<String>,
+    usage: Usage,
+    rows: TokenRows,
 }
 
-impl Finish<'_> {
-    fn put(&self, item: &mut Item, plan: &Plan) {
-        if let (true, Some(stop)) = (plan.keep_stop, self.stop) {
+impl Finish {
+    fn put(self, item: &mut Item, plan: &Plan) {
+        let Finish { asked, reason, stop, usage, rows } = self;
+        if let (true, Some(stop)) = (plan.keep_stop, &stop) {
             item.add(stop, Vec::new());
         }
-        let reason = match (self.reason, self.stop) {
+        let reason = match (reason, stop) {
             (FinishReason::Stop(_), Some(text)) => {
                 json!({ "type": "stop", "matched": text })
             }
@@ -232,11 +251,11 @@ impl Finish<'_> {
                 json!({ "type": "stop" })
             }
             (FinishReason::Length, _) => {
-                json!({ "type": "length", "length": self.usage.completion_tokens })
+                json!({ "type": "length", "length": usage.completion_tokens })
             }
             (FinishReason::Abort(why), _) => json!({ "type": "abort", "message": why }),
         };
-        item.finish(reason, self.usage, self.asked.elapsed());
+        item.finish(End { reason, usage, latency: asked.elapsed(), rows });
     }
 }
 
@@ -263,9 +282,8 @@ impl ResponseFormat for Updates {
             StreamEvent::Delta(delta) => item.add(&delta.text, delta.tokens),
             StreamEvent::End(end) => {
                 item.add(&end.text, Vec::<Token>::new());
-                let stop = end.stop.as_deref();
-                let finish =
-                    Finish { asked: self.asked, reason: &end.reason, stop, usage: &end.usage };
+                let aquila_text::End { reason, stop, usage, rows, .. } = end;
+                let finish = Finish { asked: self.asked, reason, stop, usage, rows };
                 finish.put(item, &self.plans[guards.prompt_of(index)]);
             }
         }

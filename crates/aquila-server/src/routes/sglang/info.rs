@@ -51,6 +51,8 @@ pub(crate) async fn server(State(app): State<Shared>) -> Response {
         "enable_priority_scheduling": ranked,
         "schedule_low_priority_values_first": low_first,
         "priority_scheduling_preemption_threshold": threshold,
+        "enable_return_hidden_states": config.returned.hidden_states,
+        "enable_return_routed_experts": config.returned.routed_experts,
         "random_seed": config.random_seed,
         "internal_states": [{
             "last_gen_throughput": app.metrics.throughput(),

@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-use aquila_engine::{Token, Usage};
+use aquila_engine::{HostRows, Token, TokenRows, Usage};
 use aquila_text::{Tokenizer, spec_fields};
-use serde::Serialize;
+use base64::display::Base64Display;
+use base64::engine::general_purpose::STANDARD;
+use serde::ser::SerializeSeq;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::routes::openai::finite;
@@ -20,6 +23,9 @@ pub(super) struct Report {
     pub top_logprobs: bool,
     /// Whether log-probabilities come with the token's text.
     pub with_text: bool,
+    pub hidden_states: bool,
+    /// From which token on experts are reported, if at all.
+    pub routed_experts_from: Option<usize>,
 }
 
 /// An answer as far as it is known.
@@ -29,7 +35,16 @@ pub(super) struct Item {
     prompt: Vec<Token>,
     text: String,
     tokens: Vec<Token>,
-    end: Option<(Value, Usage, Duration)>,
+    end: Option<End>,
+}
+
+/// How an answer ended.
+#[derive(Debug)]
+pub(super) struct End {
+    pub reason: Value,
+    pub usage: Usage,
+    pub latency: Duration,
+    pub rows: TokenRows,
 }
 
 impl Item {
@@ -55,8 +70,8 @@ impl Item {
     }
 
     /// Takes the end.
-    pub fn finish(&mut self, reason: Value, usage: &Usage, latency: Duration) {
-        self.end = Some((reason, usage.clone(), latency));
+    pub fn finish(&mut self, end: End) {
+        self.end = Some(end);
     }
 
     /// The answer so far; `index` says which of several it is.
@@ -68,16 +83,25 @@ impl Item {
         let Report { logprobs, top_logprobs, .. } = self.report;
         let meta_info = Meta {
             id: &self.report.id,
-            finish_reason: end.map(|(reason, ..)| reason),
+            finish_reason: end.map(|end| &end.reason),
             prompt_tokens: self.report.prompt_tokens,
             completion_tokens: self.tokens.len(),
-            cached_tokens: end.map(|(_, usage, _)| usage.cached_tokens),
-            e2e_latency: end.map(|(.., latency)| latency.as_secs_f64()),
-            speculation: end.and_then(|(_, usage, _)| spec_fields(&usage.spec)),
+            cached_tokens: end.map(|end| end.usage.cached_tokens),
+            e2e_latency: end.map(|end| end.latency.as_secs_f64()),
+            speculation: end.and_then(|end| spec_fields(&end.usage.spec)),
             input_token_logprobs: reported(logprobs, &self.prompt),
             output_token_logprobs: reported(logprobs, &self.tokens),
             input_top_logprobs: likely(top_logprobs, &self.prompt),
             output_top_logprobs: likely(top_logprobs, &self.tokens),
+            hidden_states: end.filter(|_| self.report.hidden_states).map(|end| HiddenStates {
+                rows: &end.rows.hidden_states,
+                prompt_tokens: self.report.prompt_tokens,
+            }),
+            routed_experts: end.zip(self.report.routed_experts_from).map(|(end, from)| {
+                let ids = &end.rows.routed_experts;
+                let first = from.saturating_sub(end.rows.from) * ids.width;
+                Int32s(ids.values.get(first..).unwrap_or(&[]))
+            }),
         };
         let output_ids = self.tokens.iter().map(|token| token.id).collect();
         SoFar { index, text: tokenizer.map(|_| self.text.as_str()), output_ids, meta_info }
@@ -115,6 +139,38 @@ struct Meta<'a> {
     input_top_logprobs: Option<Vec<Option<Vec<Entry>>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     output_top_logprobs: Option<Vec<Option<Vec<Entry>>>>,
+    /// Known at the end, as are the experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hidden_states: Option<HiddenStates<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    routed_experts: Option<Int32s<'a>>,
+}
+
+/// Hidden states as SGLang writes them: a list of the prompt's rows, then each row of the answer.
+struct HiddenStates<'a> {
+    rows: &'a HostRows<f32>,
+    prompt_tokens: usize,
+}
+
+impl Serialize for HiddenStates<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let rows: Vec<&[f32]> = self.rows.rows().collect();
+        let (prompt, answer) = rows.split_at(self.prompt_tokens.min(rows.len()));
+        let mut list = to.serialize_seq(Some(1 + answer.len()))?;
+        list.serialize_element(prompt)?;
+        answer.iter().try_for_each(|row| list.serialize_element(row))?;
+        list.end()
+    }
+}
+
+/// Numbers as the base64 of their int32s, the lowest byte first.
+struct Int32s<'a>(&'a [u32]);
+
+impl Serialize for Int32s<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let bytes: Vec<u8> = self.0.iter().flat_map(|number| number.to_le_bytes()).collect();
+        to.collect_str(&Base64Display::new(&bytes, &STANDARD))
+    }
 }
 
 /// A token as SGLang writes it: log-probability, id, and its text if that is wanted.

@@ -97,9 +97,5 @@ pub const ROWS: &[Flags] = &[
     ),
     flags(Refused("prompts beyond the context are refused, never cut"), &["--allow-auto-truncate"]),
     flags(Refused("no code of a client is ever run"), &["--enable-custom-logit-processor"]),
-    flags(
-        Refused("answers do not hold them yet"),
-        &["--enable-return-hidden-states", "--enable-return-routed-experts"],
-    ),
     flags(Refused("scoring is not served"), &["--multi-item-scoring-delimiter N"]),
 ];

@@ -31,8 +31,10 @@ pub const ROWS: &[Flags] = &[
             "--ssl-certfile FILE",
             "--ssl-keyfile FILE",
             "--served-model-name NAME",
+            "--enable-return-hidden-states",
         ],
     ),
+    flags(Taken("refused for a model without experts"), &["--enable-return-routed-experts"]),
     flags(
         Taken("of the memory that is free at start: the CPU's, since models run there"),
         &["--mem-fraction-static F"],

@@ -1,6 +1,6 @@
 //! The operations of a forward pass, shared out to the pool's threads.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use super::attend::{self, Attention};
 use super::int8::QuantizedRows;
@@ -52,20 +52,6 @@ impl CpuBackend {
         self.pool.threads()
     }
 
-    /// The answer to every query, shared out to the threads.
-    fn answer<Q: Sync, T: Send + Sync>(
-        &self,
-        queries: &[Q],
-        answer: impl Fn(&Q) -> T + Sync,
-    ) -> Vec<T> {
-        let answers: Vec<OnceLock<T>> = queries.iter().map(|_| OnceLock::new()).collect();
-        self.pool.run(queries.len(), &|index| {
-            answers[index].get_or_init(|| answer(&queries[index]));
-        });
-        let answers = answers.into_iter().map(OnceLock::into_inner);
-        answers.map(|answer| answer.expect("every query was answered")).collect()
-    }
-
     /// What a draft proposes by each query.
     fn candidates(
         &self,
@@ -73,7 +59,7 @@ impl CpuBackend {
         logits: &CpuRows,
         ids: Option<DraftIds<'_>>,
     ) -> Vec<Candidates> {
-        self.answer(&queries, |query| query.answer(logits.row(query.query.row), count, ids))
+        self.pool.map(&queries, |query| query.answer(logits.row(query.query.row), count, ids))
     }
 
     /// Bytes that a projection takes once packed.
@@ -590,9 +576,11 @@ impl Backend for CpuBackend {
     fn sample(&self, state: &mut RoundState, logits: &CpuRows) -> Result<()> {
         let _reported = self.report(Operation::Sample);
         let (chosen, weighed) = state.sample_queries();
-        let choices = self.answer(&chosen, |query| sampling::choose(logits.row(query.row), query));
+        let choices =
+            self.pool.map(&chosen, |query| sampling::choose(logits.row(query.row), query));
         let weights = self
-            .answer(&weighed, |query| sampling::filtered_probs(logits.row(query.row), query, None));
+            .pool
+            .map(&weighed, |query| sampling::filtered_probs(logits.row(query.row), query, None));
         state.take_samples(choices, weights);
         Ok(())
     }

@@ -11,7 +11,7 @@ use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
@@ -53,7 +53,7 @@ unsafe impl Sync for Board {}
 unsafe impl Send for Board {}
 
 /// A fixed number of threads.
-pub(super) struct Pool {
+pub(crate) struct Pool {
     board: Arc<Board>,
     helpers: Vec<JoinHandle<()>>,
     wake: Vec<Thread>,
@@ -61,8 +61,22 @@ pub(super) struct Pool {
 }
 
 impl Pool {
+    /// The answer to every query, shared out to the threads.
+    pub(crate) fn map<Q: Sync, T: Send + Sync>(
+        &self,
+        queries: &[Q],
+        answer: impl Fn(&Q) -> T + Sync,
+    ) -> Vec<T> {
+        let answers: Vec<OnceLock<T>> = queries.iter().map(|_| OnceLock::new()).collect();
+        self.run(queries.len(), &|index| {
+            answers[index].get_or_init(|| answer(&queries[index]));
+        });
+        let answers = answers.into_iter().map(OnceLock::into_inner);
+        answers.map(|answer| answer.expect("every query was answered")).collect()
+    }
+
     /// A pool of `threads` threads, the caller's included.
-    pub(super) fn new(threads: usize) -> std::io::Result<Self> {
+    pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
         let helpers = threads.max(1) - 1;
         let board = Arc::new(Board {
             state: AtomicU64::new(0),

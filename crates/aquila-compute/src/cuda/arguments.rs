@@ -1,4 +1,4 @@
-//! Arguments of the kernels, one structure each, field for field as `kernels.cu` has them: a test
+//! Arguments of the kernels, one structure each, field for field as `kernels/arguments.cuh` has them: a test
 //! reads the structures there and compares their layouts.
 //!
 //! Pointers are device addresses; 0 stands for "not given".
@@ -38,6 +38,9 @@ macro_rules! arguments {
 }
 
 arguments! {
+    /// Rows in both their forms.
+    Rows { values: Address, halves: Address, stride: u32, width: u32 }
+
     /// Where the parts of a placed plan are.
     Plan {
         counts: Address,
@@ -47,42 +50,54 @@ arguments! {
         writes: Address,
         sources: Address,
         outputs: Address,
-        slots: Address,
+        destinations: Address,
+        tables: Address,
+        tree_slots: Address,
     }
+
+    /// Arguments of `change_tables`.
+    Change { changes: Address, tables: Address, count: u32, size: u32 }
 
     /// Arguments of `embed_*`.
-    Embed { plan: Plan, table: Address, out: Address, width: u32, tokens: u32, out_stride: u32 }
+    Embed { plan: Plan, out: Rows, table: Address, width: u32, tokens: u32, scale: f32 }
 
-    /// Arguments of `rms_norm`.
-    Norm {
-        input: Address,
-        weight: Address,
-        out: Address,
-        width: u32,
-        in_stride: u32,
-        out_stride: u32,
-        epsilon: f32,
-    }
+    /// Arguments of `rms_norm_*`.
+    Norm { input: Rows, out: Rows, weight: Address, width: u32, epsilon: f32 }
 
-    /// Arguments of `project_*`.
+    /// Arguments of `project_skinny_*` and `project_wide_*`.
     Project {
+        input: Rows,
+        out: Rows,
         weight: Address,
-        input: Address,
         bias: Address,
-        out: Address,
+        partial: Address,
+        arrivals: Address,
         inputs: u32,
         outputs: u32,
-        weight_stride: u32,
-        in_stride: u32,
-        out_stride: u32,
+        rows: u32,
+        add: u32,
+        stages: u32,
+    }
+
+    /// Arguments of `project_plain_*`.
+    PlainProject {
+        input: Rows,
+        out: Rows,
+        weight: Address,
+        bias: Address,
+        inputs: u32,
+        outputs: u32,
         rows: u32,
         add: u32,
     }
 
+    /// Arguments of `pack`.
+    Pack { input: Address, out: Address, rows: u32, inputs: u32, first: u32 }
+
     /// Arguments of `write_kv_*`.
     WriteKv {
         plan: Plan,
-        qkv: Address,
+        qkv: Rows,
         query_norm: Address,
         key_norm: Address,
         cos: Address,
@@ -92,60 +107,60 @@ arguments! {
         heads: u32,
         kv_heads: u32,
         head_dim: u32,
-        qkv_stride: u32,
         half: u32,
         positions: u32,
         slots: u32,
         epsilon: f32,
     }
 
-    /// Arguments of `attend_*` and `attend_merge`.
+    /// Arguments of `attend_*`.
     Attend {
         plan: Plan,
-        qkv: Address,
+        qkv: Rows,
+        out: Rows,
         keys: Address,
         values: Address,
         parts: Address,
         stats: Address,
-        out: Address,
         heads: u32,
         kv_heads: u32,
         head_dim: u32,
-        qkv_stride: u32,
-        out_stride: u32,
         slots: u32,
         first_row: u32,
-        heads_per_block: u32,
+        blocks: u32,
         scale: f32,
     }
 
-    /// Arguments of `swiglu`.
-    Swiglu { gate_up: Address, out: Address, width: u32, in_stride: u32, out_stride: u32 }
+    /// Arguments of `gate`.
+    Gate { input: Rows, out: Rows, width: u32, gelu: u32 }
 
-    /// Arguments of `gather`.
-    Gather {
-        count: Address,
-        list: Address,
-        input: Address,
-        out: Address,
-        width: u32,
-        rows: u32,
-        in_stride: u32,
-        out_stride: u32,
-    }
+    /// Arguments of `add`.
+    Add { input: Rows, out: Rows, width: u32 }
+
+    /// Arguments of `soft_cap`.
+    SoftCap { rows: Rows, cap: f32 }
+
+    /// Arguments of `gather` and `scatter`.
+    Gather { count: Address, list: Address, input: Rows, out: Rows, rows: u32 }
 
     /// Arguments of `copy_columns`.
-    Copy {
-        input: Address,
-        out: Address,
-        width: u32,
-        in_stride: u32,
-        out_stride: u32,
-        column: u32,
-    }
+    Copy { input: Rows, out: Rows, from: u32, to: u32, width: u32 }
 
-    /// Arguments of `move_*`.
-    Move { keys: Address, values: Address, moves: Address, count: u32, slots: u32, width: u32 }
+    /// Arguments of `clear_first`.
+    Clear { plan: Plan, rows: Rows }
+
+    /// Arguments of `move_rows`.
+    MoveRows { rows: Rows, moves: Address, count: u32, capacity: u32 }
+
+    /// Arguments of `move_slots`.
+    MoveSlots {
+        keys: Address,
+        values: Address,
+        moves: Address,
+        count: u32,
+        slots: u32,
+        width: u32,
+    }
 }
 
 #[cfg(test)]
@@ -217,20 +232,20 @@ mod tests {
     #[test]
     fn arguments_lie_in_memory_as_the_kernels_read_them() {
         let ours = super::layouts();
-        // Only the plan, which is part of others, is called the same.
+        // Only what is part of others is called the same.
         let theirs = |name: &str| match name {
-            "Plan" => name.to_owned(),
+            "Plan" | "Rows" => name.to_owned(),
             _ => format!("{name}Args"),
         };
         let wanted: Vec<String> = ours.iter().map(|ours| theirs(&ours.name)).collect();
-        let source = include_str!("kernels.cu");
+        let source = include_str!("kernels/arguments.cuh");
         let found = structures(source, &wanted);
-        assert_eq!(found.len(), ours.len(), "structures that kernels.cu lacks: {wanted:?}");
+        assert_eq!(found.len(), ours.len(), "structures that the kernels lack: {wanted:?}");
         for layout in ours {
             let in_c = &found[&theirs(&layout.name)];
             assert_eq!(layout, Layout { name: layout.name.clone(), ..in_c.clone() });
         }
         let named = source.matches("Args {\n").count();
-        assert_eq!(named + 1, found.len(), "kernels.cu has arguments that nothing here fills in");
+        assert_eq!(named + 2, found.len(), "the kernels have arguments that nothing here fills in");
     }
 }

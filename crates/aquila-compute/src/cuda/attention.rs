@@ -1,24 +1,29 @@
-//! Attention in two launches: splits of fixed blocks of positions, then their merge.
+//! Attention: in one launch by plain arithmetic; by tensor cores in two, blocks of positions and
+//! their merge.
 //!
-//! The one invariant: which blocks a split takes follows from their positions alone. How many
-//! splits have work is read on the device, so the launches never change with the lengths.
+//! The one invariant: which positions form a block follows from the positions alone. How many
+//! blocks have work is read on the device, so the launches never change with the lengths.
 
 use std::sync::{Mutex, PoisonError};
 
+use super::Arithmetic;
 use super::arguments;
+use super::contract::BLOCK;
 use super::device::{Device, Memory};
 use super::kernels::Kernels;
-use super::memory::{CudaKv, CudaPlan, CudaRows};
+use super::memory::CudaKv;
+use super::plan::CudaPlan;
+use super::rows::CudaRows;
 use crate::{AttentionParams, Error, HeadShape, Result};
 
-/// Splits of one row; `SPLITS` in `kernels.cu`.
-const SPLITS: usize = 32;
-/// Query heads of one thread block at most; `HEADS` in `kernels.cu`.
-const HEADS: usize = 8;
-/// Rows of one launch; later rows of a pass use the same working memory again.
-const TILE: usize = 64;
+/// Query heads that one thread block serves; `QUERIES` in `attend.cu`.
+const QUERIES: usize = 16;
+/// Thread blocks that share the positions of one row and key head at most.
+const SPLITS: usize = 64;
+/// Bytes that the blocks of one launch may take; rows of a pass take turns beyond that.
+const WORKING: usize = 64 << 20;
 
-/// Working memory of attention, made at the first pass that needs it.
+/// Working memory of attention.
 #[derive(Default)]
 pub(super) struct Attention {
     working: Mutex<Option<Working>>,
@@ -26,34 +31,35 @@ pub(super) struct Attention {
 
 #[derive(Clone)]
 struct Working {
-    /// Sums of the splits, `TILE * heads * SPLITS` rows of the head's width.
+    /// Sums of values of each block, and its largest score and total.
     parts: Memory,
-    /// The largest score and the total of each split.
     stats: Memory,
-    heads: usize,
-    width: usize,
+    /// Blocks and values that fit.
+    blocks: usize,
+    values: usize,
 }
 
 impl Attention {
-    /// Working memory for `heads`, made larger where it is too small. A graph that names the
-    /// smaller one keeps it.
-    fn working(&self, device: &Device, heads: HeadShape) -> Result<Working> {
+    /// Working memory for `blocks` blocks of `width` values, made larger where it is too small. A
+    /// graph that names the smaller one keeps it.
+    fn working(&self, device: &Device, blocks: usize, width: usize) -> Result<Working> {
         let mut working = self.working.lock().unwrap_or_else(PoisonError::into_inner);
+        let values = blocks * width;
         if let Some(working) = working.as_ref()
-            && working.heads >= heads.heads
-            && working.width >= heads.q_width()
+            && working.blocks >= blocks
+            && working.values >= values
         {
             return Ok(working.clone());
         }
         device.outside_capture("the first attention of its size (run the pass once before)")?;
-        let (count, width) = working.as_ref().map_or((heads.heads, heads.q_width()), |w| {
-            (w.heads.max(heads.heads), w.width.max(heads.q_width()))
-        });
+        let (blocks, values) = working
+            .as_ref()
+            .map_or((blocks, values), |w| (w.blocks.max(blocks), w.values.max(values)));
         let made = Working {
-            parts: device.allocate("attention", TILE * SPLITS * width * 4)?,
-            stats: device.allocate("attention", TILE * SPLITS * count * 2 * 4)?,
-            heads: count,
-            width,
+            parts: device.allocate("attention", values * 4)?,
+            stats: device.allocate("attention", blocks * 2 * 4)?,
+            blocks,
+            values,
         };
         *working = Some(made.clone());
         Ok(made)
@@ -64,6 +70,7 @@ impl Attention {
         &self,
         device: &Device,
         kernels: &Kernels,
+        arithmetic: Arithmetic,
         qkv: &CudaRows,
         AttentionParams { heads, scale, .. }: AttentionParams,
         plan: &CudaPlan,
@@ -71,48 +78,51 @@ impl Attention {
         layer: usize,
         out: &mut CudaRows,
     ) -> Result<()> {
-        fits(heads, kv)?;
+        fits(heads, plan, kv)?;
         qkv.hold("attention's queries", plan.rows, heads.qkv_width())?;
         out.hold("attention's result", plan.rows, heads.q_width())?;
         let offset = kv.layer(layer)?;
-        let working = self.working(device, heads)?;
-        let per_block = heads.group().min(HEADS);
-        let blocks = heads.kv_heads * heads.group().div_ceil(per_block);
-        let shared = 2 * per_block * heads.head_dim * 4;
-        for first in (0..plan.rows).step_by(TILE) {
-            let rows = TILE.min(plan.rows - first);
-            let arguments = arguments::Attend {
-                plan: plan.parts(),
-                qkv: qkv.memory.at(0),
-                keys: kv.keys.at(offset),
-                values: kv.values.at(offset),
-                parts: working.parts.at(0),
-                stats: working.stats.at(0),
-                out: out.memory.at(0),
-                heads: heads.heads as u32,
-                kv_heads: heads.kv_heads as u32,
-                head_dim: heads.head_dim as u32,
-                qkv_stride: qkv.stride as u32,
-                out_stride: out.stride as u32,
-                slots: kv.shape.slots as u32,
-                first_row: first as u32,
-                heads_per_block: per_block as u32,
-                scale,
-            };
-            let names = [
-                plan.memory(),
-                &qkv.memory,
-                &kv.keys,
-                &kv.values,
-                &working.parts,
-                &working.stats,
-                &out.memory,
-            ];
-            let split = kernels.attend.of(kv.bf16());
-            // SAFETY: sizes were checked above, the plan when it was placed, and slots are clamped
-            // in the kernel.
+        let mut arguments = arguments::Attend {
+            plan: plan.parts(),
+            qkv: qkv.parts(),
+            out: out.parts(),
+            keys: kv.keys.at(offset),
+            values: kv.values.at(offset),
+            parts: 0,
+            stats: 0,
+            heads: heads.heads as u32,
+            kv_heads: heads.kv_heads as u32,
+            head_dim: heads.head_dim as u32,
+            slots: kv.shape.slots as u32,
+            first_row: 0,
+            blocks: 0,
+            scale,
+        };
+        let mut names: Vec<&Memory> = plan.memory().into_iter().chain(qkv.memory()).collect();
+        names.extend(out.memory().chain([&kv.keys, &kv.values]));
+        if arithmetic == Arithmetic::Plain {
+            let kernel = kernels.attend_plain.of(kv.bf16());
+            let grid = [heads.heads, plan.rows, 1];
+            // SAFETY: sizes were checked above, the plan when it was placed.
+            return unsafe { device.launch(kernel, grid, 128, 0, &arguments, &names) };
+        }
+
+        let blocks = plan.longest.div_ceil(BLOCK).max(1);
+        let of_row = heads.heads * blocks;
+        let together = (WORKING / (of_row * heads.head_dim * 4)).clamp(1, plan.rows.max(1));
+        let working = self.working(device, together * of_row, heads.head_dim)?;
+        (arguments.parts, arguments.stats) = (working.parts.at(0), working.stats.at(0));
+        arguments.blocks = blocks as u32;
+        names.extend([&working.parts, &working.stats]);
+        let key_heads = heads.kv_heads * heads.group().div_ceil(QUERIES);
+        for first in (0..plan.rows).step_by(together) {
+            let rows = together.min(plan.rows - first);
+            arguments.first_row = first as u32;
+            let grid = [blocks.min(SPLITS), key_heads, rows];
+            // SAFETY: sizes were checked above, the plan when it was placed, and the working memory
+            // has room for all blocks of these rows.
             unsafe {
-                device.launch(split, [SPLITS, blocks, rows], 256, shared, &arguments, &names)?;
+                device.launch(&kernels.attend_tensor, grid, 128, 0, &arguments, &names)?;
                 let merge = &kernels.attend_merge;
                 device.launch(merge, [heads.heads, rows, 1], 128, 0, &arguments, &names)?;
             }
@@ -121,15 +131,21 @@ impl Attention {
     }
 }
 
-/// Refuses heads that the store of keys and values was not made for.
-pub(super) fn fits(heads: HeadShape, kv: &CudaKv) -> Result<()> {
+/// Refuses heads that the store of keys and values was not made for, and slots that it lacks.
+pub(super) fn fits(heads: HeadShape, plan: &CudaPlan, kv: &CudaKv) -> Result<()> {
     if (heads.kv_heads, heads.head_dim) != (kv.shape.kv_heads, kv.shape.head_dim)
         || heads.kv_heads == 0
         || !heads.heads.is_multiple_of(heads.kv_heads)
     {
         return Err(Error::Tensor(format!("{heads:?} do not fit a store of {:?}", kv.shape)));
     }
-    // Queries and sums of a thread block lie in its shared memory, 48 KiB with the scores.
+    if plan.slots > kv.shape.slots {
+        return Err(Error::Tensor(format!(
+            "a plan of {} slots for a store of {}",
+            plan.slots, kv.shape.slots
+        )));
+    }
+    // `PLAIN_WIDTH` in `plain.cu`.
     if heads.head_dim > 512 {
         return Err(Error::Unavailable(format!(
             "heads of width {} are not available on CUDA: 512 at most",

@@ -1,32 +1,32 @@
 //! The operations, each one launch or a few.
 
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::CUdevice_attribute;
 
 use super::attention::{Attention, fits};
-use super::device::{Device, failed};
-use super::kernels::{Kernels, PROJECT_ROWS};
-use super::memory::{
-    CudaKv, CudaPlan, CudaRope, CudaRows, CudaTable, CudaVector, CudaWeight, MOVES,
-};
-use super::{Graph, Mark, arguments};
+use super::device::{Device, Mailbox, Memory, failed};
+use super::kernels::{Kernel, Kernels};
+use super::memory::{CudaKv, CudaRope, CudaTable, CudaVector, MOVES};
+use super::plan::CudaPlan;
+use super::projection::{Projection, Projections};
+use super::rows::CudaRows;
+use super::state::CudaState;
+use super::weight::CudaWeight;
+use super::{Arithmetic, Graph, Mark, arguments};
+use crate::cpu::Pool;
 use crate::round::{
     Batch, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, ReturnedRows, Simulate,
     StateBounds, Tree, TreeLimits,
 };
 use crate::{
     Accumulate, Activation, AttentionParams, Backend, DraftIds, Error, ForwardPlan, HeadShape,
-    HostTensor, KvShape, PlanBounds, Result, RopeTable, WeightFormat,
+    HostTensor, KvDtype, KvShape, PlanBounds, Result, RopeTable, WeightFormat,
 };
 
-/// Threads of a block in kernels that give each element a thread, and in most others.
+/// Threads of a block in kernels that give each value a thread.
 const THREADS: usize = 256;
-
-fn no_rounds() -> Error {
-    Error::Unavailable("the steps of a round do not run on CUDA yet".into())
-}
 
 /// Refuses what has no kernel yet.
 fn unavailable(what: &str) -> Error {
@@ -37,38 +37,87 @@ fn unavailable(what: &str) -> Error {
 pub struct CudaBackend {
     device: Arc<Device>,
     kernels: Kernels,
+    arithmetic: Arithmetic,
+    projections: Projections,
     attention: Attention,
+    /// Rows that move, on their way to the device.
+    moves: Mutex<Mailbox>,
+    /// For the steps of a round that run on the host.
+    pool: Pool,
     description: String,
-    multiprocessors: usize,
 }
 
 impl CudaBackend {
     /// Opens device `ordinal`; [`Error::Unavailable`] says what the machine lacks.
-    pub fn new(ordinal: usize) -> Result<Self> {
+    pub fn new(ordinal: usize, arithmetic: Arithmetic) -> Result<Self> {
+        Self::open(ordinal, arithmetic, None)
+    }
+
+    /// The same with other kernels than those of this build, as `nvcc` has made them: a way to try
+    /// kernels.
+    pub fn with_kernels(ordinal: usize, arithmetic: Arithmetic, image: Vec<u8>) -> Result<Self> {
+        Self::open(ordinal, arithmetic, Some(image))
+    }
+
+    fn open(ordinal: usize, arithmetic: Arithmetic, image: Option<Vec<u8>>) -> Result<Self> {
         let device = Device::open(ordinal)?;
         let about = failed("asking about the device");
-        let (major, minor) = device.context.compute_capability().map_err(&about)?;
-        let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        let multiprocessors = device.attribute(count)? as usize;
+        let (major, minor) = device.capability;
+        let number = |attribute| Ok::<_, Error>(device.attribute(attribute)? as usize);
+        let multiprocessors = number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let shared_bytes =
+            number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let name = device.context.name().map_err(&about)?;
         let gib = device.context.total_mem().map_err(&about)? as f64 / (1u64 << 30) as f64;
-        let kernels = Kernels::compile(&device.context, major, minor)?;
+        let kernels = Kernels::load(&device, shared_bytes, image)?;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let pool = Pool::new(cores)
+            .map_err(|e| Error::Unavailable(format!("cannot start {cores} threads: {e}")))?;
+        let moves = Mutex::new(Mailbox::new(&device, "moves", 2 * MOVES)?);
         Ok(Self {
             device: Arc::new(device),
             kernels,
+            moves,
+            arithmetic,
+            projections: Projections::new(multiprocessors, shared_bytes),
             attention: Attention::default(),
+            pool,
             description: format!(
                 "cuda:{ordinal}, {name}, compute capability {major}.{minor}, \
-                 {multiprocessors} multiprocessors, {gib:.0} GiB"
+                 {multiprocessors} multiprocessors, {gib:.0} GiB, {arithmetic}"
             ),
-            multiprocessors,
         })
+    }
+
+    /// How it computes.
+    pub fn arithmetic(&self) -> Arithmetic {
+        self.arithmetic
+    }
+
+    /// Bytes that are free on the device, and all that it has.
+    pub fn free_and_total(&self) -> Result<(usize, usize)> {
+        self.device.free_and_total()
+    }
+
+    /// Bytes that a projection takes once packed.
+    pub fn packed_bytes(
+        outputs: usize,
+        inputs: usize,
+        format: WeightFormat,
+        arithmetic: Arithmetic,
+    ) -> Result<usize> {
+        CudaWeight::packed_bytes(outputs, inputs, format, arithmetic)
+    }
+
+    /// Bytes that rows take.
+    pub fn row_bytes(capacity: usize, width: usize, arithmetic: Arithmetic) -> usize {
+        CudaRows::bytes(capacity, width, arithmetic == Arithmetic::Tensor)
     }
 
     /// The graph of the operations that `enqueue` calls, which are not run.
     ///
-    /// The row counts of now are the graph's; a plan placed later may have fewer rows and any
-    /// lengths. Run the pass once before, so that all memory is there.
+    /// The row counts of now are the graph's; a plan placed later may have fewer rows. Run the pass
+    /// once before, so that all memory is there.
     pub fn graph_of(&self, enqueue: impl FnOnce(&Self) -> Result<()>) -> Result<Graph> {
         Graph::capture(&self.device, || enqueue(self))
     }
@@ -77,6 +126,43 @@ impl CudaBackend {
     pub fn mark(&self) -> Result<Mark> {
         self.device.outside_capture("a mark")?;
         Mark::new(&self.device)
+    }
+
+    /// Rows with these values, for tests and timings.
+    pub fn rows_of(&self, width: usize, values: &[f32]) -> Result<CudaRows> {
+        let capacity = values.len() / width;
+        let mut rows = CudaRows::new(&self.device, capacity, width, false)?;
+        let mut padded = vec![0.0; capacity * rows.stride];
+        for (to, from) in padded.chunks_exact_mut(rows.stride).zip(values.chunks_exact(width)) {
+            to[..width].copy_from_slice(from);
+        }
+        self.device.write(&rows.values, 0, &padded)?;
+        if self.arithmetic == Arithmetic::Tensor {
+            let halves: Vec<u16> =
+                padded.iter().map(|&x| half::bf16::from_f32(x).to_bits()).collect();
+            let memory = self.device.allocate("rows", 2 * halves.len())?;
+            self.device.write(&memory, 0, &halves)?;
+            rows.halves = Some(memory);
+        }
+        Ok(rows)
+    }
+
+    /// The first `rows` rows as tensor cores read them.
+    pub fn read_halves(&self, rows_of: &CudaRows, rows: usize) -> Result<Vec<half::bf16>> {
+        let Some(halves) = &rows_of.halves else { return Ok(Vec::new()) };
+        rows_of.hold("rows to read", rows, rows_of.width)?;
+        let words = self.device.read(halves, (rows * rows_of.stride).div_ceil(2))?;
+        let halves: Vec<half::bf16> = words
+            .iter()
+            .flat_map(|word| [word.to_bits() as u16, (word.to_bits() >> 16) as u16])
+            .map(half::bf16::from_bits)
+            .collect();
+        let of_row = |row: &[half::bf16]| row[..rows_of.width].to_vec();
+        Ok(halves.chunks(rows_of.stride).take(rows).flat_map(of_row).collect())
+    }
+
+    fn new_rows(&self, capacity: usize, width: usize) -> Result<CudaRows> {
+        CudaRows::new(&self.device, capacity, width, self.arithmetic == Arithmetic::Tensor)
     }
 }
 
@@ -92,8 +178,7 @@ impl Backend for CudaBackend {
     type Rope = CudaRope;
     type Kv = CudaKv;
     type Plan = CudaPlan;
-    /// Rounds do not run on CUDA yet, so there is none.
-    type State = Infallible;
+    type State = CudaState;
     type Graph = Graph;
 
     fn describe(&self) -> String {
@@ -101,7 +186,10 @@ impl Backend for CudaBackend {
     }
 
     fn pack(&self, parts: &[HostTensor], format: WeightFormat) -> Result<CudaWeight> {
-        CudaWeight::new(&self.device, parts, format)
+        let (device, pack) = (&self.device, &self.kernels.pack);
+        let weight = CudaWeight::new(device, pack, parts, format, self.arithmetic)?;
+        self.projections.prepare(device, &weight)?;
+        Ok(weight)
     }
 
     fn experts(&self, _: Vec<CudaWeight>, _: Vec<CudaWeight>) -> Result<Infallible> {
@@ -125,11 +213,17 @@ impl Backend for CudaBackend {
     }
 
     fn kv(&self, shape: KvShape) -> Result<CudaKv> {
+        if self.arithmetic == Arithmetic::Tensor && shape.dtype != KvDtype::Bf16 {
+            return Err(Error::Unavailable(
+                "tensor cores read keys and values as bfloat16; float32 needs plain arithmetic"
+                    .into(),
+            ));
+        }
         CudaKv::new(&self.device, shape)
     }
 
     fn rows(&self, capacity: usize, width: usize) -> Result<CudaRows> {
-        CudaRows::new(&self.device, capacity, width)
+        self.new_rows(capacity, width)
     }
 
     fn plan(&self, bounds: PlanBounds) -> Result<CudaPlan> {
@@ -137,7 +231,7 @@ impl Backend for CudaBackend {
     }
 
     fn place(&self, host: &ForwardPlan, plan: &mut CudaPlan) -> Result<()> {
-        plan.place(&self.device, host)
+        plan.place(&self.device, &self.kernels.change_tables, host)
     }
 
     fn embed(
@@ -147,31 +241,45 @@ impl Backend for CudaBackend {
         plan: &CudaPlan,
         out: &mut CudaRows,
     ) -> Result<()> {
-        if scale != 1.0 {
-            return Err(unavailable("an embedding with a scale"));
-        }
         out.hold("embeddings", plan.rows, table.width)?;
+        if plan.tokens > table.tokens {
+            return Err(Error::Tensor(format!(
+                "token {} is beyond the {} tokens of the embedding table",
+                plan.tokens - 1,
+                table.tokens
+            )));
+        }
         let arguments = arguments::Embed {
             plan: plan.parts(),
+            out: out.parts(),
             table: table.memory.at(0),
-            out: out.memory.at(0),
             width: table.width as u32,
             tokens: table.tokens as u32,
-            out_stride: out.stride as u32,
+            scale,
         };
-        let grid = [table.width.div_ceil(THREADS), plan.rows, 1];
-        let names = [plan.memory(), &table.memory, &out.memory];
+        let names = plan.memory().into_iter().chain(out.memory()).chain([&table.memory]);
         let kernel = self.kernels.embed.of(table.bf16);
         // SAFETY: the result fits, and tokens are clamped in the kernel.
-        unsafe { self.launch(kernel, grid, &arguments, &names) }
+        unsafe { self.by_value(kernel, table.width, plan.rows, &arguments, names) }
     }
 
-    fn add(&self, _: &CudaRows, _: usize, _: &mut CudaRows) -> Result<()> {
-        Err(unavailable("the addition of rows"))
+    fn add(&self, input: &CudaRows, rows: usize, out: &mut CudaRows) -> Result<()> {
+        input.hold("rows to add", rows, out.width)?;
+        out.hold("rows to add to", rows, out.width)?;
+        let width = out.width;
+        let arguments =
+            arguments::Add { input: input.parts(), out: out.parts(), width: width as u32 };
+        let names = input.memory().chain(out.memory());
+        // SAFETY: input and result were checked.
+        unsafe { self.by_value(&self.kernels.add, width, rows, &arguments, names) }
     }
 
-    fn soft_cap(&self, _: &mut CudaRows, _: usize, _: f32) -> Result<()> {
-        Err(unavailable("a soft cap"))
+    fn soft_cap(&self, rows_of: &mut CudaRows, rows: usize, cap: f32) -> Result<()> {
+        rows_of.hold("rows to cap", rows, rows_of.width)?;
+        let arguments = arguments::SoftCap { rows: rows_of.parts(), cap };
+        let (kernel, width) = (&self.kernels.soft_cap, rows_of.width);
+        // SAFETY: the rows were checked.
+        unsafe { self.by_value(kernel, width, rows, &arguments, rows_of.memory()) }
     }
 
     fn rms_norm(
@@ -185,17 +293,19 @@ impl Backend for CudaBackend {
         input.hold("a norm's input", rows, weight.len)?;
         out.hold("a norm's result", rows, weight.len)?;
         let arguments = arguments::Norm {
-            input: input.memory.at(0),
+            input: input.parts(),
+            out: out.parts(),
             weight: weight.memory.at(0),
-            out: out.memory.at(0),
             width: weight.len as u32,
-            in_stride: input.stride as u32,
-            out_stride: out.stride as u32,
             epsilon,
         };
-        let names = [&input.memory, &weight.memory, &out.memory];
+        let names: Vec<_> = input.memory().chain(out.memory()).chain([&weight.memory]).collect();
+        let kernel = match self.arithmetic {
+            Arithmetic::Plain => &self.kernels.rms_norm_plain,
+            Arithmetic::Tensor => &self.kernels.rms_norm_tensor,
+        };
         // SAFETY: input and result were checked.
-        unsafe { self.launch(&self.kernels.rms_norm, [rows, 1, 1], &arguments, &names) }
+        unsafe { self.device.launch(kernel, [rows, 1, 1], 256, 0, &arguments, &names) }
     }
 
     fn project(
@@ -207,35 +317,27 @@ impl Backend for CudaBackend {
         accumulate: Accumulate,
         out: &mut CudaRows,
     ) -> Result<()> {
-        input.hold("a projection's input", rows, weight.inputs)?;
-        out.hold("a projection's result", rows, weight.outputs)?;
-        if bias.is_some_and(|bias| bias.len < weight.outputs) {
-            return Err(Error::Tensor(format!("a bias of less than {} values", weight.outputs)));
+        let projection = Projection { weight, bias, input, rows, accumulate };
+        self.projections.run(&self.device, &self.kernels, &projection, false, out)
+    }
+
+    fn project_gated(
+        &self,
+        weight: &CudaWeight,
+        bias: Option<&CudaVector>,
+        activation: Activation,
+        input: &CudaRows,
+        rows: usize,
+        both: &mut CudaRows,
+        out: &mut CudaRows,
+    ) -> Result<()> {
+        let projection = Projection { weight, bias, input, rows, accumulate: Accumulate::Set };
+        let (device, kernels) = (&self.device, &self.kernels);
+        if activation == Activation::Silu && self.projections.gates(kernels, weight, rows) {
+            return self.projections.run(device, kernels, &projection, true, out);
         }
-        let mut names = vec![&weight.memory, &input.memory, &out.memory];
-        names.extend(bias.map(|bias| &bias.memory));
-        for first in (0..rows).step_by(PROJECT_ROWS) {
-            let count = PROJECT_ROWS.min(rows - first);
-            let arguments = arguments::Project {
-                weight: weight.memory.at(0),
-                input: input.memory.at(first * input.stride * 4),
-                bias: bias.map_or(0, |bias| bias.memory.at(0)),
-                out: out.memory.at(first * out.stride * 4),
-                inputs: weight.inputs as u32,
-                outputs: weight.outputs as u32,
-                weight_stride: weight.stride as u32,
-                in_stride: input.stride as u32,
-                out_stride: out.stride as u32,
-                rows: count as u32,
-                add: u32::from(accumulate == Accumulate::Add),
-            };
-            let (kernel, per_warp) =
-                self.kernels.project(weight.bf16, count, weight.outputs, self.multiprocessors);
-            let grid = [weight.outputs.div_ceil(per_warp * THREADS / 32), 1, 1];
-            // SAFETY: input, bias and result were checked; room for rows comes in whole groups.
-            unsafe { self.launch(kernel, grid, &arguments, &names) }?;
-        }
-        Ok(())
+        self.projections.run(device, kernels, &projection, false, both)?;
+        self.gate(activation, both, rows, out)
     }
 
     fn write_kv(
@@ -248,12 +350,15 @@ impl Backend for CudaBackend {
         kv: &mut CudaKv,
         layer: usize,
     ) -> Result<()> {
-        fits(heads, kv)?;
+        fits(heads, plan, kv)?;
         qkv.hold("queries, keys and values", plan.rows, heads.qkv_width())?;
-        if 2 * rope.half > heads.head_dim || rope.positions == 0 {
+        if 2 * rope.half > heads.head_dim || rope.positions < plan.positions {
             return Err(Error::Tensor(format!(
-                "a rope table of {} positions and {} angles does not fit heads of width {}",
-                rope.positions, rope.half, heads.head_dim
+                "a rope of {} positions and width {} does not cover {} positions of heads of {}",
+                rope.positions,
+                2 * rope.half,
+                plan.positions,
+                heads.head_dim
             )));
         }
         if norms.is_some_and(|(q, k, _)| q.len.min(k.len) < heads.head_dim) {
@@ -262,7 +367,7 @@ impl Backend for CudaBackend {
         let offset = kv.layer(layer)?;
         let arguments = arguments::WriteKv {
             plan: plan.parts(),
-            qkv: qkv.memory.at(0),
+            qkv: qkv.parts(),
             query_norm: norms.map_or(0, |(query, _, _)| query.memory.at(0)),
             key_norm: norms.map_or(0, |(_, key, _)| key.memory.at(0)),
             cos: rope.cos.at(0),
@@ -272,20 +377,19 @@ impl Backend for CudaBackend {
             heads: heads.heads as u32,
             kv_heads: heads.kv_heads as u32,
             head_dim: heads.head_dim as u32,
-            qkv_stride: qkv.stride as u32,
             half: rope.half as u32,
             positions: rope.positions as u32,
             slots: kv.shape.slots as u32,
             epsilon: norms.map_or(0.0, |(_, _, epsilon)| epsilon),
         };
-        let mut names =
-            vec![plan.memory(), &qkv.memory, &rope.cos, &rope.sin, &kv.keys, &kv.values];
+        let mut names: Vec<&Memory> = plan.memory().into_iter().chain(qkv.memory()).collect();
+        names.extend([&rope.cos, &rope.sin, &kv.keys, &kv.values]);
         names.extend(norms.iter().flat_map(|(query, key, _)| [&query.memory, &key.memory]));
         let grid = [(heads.heads + 2 * heads.kv_heads).div_ceil(4), plan.rows, 1];
-        if plan.rows == 0 {
-            return Ok(());
-        }
-        let kernel = self.kernels.write_kv.of(kv.bf16());
+        let kernel = match self.arithmetic {
+            Arithmetic::Plain => self.kernels.write_kv_plain.of(kv.bf16()),
+            Arithmetic::Tensor => &self.kernels.write_kv_tensor,
+        };
         // SAFETY: sizes were checked; positions and slots are checked in the kernel.
         unsafe { self.device.launch(kernel, grid, 128, 0, &arguments, &names) }
     }
@@ -302,8 +406,8 @@ impl Backend for CudaBackend {
         if params.window.is_some() {
             return Err(unavailable("attention within a window"));
         }
-        let (device, kernels) = (&self.device, &self.kernels);
-        self.attention.attend(device, kernels, qkv, params, plan, kv, layer, out)
+        let (device, kernels, arithmetic) = (&self.device, &self.kernels, self.arithmetic);
+        self.attention.attend(device, kernels, arithmetic, qkv, params, plan, kv, layer, out)
     }
 
     fn gate(
@@ -313,23 +417,18 @@ impl Backend for CudaBackend {
         rows: usize,
         out: &mut CudaRows,
     ) -> Result<()> {
-        if activation != Activation::Silu {
-            return Err(unavailable("a gated unit of GELU"));
-        }
         let width = gate_up.width / 2;
         gate_up.hold("gates and ups", rows, 2 * width)?;
         out.hold("gated values", rows, width)?;
-        let arguments = arguments::Swiglu {
-            gate_up: gate_up.memory.at(0),
-            out: out.memory.at(0),
+        let arguments = arguments::Gate {
+            input: gate_up.parts(),
+            out: out.parts(),
             width: width as u32,
-            in_stride: gate_up.stride as u32,
-            out_stride: out.stride as u32,
+            gelu: u32::from(activation == Activation::GeluTanh),
         };
-        let grid = [width.div_ceil(THREADS), rows, 1];
-        let names = [&gate_up.memory, &out.memory];
+        let names = gate_up.memory().chain(out.memory());
         // SAFETY: input and result were checked.
-        unsafe { self.launch(&self.kernels.swiglu, grid, &arguments, &names) }
+        unsafe { self.by_value(&self.kernels.gate, width, rows, &arguments, names) }
     }
 
     fn route(&self, _: &CudaRows, _: usize, _: bool, routing: &mut Infallible) -> Result<()> {
@@ -362,20 +461,7 @@ impl Backend for CudaBackend {
         column: usize,
         out: &mut CudaRows,
     ) -> Result<()> {
-        input.hold("rows to copy", rows, input.width)?;
-        out.hold("rows to copy into", rows, column + input.width)?;
-        let arguments = arguments::Copy {
-            input: input.memory.at(0),
-            out: out.memory.at(0),
-            width: input.width as u32,
-            in_stride: input.stride as u32,
-            out_stride: out.stride as u32,
-            column: column as u32,
-        };
-        let grid = [input.width.div_ceil(THREADS), rows, 1];
-        let names = [&input.memory, &out.memory];
-        // SAFETY: both sides hold these rows and columns.
-        unsafe { self.launch(&self.kernels.copy_columns, grid, &arguments, &names) }
+        self.copy(input, 0, rows, input.width, out, column)
     }
 
     fn take_columns(
@@ -385,23 +471,13 @@ impl Backend for CudaBackend {
         column: usize,
         out: &mut CudaRows,
     ) -> Result<()> {
-        input.hold("rows to take columns of", rows, column + out.width)?;
-        out.hold("rows to put them in", rows, out.width)?;
-        let arguments = arguments::Copy {
-            input: input.memory.at(4 * column),
-            out: out.memory.at(0),
-            width: out.width as u32,
-            in_stride: input.stride as u32,
-            out_stride: out.stride as u32,
-            column: 0,
-        };
-        let grid = [out.width.div_ceil(THREADS), rows, 1];
-        let names = [&input.memory, &out.memory];
-        // SAFETY: both sides hold these rows and columns.
-        unsafe { self.launch(&self.kernels.copy_columns, grid, &arguments, &names) }
+        self.copy(input, column, rows, out.width, out, 0)
     }
 
     fn gather_sources(&self, input: &CudaRows, plan: &CudaPlan, out: &mut CudaRows) -> Result<()> {
+        if !plan.has_sources {
+            return Err(Error::Tensor("the plan does not say where its rows come from".into()));
+        }
         let parts = plan.parts();
         self.gather(input, plan, parts.counts, parts.sources, plan.rows, out)
     }
@@ -422,159 +498,183 @@ impl Backend for CudaBackend {
         if let Some(bad) = moves.iter().find(|m| m.0.max(m.1) as usize >= kv.shape.slots) {
             return Err(Error::Tensor(format!("move {bad:?} of {} slots", kv.shape.slots)));
         }
-        let width = kv.shape.kv_heads * kv.shape.head_dim;
+        // In words of 16 bits.
+        let width = kv.shape.kv_heads * kv.shape.head_dim * kv.shape.dtype.size() / 2;
         for moves in moves.chunks(MOVES) {
-            kv.moves.post(&self.device, |words| {
-                for (pair, &(from, to)) in words.chunks_exact_mut(2).zip(moves) {
-                    pair.copy_from_slice(&[from, to]);
-                }
-                2 * moves.len()
-            })?;
-            let arguments = arguments::Move {
+            let (count, list) = kv.moves.post_pairs(&self.device, moves)?;
+            let arguments = arguments::MoveSlots {
                 keys: kv.keys.at(0),
                 values: kv.values.at(0),
-                moves: kv.moves.memory.at(0),
-                count: moves.len() as u32,
+                moves: list,
+                count,
                 slots: kv.shape.slots as u32,
                 width: width as u32,
             };
-            let grid = [width.div_ceil(THREADS), kv.shape.layers, 1];
             let names = [&kv.keys, &kv.values, &kv.moves.memory];
-            let kernel = self.kernels.move_slots.of(kv.bf16());
+            let (kernel, layers) = (&self.kernels.move_slots, kv.shape.layers);
             // SAFETY: slots were checked.
-            unsafe { self.launch(kernel, grid, &arguments, &names) }?;
+            unsafe { self.by_value(kernel, width, layers, &arguments, names) }?;
         }
         Ok(())
     }
 
     fn move_rows(&self, rows: &mut CudaRows, moves: &[(u32, u32)]) -> Result<()> {
-        // Few rows move in a round, and the stream keeps their order.
-        for &(from, to) in moves {
-            rows.hold("rows to move", from.max(to) as usize + 1, rows.width)?;
-            let at = |row: u32| rows.memory.at(4 * row as usize * rows.stride);
-            let arguments = arguments::Copy {
-                input: at(from),
-                out: at(to),
-                width: rows.width as u32,
-                in_stride: rows.stride as u32,
-                out_stride: rows.stride as u32,
-                column: 0,
+        let end = moves.iter().map(|m| m.0.max(m.1) as usize + 1).max().unwrap_or(0);
+        rows.hold("rows to move", end, rows.width)?;
+        for moves in moves.chunks(MOVES) {
+            let mut list = self.moves.lock().unwrap_or_else(PoisonError::into_inner);
+            let (count, moves) = list.post_pairs(&self.device, moves)?;
+            let arguments = arguments::MoveRows {
+                rows: rows.parts(),
+                moves,
+                count,
+                capacity: rows.capacity as u32,
             };
-            let grid = [rows.width.div_ceil(THREADS), 1, 1];
-            // SAFETY: both rows are there.
-            unsafe { self.launch(&self.kernels.copy_columns, grid, &arguments, &[&rows.memory]) }?;
+            let names = rows.memory().chain([&list.memory]);
+            // SAFETY: both rows of each move are there.
+            unsafe { self.by_value(&self.kernels.move_rows, rows.width, 1, &arguments, names) }?;
         }
         Ok(())
     }
 
-    fn scatter_outputs(&self, _: &CudaRows, _: &CudaPlan, _: &mut CudaRows) -> Result<()> {
-        Err(no_rounds())
+    fn scatter_outputs(&self, input: &CudaRows, plan: &CudaPlan, out: &mut CudaRows) -> Result<()> {
+        input.hold("rows to scatter", plan.outputs, out.width)?;
+        let parts = plan.parts();
+        let arguments = arguments::Gather {
+            count: parts.counts + 4,
+            list: parts.destinations,
+            input: input.parts(),
+            out: out.parts(),
+            rows: out.capacity as u32,
+        };
+        let names = plan.memory().into_iter().chain(input.memory()).chain(out.memory());
+        // SAFETY: the input is there, and destinations are checked in the kernel.
+        unsafe { self.by_value(&self.kernels.scatter, out.width, plan.outputs, &arguments, names) }
     }
 
-    fn clear_first(&self, _: &CudaPlan, _: &mut CudaRows) -> Result<()> {
-        Err(no_rounds())
+    fn clear_first(&self, plan: &CudaPlan, rows: &mut CudaRows) -> Result<()> {
+        rows.hold("rows to clear", plan.rows, rows.width)?;
+        let arguments = arguments::Clear { plan: plan.parts(), rows: rows.parts() };
+        let names = plan.memory().into_iter().chain(rows.memory());
+        // SAFETY: the rows are there.
+        unsafe {
+            self.by_value(&self.kernels.clear_first, rows.width, plan.rows, &arguments, names)
+        }
     }
 
     fn extent(&self, plan: &CudaPlan) -> Extent {
         Extent { rows: plan.rows, outputs: plan.outputs }
     }
 
-    fn capture(&self, enqueue: &mut dyn FnMut() -> Result<()>) -> Result<Option<Graph>> {
-        Ok(Some(self.graph_of(|_| enqueue())?))
-    }
-
     fn replay(&self, graph: &Graph) -> Result<()> {
         graph.replay()
     }
 
-    fn state(&self, _: StateBounds) -> Result<Infallible> {
-        Err(no_rounds())
+    fn state(&self, bounds: StateBounds) -> Result<CudaState> {
+        Ok(CudaState::new(bounds))
     }
 
-    fn begin_round(&self, state: &mut Infallible, _: Batch) -> Result<()> {
-        match *state {}
+    fn begin_round(&self, state: &mut CudaState, batch: Batch) -> Result<()> {
+        state.round.begin(batch);
+        Ok(())
     }
 
     fn plan_rows(
         &self,
-        state: &mut Infallible,
-        _: PassRows,
-        _: Extent,
-        _: &mut CudaPlan,
+        state: &mut CudaState,
+        pass: PassRows,
+        _bound: Extent,
+        plan: &mut CudaPlan,
     ) -> Result<()> {
-        match *state {}
+        self.place(state.round.plan_rows(pass), plan)
     }
 
-    fn start_trees(&self, state: &mut Infallible, _: Vec<(usize, Tree)>) -> Result<()> {
-        match *state {}
+    fn start_trees(&self, state: &mut CudaState, given: Vec<(usize, Tree)>) -> Result<()> {
+        state.round.start_trees(given);
+        Ok(())
     }
 
-    fn propose(&self, state: &mut Infallible, _: &CudaRows, _: Option<DraftIds<'_>>) -> Result<()> {
-        match *state {}
+    fn propose(
+        &self,
+        state: &mut CudaState,
+        logits: &CudaRows,
+        ids: Option<DraftIds<'_>>,
+    ) -> Result<()> {
+        state.propose(&self.device, &self.pool, logits, ids)
     }
 
-    fn build_trees(&self, state: &mut Infallible, _: TreeLimits) -> Result<()> {
-        match *state {}
+    fn build_trees(&self, state: &mut CudaState, limits: TreeLimits) -> Result<()> {
+        state.round.finish_trees();
+        state.round.limit_trees(limits);
+        Ok(())
     }
 
-    fn sample(&self, state: &mut Infallible, _: &CudaRows) -> Result<()> {
-        match *state {}
+    fn sample(&self, state: &mut CudaState, logits: &CudaRows) -> Result<()> {
+        state.sample(&self.device, &self.pool, logits)
     }
 
-    fn accept(&self, state: &mut Infallible, _: &CudaRows, _: Option<&Simulate>) -> Result<()> {
-        match *state {}
+    fn accept(
+        &self,
+        state: &mut CudaState,
+        _logits: &CudaRows,
+        simulate: Option<&Simulate>,
+    ) -> Result<()> {
+        state.accept(simulate);
+        Ok(())
     }
 
-    fn compact_slots(&self, state: &Infallible, _: &mut CudaKv) -> Result<()> {
-        match *state {}
+    fn compact_slots(&self, state: &CudaState, kv: &mut CudaKv) -> Result<()> {
+        self.move_slots(kv, &state.round.kept().slots)
     }
 
-    fn compact_rows(&self, state: &Infallible, _: &mut CudaRows) -> Result<()> {
-        match *state {}
+    fn compact_rows(&self, state: &CudaState, rows: &mut CudaRows) -> Result<()> {
+        self.move_rows(rows, &state.round.kept().rows)
     }
 
-    fn publish(&self, state: &mut Infallible) -> Result<()> {
-        match *state {}
+    fn publish(&self, state: &mut CudaState) -> Result<()> {
+        state.round.publish();
+        Ok(())
     }
 
-    fn park_rows(&self, state: &Infallible, _: &mut CudaRows) -> Result<()> {
-        match *state {}
+    fn park_rows(&self, state: &CudaState, rows: &mut CudaRows) -> Result<()> {
+        self.move_rows(rows, state.round.parked())
     }
 
-    fn begin_extend(&self, state: &mut Infallible, _: ExtendRows) -> Result<()> {
-        match *state {}
+    fn begin_extend(&self, state: &mut CudaState, rows: ExtendRows) -> Result<()> {
+        state.round.begin_extend(rows);
+        Ok(())
     }
 
     fn seed_trees(
         &self,
-        state: &mut Infallible,
-        _: &CudaRows,
-        _: Option<DraftIds<'_>>,
+        state: &mut CudaState,
+        logits: &CudaRows,
+        ids: Option<DraftIds<'_>>,
     ) -> Result<()> {
-        match *state {}
+        state.seed(&self.device, &self.pool, logits, ids)
     }
 
     fn keep_states(
         &self,
-        state: &Infallible,
-        _: usize,
-        _: KeptLayout,
-        _: &mut CudaRows,
+        state: &CudaState,
+        layer: usize,
+        kept: KeptLayout,
+        rows: &mut CudaRows,
     ) -> Result<()> {
-        match *state {}
+        self.move_rows(rows, &state.round.kept_states(layer, kept))
     }
 
     fn outputs(
         &self,
-        state: &mut Infallible,
-        _: ReturnedRows<'_, CudaRows>,
+        state: &mut CudaState,
+        returned: ReturnedRows<'_, CudaRows>,
     ) -> Result<Vec<Option<RequestOutput>>> {
-        match *state {}
+        state.outputs(&self.device, returned)
     }
 
     fn read(&self, rows_of: &CudaRows, rows: usize) -> Result<Vec<f32>> {
         rows_of.hold("rows to read", rows, rows_of.width)?;
-        let mut values = self.device.read(&rows_of.memory, rows * rows_of.stride)?;
+        let mut values = self.device.read(&rows_of.values, rows * rows_of.stride)?;
         if rows_of.stride != rows_of.width {
             for row in 1..rows {
                 let start = row * rows_of.stride;
@@ -587,6 +687,30 @@ impl Backend for CudaBackend {
 }
 
 impl CudaBackend {
+    /// Copies `width` columns of `input`, from `from` on, into columns of `out`, from `to` on.
+    fn copy(
+        &self,
+        input: &CudaRows,
+        from: usize,
+        rows: usize,
+        width: usize,
+        out: &mut CudaRows,
+        to: usize,
+    ) -> Result<()> {
+        input.hold("columns to copy", rows, from + width)?;
+        out.hold("columns to copy into", rows, to + width)?;
+        let arguments = arguments::Copy {
+            input: input.parts(),
+            out: out.parts(),
+            from: from as u32,
+            to: to as u32,
+            width: width as u32,
+        };
+        let names = input.memory().chain(out.memory());
+        // SAFETY: both sides hold these rows and columns.
+        unsafe { self.by_value(&self.kernels.copy_columns, width, rows, &arguments, names) }
+    }
+
     /// `out[i] = input[list[i]]`, for as many as the plan counts, `bound` at most.
     fn gather(
         &self,
@@ -602,34 +726,30 @@ impl CudaBackend {
         let arguments = arguments::Gather {
             count,
             list,
-            input: input.memory.at(0),
-            out: out.memory.at(0),
-            width: out.width as u32,
+            input: input.parts(),
+            out: out.parts(),
             rows: input.capacity as u32,
-            in_stride: input.stride as u32,
-            out_stride: out.stride as u32,
         };
-        let grid = [out.width.div_ceil(THREADS), bound, 1];
-        let names = [plan.memory(), &input.memory, &out.memory];
+        let names = plan.memory().into_iter().chain(input.memory()).chain(out.memory());
         // SAFETY: the result fits, and source rows are clamped in the kernel.
-        unsafe { self.launch(&self.kernels.gather, grid, &arguments, &names) }
+        unsafe { self.by_value(&self.kernels.gather, out.width, bound, &arguments, names) }
     }
 
-    /// Launches in blocks of [`THREADS`]; nothing where there is nothing to do.
+    /// Launches a kernel that gives each of `width` values of `rows` rows a thread.
     ///
     /// # Safety
     /// As [`Device::launch`].
-    unsafe fn launch<A: cudarc::driver::DeviceRepr>(
+    unsafe fn by_value<'a, A: cudarc::driver::DeviceRepr>(
         &self,
-        kernel: &cudarc::driver::CudaFunction,
-        grid: [usize; 3],
+        kernel: &Kernel,
+        width: usize,
+        rows: usize,
         arguments: &A,
-        names: &[&super::device::Memory],
+        names: impl IntoIterator<Item = &'a Memory>,
     ) -> Result<()> {
-        if grid.contains(&0) {
-            return Ok(());
-        }
+        let names: Vec<_> = names.into_iter().collect();
+        let grid = [width.div_ceil(THREADS), rows, 1];
         // SAFETY: the caller's promise.
-        unsafe { self.device.launch(kernel, grid, THREADS as u32, 0, arguments, names) }
+        unsafe { self.device.launch(kernel, grid, THREADS as u32, 0, arguments, &names) }
     }
 }

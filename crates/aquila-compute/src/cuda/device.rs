@@ -3,16 +3,21 @@
 //! The one invariant: nothing is enqueued but through [`Device::enqueue`], which knows whether a
 //! graph is being captured, by which thread, and keeps alive what the graph will name.
 
+use std::mem::zeroed;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 
-use cudarc::driver::sys::{CUdevice_attribute, CUevent_flags, CUresult};
+use cudarc::driver::sys::{
+    CUdevice_attribute, CUevent_flags, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchConfig,
+    CUresult, cuLaunchKernelEx,
+};
 use cudarc::driver::{
-    CudaContext, CudaEvent, CudaFunction, CudaSlice, CudaStream, DevicePtr, DeviceRepr,
-    DriverError, LaunchConfig, PinnedHostSlice, PushKernelArg, result,
+    CudaContext, CudaEvent, CudaSlice, CudaStream, DevicePtr, DeviceRepr, DriverError,
+    PinnedHostSlice, result,
 };
 
 use super::arguments::Address;
+use super::kernels::Kernel;
 use crate::{Error, Result};
 
 /// Device memory at a fixed address, freed when nobody names it any more.
@@ -42,6 +47,8 @@ pub(super) struct Device {
     pub(super) context: Arc<CudaContext>,
     pub(super) stream: Arc<CudaStream>,
     capture: Mutex<Option<Capture>>,
+    /// Major and minor compute capability.
+    pub(super) capability: (i32, i32),
 }
 
 /// What a graph keeps alive.
@@ -55,21 +62,11 @@ pub(super) fn failed(what: &str) -> impl Fn(DriverError) -> Error + '_ {
 impl Device {
     /// Opens the device, or says what this machine lacks.
     pub(super) fn open(ordinal: usize) -> Result<Self> {
-        // SAFETY: loads the libraries and looks at nothing else; their initializers are NVIDIA's.
-        let (driver, compiler) = unsafe {
-            (cudarc::driver::sys::is_culib_present(), cudarc::nvrtc::sys::is_culib_present())
-        };
-        if !driver {
+        // SAFETY: loads the library and looks at nothing else; its initializers are NVIDIA's.
+        if !unsafe { cudarc::driver::sys::is_culib_present() } {
             return Err(Error::Unavailable(
                 "no CUDA device: the NVIDIA driver's library (libcuda.so) is not there; install \
                  the driver or choose the CPU"
-                    .into(),
-            ));
-        }
-        if !compiler {
-            return Err(Error::Unavailable(
-                "the CUDA run-time compiler (libnvrtc.so) is not there; install it or put its \
-                 folder on LD_LIBRARY_PATH"
                     .into(),
             ));
         }
@@ -80,7 +77,8 @@ impl Device {
         // a capture would wait for events from outside of it, which the driver refuses.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("making a stream"))?;
-        Ok(Self { context, stream, capture: Mutex::new(None) })
+        let capability = context.compute_capability().map_err(failed("asking about the device"))?;
+        Ok(Self { context, stream, capture: Mutex::new(None), capability })
     }
 
     /// A property of the device as the driver numbers them.
@@ -178,29 +176,59 @@ impl Device {
         Ok(values)
     }
 
-    /// Launches a kernel that takes `arguments`, which name `names`.
+    /// Launches a kernel that takes `arguments`, which name `names`. It may begin before the one
+    /// before it has ended, and waits itself for what that one computes.
     ///
     /// # Safety
     /// `arguments` must be the structure that `kernel` declares, and its addresses and sizes must
     /// describe memory among `names`.
     pub(super) unsafe fn launch<A: DeviceRepr>(
         &self,
-        kernel: &CudaFunction,
+        kernel: &Kernel,
         grid: [usize; 3],
         threads: u32,
         shared_bytes: usize,
         arguments: &A,
         names: &[&Memory],
     ) -> Result<()> {
-        let config = LaunchConfig {
-            grid_dim: (grid[0] as u32, grid[1] as u32, grid[2] as u32),
-            block_dim: (threads, 1, 1),
-            shared_mem_bytes: shared_bytes as u32,
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        // SAFETY: a plain C structure, of which all that matters is set below.
+        let mut early: CUlaunchAttribute = unsafe { zeroed() };
+        early.id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        early.value.programmaticStreamSerializationAllowed = 1;
+        let config = CUlaunchConfig {
+            gridDimX: grid[0] as u32,
+            gridDimY: grid[1] as u32,
+            gridDimZ: grid[2] as u32,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared_bytes as u32,
+            hStream: self.stream.cu_stream(),
+            attrs: &raw mut early,
+            numAttrs: u32::from(self.capability.0 >= 9),
         };
+        let mut parameters = [std::ptr::from_ref(arguments).cast_mut().cast()];
         self.enqueue(names, || {
-            // SAFETY: the caller vouches for the arguments.
-            unsafe { self.stream.launch_builder(kernel).arg(arguments).launch(config) }.map(drop)
+            // SAFETY: the caller vouches for the arguments, which the driver copies.
+            unsafe {
+                cuLaunchKernelEx(
+                    &config,
+                    kernel.function(),
+                    parameters.as_mut_ptr(),
+                    std::ptr::null_mut(),
+                )
+            }
+            .result()
         })
+    }
+
+    /// Bytes that are free on the device, and all that it has.
+    pub(super) fn free_and_total(&self) -> Result<(usize, usize)> {
+        self.context.bind_to_thread().map_err(failed("binding the device"))?;
+        result::mem_get_info().map_err(failed("asking about the device's memory"))
     }
 
     /// An event that remembers when the device reached it.
@@ -208,6 +236,47 @@ impl Device {
         self.stream
             .record_event(Some(CUevent_flags::CU_EVENT_DEFAULT))
             .map_err(failed("recording an event"))
+    }
+}
+
+/// Values of the device in page-locked memory, which grows to the most that was ever fetched.
+#[derive(Default)]
+pub(super) struct HostCopy {
+    memory: Option<PinnedHostSlice<f32>>,
+    count: usize,
+}
+
+impl HostCopy {
+    /// Waits for all that was enqueued and copies `count` values from the start of `memory`.
+    pub(super) fn fetch(&mut self, device: &Device, memory: &Memory, count: usize) -> Result<()> {
+        device.outside_capture("reading")?;
+        assert!(count * 4 <= memory.bytes, "a copy stays within its memory");
+        self.count = count;
+        if count == 0 {
+            return Ok(());
+        }
+        let lacks = |copy: &PinnedHostSlice<f32>| copy.len() < count;
+        if self.memory.as_ref().is_none_or(lacks) {
+            // SAFETY: every bit pattern is an f32, and no value is read before it was fetched.
+            let made = unsafe { device.context.alloc_pinned::<f32>(count) };
+            let bytes = count * 4;
+            let lacking = |_| Error::OutOfMemory { what: "logits on the host".into(), bytes };
+            self.memory = Some(made.map_err(lacking)?);
+        }
+        let copy = self.memory.as_mut().expect("it was made");
+        let values = copy.as_mut_slice().map_err(failed("reading"))?;
+        // SAFETY: the range was checked, and the copy lives until the stream has caught up.
+        device.enqueue(&[], || unsafe {
+            let stream = device.stream.cu_stream();
+            result::memcpy_dtoh_async(&mut values[..count], memory.at(0), stream)
+        })?;
+        device.stream.synchronize().map_err(failed("waiting for the device"))
+    }
+
+    /// What was fetched last.
+    pub(super) fn values(&self) -> &[f32] {
+        let values = self.memory.as_ref().and_then(|memory| memory.as_slice().ok());
+        &values.unwrap_or_default()[..self.count]
     }
 }
 
@@ -272,5 +341,20 @@ impl Mailbox {
             }?;
             copy.sent.record(&device.stream)
         })
+    }
+
+    /// Enqueues the copy of a list of pairs; answers how many there are, and where they will be.
+    pub(super) fn post_pairs(
+        &mut self,
+        device: &Device,
+        pairs: &[(u32, u32)],
+    ) -> Result<(u32, Address)> {
+        self.post(device, |words| {
+            for (out, &(from, to)) in words.chunks_exact_mut(2).zip(pairs) {
+                out.copy_from_slice(&[from, to]);
+            }
+            2 * pairs.len()
+        })?;
+        Ok((pairs.len() as u32, self.memory.at(0)))
     }
 }

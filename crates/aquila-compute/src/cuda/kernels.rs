@@ -1,72 +1,164 @@
-//! The kernels, compiled when a backend is opened for the device that it found.
+//! The kernels: compiled ahead by `build-kernels.sh`, shipped compressed, loaded when a backend is
+//! opened. So nothing but the driver is needed.
 
+use std::ffi::CString;
+use std::io::Read;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaFunction};
-use cudarc::nvrtc::{CompileError, CompileOptions, compile_ptx_with_opts};
+use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUmodule};
+use cudarc::driver::{CudaContext, result};
 
+use super::device::{Device, failed};
 use crate::{Error, Result};
 
-const SOURCE: &str = include_str!("kernels.cu");
+/// Machine code for compute capability 9.0.
+const HOPPER: &[u8] = include_bytes!("kernels/built/sm_90a.cubin.zst");
+/// PTX for compute capability 8.0, which the driver compiles for later devices too.
+const PTX: &[u8] = include_bytes!("kernels/built/sm_80.ptx.zst");
 
-/// Rows that one launch of a projection takes at most.
-pub(super) const PROJECT_ROWS: usize = 8;
+/// A kernel of the module, which lives as long as all its kernels.
+pub(super) struct Kernel {
+    function: CUfunction,
+    _module: Arc<Module>,
+}
+
+// SAFETY: a handle that the driver takes from any thread.
+unsafe impl Send for Kernel {}
+// SAFETY: as above; nothing is written through it after it was loaded.
+unsafe impl Sync for Kernel {}
+
+impl Kernel {
+    pub(super) fn function(&self) -> CUfunction {
+        self.function
+    }
+}
+
+struct Module {
+    module: CUmodule,
+    context: Arc<CudaContext>,
+}
+
+// SAFETY: a handle that the driver takes from any thread.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: no kernel of it is left. A failure means a lost context, which took it along.
+            let _ = unsafe { result::module::unload(self.module) };
+        }
+    }
+}
 
 /// A kernel over stored elements, once for each way of storing them.
 pub(super) struct ByElement {
-    pub(super) bf16: CudaFunction,
-    pub(super) f32: CudaFunction,
+    bf16: Kernel,
+    f32: Kernel,
 }
 
 impl ByElement {
     /// The kernel for elements that are bfloat16, or are not.
-    pub(super) fn of(&self, bf16: bool) -> &CudaFunction {
+    pub(super) fn of(&self, bf16: bool) -> &Kernel {
         if bf16 { &self.bf16 } else { &self.f32 }
     }
 }
 
+/// Projections by tensor cores.
+pub(super) struct TensorProjections {
+    /// For up to 8 and up to 16 rows, and those of gates and ups; Hopper's alone.
+    pub(super) skinny: Option<[[Kernel; 2]; 2]>,
+    /// For tiles of 64 and of 128 rows; with one group of inputs and with more.
+    pub(super) wide: [[Kernel; 2]; 2],
+}
+
 /// Every kernel of `kernels.cu`.
 pub(super) struct Kernels {
+    pub(super) change_tables: Kernel,
     pub(super) embed: ByElement,
-    pub(super) rms_norm: CudaFunction,
-    /// By rows: 1, 2, 4, 8.
-    project_bf16_narrow: [CudaFunction; 4],
-    project_bf16_wide: [CudaFunction; 4],
-    project_f32: [CudaFunction; 4],
-    pub(super) write_kv: ByElement,
-    pub(super) attend: ByElement,
-    pub(super) attend_merge: CudaFunction,
-    pub(super) swiglu: CudaFunction,
-    pub(super) gather: CudaFunction,
-    pub(super) copy_columns: CudaFunction,
-    pub(super) move_slots: ByElement,
+    pub(super) rms_norm_plain: Kernel,
+    pub(super) rms_norm_tensor: Kernel,
+    pub(super) project_plain: ByElement,
+    pub(super) project_tensor: TensorProjections,
+    pub(super) pack: Kernel,
+    pub(super) write_kv_plain: ByElement,
+    pub(super) write_kv_tensor: Kernel,
+    pub(super) attend_plain: ByElement,
+    pub(super) attend_tensor: Kernel,
+    pub(super) attend_merge: Kernel,
+    pub(super) gate: Kernel,
+    pub(super) add: Kernel,
+    pub(super) soft_cap: Kernel,
+    pub(super) gather: Kernel,
+    pub(super) scatter: Kernel,
+    pub(super) copy_columns: Kernel,
+    pub(super) clear_first: Kernel,
+    pub(super) move_rows: Kernel,
+    pub(super) move_slots: Kernel,
+}
+
+fn unpack(compressed: &[u8]) -> Result<Vec<u8>> {
+    let damaged = |error: &dyn std::fmt::Display| {
+        Error::Device(format!("the kernels of this build are damaged: {error}"))
+    };
+    let mut image = Vec::new();
+    ruzstd::decoding::StreamingDecoder::new(compressed)
+        .map_err(|error| damaged(&error))?
+        .read_to_end(&mut image)
+        .map_err(|error| damaged(&error))?;
+    // PTX is text, which ends with a zero.
+    image.push(0);
+    Ok(image)
 }
 
 impl Kernels {
-    /// Compiles for compute capability `major.minor` and loads.
-    pub(super) fn compile(context: &Arc<CudaContext>, major: i32, minor: i32) -> Result<Self> {
-        let options = CompileOptions {
-            options: vec![format!("--gpu-architecture=compute_{major}{minor}")],
-            name: Some("kernels.cu".into()),
-            ..CompileOptions::default()
+    /// Loads the kernels for a device whose thread blocks may have `shared_bytes` of shared memory:
+    /// those of this build, or `image`.
+    pub(super) fn load(
+        device: &Device,
+        shared_bytes: usize,
+        image: Option<Vec<u8>>,
+    ) -> Result<Self> {
+        let (major, minor) = device.capability;
+        let hopper = (major, minor) == (9, 0);
+        if major < 8 {
+            return Err(Error::Unavailable(format!(
+                "the CUDA device has compute capability {major}.{minor}; 8.0 (Ampere) is needed"
+            )));
+        }
+        let image = match image {
+            Some(mut image) => {
+                image.push(0);
+                image
+            }
+            None => unpack(if hopper { HOPPER } else { PTX })?,
         };
-        let ptx = compile_ptx_with_opts(SOURCE, options).map_err(|error| match error {
-            CompileError::CompileError { log, .. } => Error::Unavailable(format!(
-                "the kernels do not compile for compute capability {major}.{minor}: {}",
-                log.to_string_lossy()
-            )),
-            other => Error::Unavailable(format!("the CUDA run-time compiler failed: {other}")),
-        })?;
-        let module = context.load_module(ptx).map_err(|error| {
+        device.context.bind_to_thread().map_err(failed("binding the device"))?;
+        // SAFETY: an image that nvcc has made, ending with a zero.
+        let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
+        let module = module.map_err(|error| {
             Error::Unavailable(format!(
-                "the driver cannot load the kernels ({error}); a driver at least as new as the \
-                 CUDA run-time compiler (libnvrtc) is needed"
+                "the driver cannot load the kernels ({error}); a driver for CUDA 13.0 or newer is \
+                 needed"
             ))
         })?;
-        let load = |name: &str| {
-            module
-                .load_function(name)
-                .map_err(|error| Error::Device(format!("kernel {name} is missing: {error}")))
+        let module = Arc::new(Module { module, context: device.context.clone() });
+        let load = |name: &str| -> Result<Kernel> {
+            let missing = |error| Error::Device(format!("kernel {name} is missing: {error}"));
+            let of_driver = CString::new(name).expect("names have no zero");
+            // SAFETY: the module is loaded, and the kernel keeps it.
+            let function = unsafe { result::module::get_function(module.module, of_driver) };
+            Ok(Kernel { function: function.map_err(missing)?, _module: module.clone() })
+        };
+        let large = |name: &str| -> Result<Kernel> {
+            let kernel = load(name)?;
+            let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let bytes = shared_bytes as i32;
+            // SAFETY: the function is loaded.
+            unsafe { result::function::set_function_attribute(kernel.function, most, bytes) }
+                .map_err(failed("asking for shared memory"))?;
+            Ok(kernel)
         };
         let pair = |name: &str| -> Result<ByElement> {
             Ok(ByElement {
@@ -74,45 +166,81 @@ impl Kernels {
                 f32: load(&format!("{name}_f32"))?,
             })
         };
-        let by_rows = |element: &str, outputs: usize| -> Result<[CudaFunction; 4]> {
-            let one = |rows: usize| load(&format!("project_{element}_{rows}x{outputs}"));
-            Ok([one(1)?, one(2)?, one(4)?, one(8)?])
+        let two = |name: &str, ends: [&str; 2]| -> Result<[Kernel; 2]> {
+            Ok([large(&format!("{name}{}", ends[0]))?, large(&format!("{name}{}", ends[1]))?])
+        };
+        // Machine code has them, PTX for older devices does not.
+        let skinny = match load("project_skinny_8") {
+            Err(_) => None,
+            Ok(_) => Some([
+                two("project_skinny_", ["8", "16"])?,
+                two("project_skinny_gated_", ["8", "16"])?,
+            ]),
         };
         Ok(Self {
+            change_tables: load("change_tables")?,
             embed: pair("embed")?,
-            rms_norm: load("rms_norm")?,
-            project_bf16_narrow: by_rows("bf16", 2)?,
-            project_bf16_wide: by_rows("bf16", 4)?,
-            project_f32: by_rows("f32", 2)?,
-            write_kv: pair("write_kv")?,
-            attend: pair("attend")?,
+            rms_norm_plain: load("rms_norm_plain")?,
+            rms_norm_tensor: load("rms_norm_tensor")?,
+            project_plain: pair("project_plain")?,
+            project_tensor: TensorProjections {
+                skinny,
+                wide: [
+                    two("project_wide_64", ["", "_many"])?,
+                    two("project_wide_128", ["", "_many"])?,
+                ],
+            },
+            pack: load("pack")?,
+            write_kv_plain: pair("write_kv_plain")?,
+            write_kv_tensor: load("write_kv_tensor")?,
+            attend_plain: pair("attend_plain")?,
+            attend_tensor: load("attend_tensor")?,
             attend_merge: load("attend_merge")?,
-            swiglu: load("swiglu")?,
+            gate: load("gate")?,
+            add: load("add")?,
+            soft_cap: load("soft_cap")?,
             gather: load("gather")?,
+            scatter: load("scatter")?,
             copy_columns: load("copy_columns")?,
-            move_slots: pair("move")?,
+            clear_first: load("clear_first")?,
+            move_rows: load("move_rows")?,
+            move_slots: load("move_slots")?,
         })
     }
+}
 
-    /// The projection kernel for up to `rows` rows, and how many outputs one of its warps takes.
-    /// Which one it is changes the speed and never the bits.
-    pub(super) fn project(
-        &self,
-        bf16: bool,
-        rows: usize,
-        outputs: usize,
-        multiprocessors: usize,
-    ) -> (&CudaFunction, usize) {
-        let by_rows = rows.next_power_of_two().trailing_zeros() as usize;
-        if !bf16 {
-            return (&self.project_f32[by_rows], 2);
-        }
-        // More outputs per warp read the activations less often; fewer fill more multiprocessors.
-        let wide_fills = outputs >= 4 * multiprocessors * 8 * 4;
-        if rows > 4 || wide_fills {
-            (&self.project_bf16_wide[by_rows], 4)
-        } else {
-            (&self.project_bf16_narrow[by_rows], 2)
-        }
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+    use std::path::Path;
+
+    /// Sources in the order in which `build-kernels.sh` hashes them.
+    fn sources() -> Vec<u8> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda/kernels");
+        let mut files: Vec<_> = std::fs::read_dir(folder)
+            .expect("the sources are there")
+            .map(|entry| entry.expect("a file").path())
+            .filter(|path| path.extension().is_some_and(|end| end == "cu" || end == "cuh"))
+            .collect();
+        files.sort();
+        files.iter().flat_map(|path| std::fs::read(path).expect("a source")).collect()
+    }
+
+    #[test]
+    fn shipped_kernels_were_built_from_these_sources() {
+        let hash = ring::digest::digest(&ring::digest::SHA256, &sources());
+        let mut text = String::new();
+        hash.as_ref().iter().for_each(|byte| write!(text, "{byte:02x}").expect("a string"));
+        let built = include_str!("kernels/built/sources.sha256").trim();
+        assert_eq!(text, built, "run crates/aquila-compute/build-kernels.sh");
+    }
+
+    #[test]
+    fn shipped_kernels_unpack() {
+        let code = super::unpack(super::HOPPER).expect("machine code");
+        assert!(code.starts_with(b"\x7fELF"));
+        let text = super::unpack(super::PTX).expect("PTX");
+        let text = std::str::from_utf8(&text).expect("text");
+        assert!(text.contains(".target sm_80") && text.ends_with('\0'));
     }
 }

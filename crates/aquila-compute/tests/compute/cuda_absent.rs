@@ -1,11 +1,11 @@
 //! A machine without a CUDA device is told so, and nothing panics.
 
-use aquila_compute::cuda::CudaBackend;
+use aquila_compute::cuda::{Arithmetic, CudaBackend};
 use aquila_compute::{Backend, Error};
 
 #[test]
 fn without_a_device_the_backend_says_what_is_missing() {
-    match CudaBackend::new(0) {
+    match CudaBackend::new(0, Arithmetic::Tensor) {
         Err(Error::Unavailable(text)) => {
             assert!(text.contains("CUDA"), "the text names what is missing: {text}");
         }
@@ -16,5 +16,5 @@ fn without_a_device_the_backend_says_what_is_missing() {
 
 #[test]
 fn a_device_that_no_machine_has_is_unavailable() {
-    assert!(matches!(CudaBackend::new(4096), Err(Error::Unavailable(_))));
+    assert!(matches!(CudaBackend::new(4096, Arithmetic::Plain), Err(Error::Unavailable(_))));
 }

@@ -1,0 +1,128 @@
+// Arguments of the kernels: mirrors of `arguments.rs`, field for field. A test compares them.
+
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// Rows twice: as f32, and rounded to bfloat16 for what tensor cores read. Without tensor cores
+// there are no halves.
+struct Rows {
+    float *values;
+    u16 *halves;
+    u32 stride, width;
+};
+
+// A placed plan.
+struct Plan {
+    const u32 *counts;   // rows in use, outputs in use
+    const uint4 *spans;  // start in the tables, prefix, start in the tree slots, how many
+    const u32 *tokens, *positions, *writes, *sources, *outputs, *destinations;
+    const u32 *tables, *tree_slots;
+};
+
+struct ChangeArgs {
+    const uint2 *changes;  // where in the block tables, and the slot
+    u32 *tables;
+    u32 count, size;
+};
+
+struct EmbedArgs {
+    Plan plan;
+    Rows out;
+    const void *table;
+    u32 width, tokens;
+    float scale;
+};
+
+struct NormArgs {
+    Rows in, out;
+    const float *weight;
+    u32 width;
+    float epsilon;
+};
+
+struct ProjectArgs {
+    Rows in, out;
+    const u8 *weight;
+    const float *bias;
+    float *partial;
+    u32 *arrivals;
+    u32 inputs, outputs, rows, add, stages;
+};
+
+struct PlainProjectArgs {
+    Rows in, out;
+    const void *weight;
+    const float *bias;
+    u32 inputs, outputs, rows, add;
+};
+
+struct PackArgs {
+    const u16 *in;
+    u16 *out;
+    u32 rows, inputs, first;
+};
+
+struct WriteKvArgs {
+    Plan plan;
+    Rows qkv;
+    const float *query_norm, *key_norm, *cos, *sin;
+    void *keys, *values;
+    u32 heads, kv_heads, head_dim, half, positions, slots;
+    float epsilon;
+};
+
+struct AttendArgs {
+    Plan plan;
+    Rows qkv, out;
+    const void *keys, *values;
+    float *parts, *stats;
+    u32 heads, kv_heads, head_dim, slots, first_row, blocks;
+    float scale;
+};
+
+struct GateArgs {
+    Rows in, out;
+    u32 width, gelu;
+};
+
+struct AddArgs {
+    Rows in, out;
+    u32 width;
+};
+
+struct SoftCapArgs {
+    Rows rows;
+    float cap;
+};
+
+struct GatherArgs {
+    const u32 *count, *list;
+    Rows in, out;
+    u32 rows;
+};
+
+struct CopyArgs {
+    Rows in, out;
+    u32 from, to, width;
+};
+
+struct ClearArgs {
+    Plan plan;
+    Rows rows;
+};
+
+struct MoveRowsArgs {
+    Rows rows;
+    const uint2 *moves;
+    u32 count, capacity;
+};
+
+struct MoveSlotsArgs {
+    u16 *keys, *values;
+    const uint2 *moves;
+    u32 count, slots, width;
+};

@@ -1,0 +1,155 @@
+// Attention by tensor cores over the slots that each row sees.
+//
+// Positions come in blocks of ATTEND_BLOCK, aligned to absolute position, each with a softmax of its
+// own; a second kernel merges the blocks of a row in order. So neither the length of other rows nor
+// the number of thread blocks changes a bit.
+
+#include "tensor.cuh"
+
+#define ATTEND_BLOCK 128
+#define QUERIES 16  // query heads of one key head that a thread block serves
+
+// A thread block of 128 takes one row, one key head and up to QUERIES of its query heads, and every
+// gridDim.x-th block of positions. Its warps first divide the positions, then the columns of values.
+extern "C" __global__ void __launch_bounds__(128) attend_tensor(AttendArgs a) {
+    __shared__ u32 slots[ATTEND_BLOCK];
+    __shared__ float warp_largest[4][QUERIES];
+    __shared__ __align__(16) u16 weights[QUERIES][ATTEND_BLOCK + 8];
+    begin();
+    u32 row = a.first_row + blockIdx.z, thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    if (row >= a.plan.counts[0]) return;
+    uint4 span = a.plan.spans[row];
+    u32 length = span.y + span.w, blocks = (length + ATTEND_BLOCK - 1) / ATTEND_BLOCK, d = a.head_dim;
+    u32 group = a.heads / a.kv_heads, chunks = (group + QUERIES - 1) / QUERIES;
+    u32 kv_head = blockIdx.y / chunks, first = blockIdx.y % chunks * QUERIES, heads = min((u32)QUERIES, group - first);
+    u32 head = kv_head * group + first, quad = lane % 4, octet = lane / 4;
+    const u16 *query = a.qkv.halves + (size_t)row * a.qkv.stride + (size_t)head * d;
+    const u16 *keys = static_cast<const u16 *>(a.keys), *values = static_cast<const u16 *>(a.values);
+    const uint4 none = make_uint4(0, 0, 0, 0);
+
+    for (u32 block = blockIdx.x; block < blocks; block += gridDim.x) {
+        u32 start = block * ATTEND_BLOCK, count = min((u32)ATTEND_BLOCK, length - start);
+        __syncthreads();
+        slots[thread] = slot_of(a.plan, span, start + min(thread, count - 1), a.slots);
+        __syncthreads();
+
+        // Scores of 32 positions per warp, as 16 query heads by four times eight positions.
+        float scores[4][4] = {};
+        for (u32 e = quad * 8; e < (d + 31) / 32 * 32; e += 32) {
+            bool there = e < d;
+            uint4 low = there && octet < heads ? *reinterpret_cast<const uint4 *>(query + octet * d + e) : none;
+            uint4 high = there && octet + 8 < heads ? *reinterpret_cast<const uint4 *>(query + (octet + 8) * d + e) : none;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                size_t key = ((size_t)slots[warp * 32 + i * 8 + octet] * a.kv_heads + kv_head) * d + e;
+                uint4 k = there ? *reinterpret_cast<const uint4 *>(keys + key) : none;
+                multiply(scores[i], low.x, high.x, low.y, high.y, k.x, k.y);
+                multiply(scores[i], low.z, high.z, low.w, high.w, k.z, k.w);
+            }
+        }
+        float largest[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+                bool seen = warp * 32 + i * 8 + quad * 2 + r % 2 < count;
+                scores[i][r] = seen ? scores[i][r] * a.scale : -INFINITY;
+                largest[r / 2] = fmaxf(largest[r / 2], scores[i][r]);
+            }
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            largest[h] = fold_max<4>(largest[h]);
+            if (quad == 0) warp_largest[warp][octet + h * 8] = largest[h];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            largest[h] = warp_largest[0][octet + h * 8];
+#pragma unroll
+            for (int w = 1; w < 4; w++) largest[h] = fmaxf(largest[h], warp_largest[w][octet + h * 8]);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                u32 even = halve(exponential(scores[i][2 * h] - largest[h]));
+                u32 odd = halve(exponential(scores[i][2 * h + 1] - largest[h]));
+                u32 column = warp * 32 + i * 8 + quad * 2;
+                *reinterpret_cast<u32 *>(&weights[octet + h * 8][column]) = odd << 16 | even;
+            }
+        }
+        __syncthreads();
+
+        // Values: a warp takes 32 columns, a lane four of them, for four positions of each step.
+        size_t part = ((size_t)blockIdx.z * a.heads + head) * a.blocks + block;
+        for (u32 chunk = warp; chunk * 32 < d; chunk += 4) {
+            float sums[4][4] = {}, totals[4] = {};
+            u32 column = chunk * 32 + octet * 4;
+#pragma unroll
+            for (int step = 0; step < ATTEND_BLOCK / 16; step++) {
+                u32 p = step * 16 + quad * 2;
+                uint2 v[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    size_t value = ((size_t)slots[p + j % 2 + j / 2 * 8] * a.kv_heads + kv_head) * d + column;
+                    v[j] = column < d ? *reinterpret_cast<const uint2 *>(values + value) : make_uint2(0, 0);
+                }
+                u32 w[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    w[j] = *reinterpret_cast<const u32 *>(&weights[octet + j % 2 * 8][p + j / 2 * 8]);
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+                    // The low or the high halves of two positions.
+                    u32 pick = n % 2 == 0 ? 0x5410 : 0x7632;
+                    u32 b0 = __byte_perm(n < 2 ? v[0].x : v[0].y, n < 2 ? v[1].x : v[1].y, pick);
+                    u32 b1 = __byte_perm(n < 2 ? v[2].x : v[2].y, n < 2 ? v[3].x : v[3].y, pick);
+                    multiply(sums[n], w[0], w[1], w[2], w[3], b0, b1);
+                }
+                // The total of the weights is what a column of ones would give.
+                if (chunk == 0) multiply(totals, w[0], w[1], w[2], w[3], 0x3f803f80u, 0x3f803f80u);
+            }
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+#pragma unroll
+                for (int r = 0; r < 4; r++) {
+                    // Column n * 8 + 2 * quad + r % 2 of the product is column 4 * (2 * quad + r % 2) + n.
+                    u32 query_head = octet + r / 2 * 8, to = chunk * 32 + (quad * 2 + r % 2) * 4 + n;
+                    if (query_head < heads && to < d) a.parts[(part + (size_t)query_head * a.blocks) * d + to] = sums[n][r];
+                }
+            }
+            if (chunk == 0 && quad == 0) {
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    if (octet + h * 8 < heads) {
+                        size_t at = 2 * (part + (size_t)(octet + h * 8) * a.blocks);
+                        a.stats[at] = largest[h];
+                        a.stats[at + 1] = totals[2 * h];
+                    }
+                }
+            }
+        }
+    }
+}
+
+// Merges the blocks of one head of one row, in order.
+extern "C" __global__ void __launch_bounds__(128) attend_merge(AttendArgs a) {
+    begin();
+    u32 head = blockIdx.x, row = a.first_row + blockIdx.y, d = a.head_dim;
+    if (row >= a.plan.counts[0]) return;
+    uint4 span = a.plan.spans[row];
+    u32 blocks = (span.y + span.w + ATTEND_BLOCK - 1) / ATTEND_BLOCK;
+    size_t part = ((size_t)blockIdx.y * a.heads + head) * a.blocks;
+    for (u32 column = threadIdx.x; column < d; column += blockDim.x) {
+        float largest = a.stats[2 * part], total = a.stats[2 * part + 1], sum = a.parts[part * d + column];
+        for (u32 b = 1; b < blocks; b++) {
+            float next = a.stats[2 * (part + b)], both = next > largest ? next : largest;
+            float old = exponential(largest - both), scale = exponential(next - both);
+            total = fmaf(total, old, a.stats[2 * (part + b) + 1] * scale);
+            sum = fmaf(sum, old, a.parts[(part + b) * d + column] * scale);
+            largest = both;
+        }
+        put(a.out, row, head * d + column, sum * (1.0f / total));
+    }
+}

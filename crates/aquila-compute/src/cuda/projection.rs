@@ -1,0 +1,195 @@
+//! Which kernel computes a projection. It changes the speed and never the bits.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::arguments;
+use super::contract::{GROUP, PAIR, SLICES};
+use super::device::{Device, Memory};
+use super::kernels::{Kernels, TensorProjections};
+use super::memory::CudaVector;
+use super::rows::CudaRows;
+use super::weight::{CudaWeight, Layout, TILE};
+use crate::{Accumulate, Error, Result};
+
+/// Rows that the kernels for few rows take at most.
+const SKINNY_ROWS: usize = 16;
+/// Bytes of one stage of a warp's ring; `STAGE_BYTES` in `project_skinny.cu`.
+const STAGE_BYTES: usize = 4096;
+/// Stages beyond these do not make a ring faster.
+const STAGES: usize = 4;
+/// Rows of the small tile of `project_wide.cu`, and outputs of both tiles.
+const WIDE_ROWS: [usize; 2] = [64, 128];
+const WIDE_OUTPUTS: [usize; 2] = [32, 128];
+/// Stages of `project_wide.cu`.
+const WIDE_STAGES: usize = 4;
+
+/// Sums of groups that wait for the others, and how many have arrived.
+#[derive(Clone)]
+struct Partials {
+    sums: Memory,
+    arrivals: Memory,
+    bytes: usize,
+}
+
+/// What the projections of one device share.
+pub(super) struct Projections {
+    multiprocessors: usize,
+    /// Bytes of shared memory that a thread block may have.
+    shared_bytes: usize,
+    partials: Mutex<Option<Partials>>,
+}
+
+/// One projection of some rows.
+pub(super) struct Projection<'a> {
+    pub(super) weight: &'a CudaWeight,
+    pub(super) bias: Option<&'a CudaVector>,
+    pub(super) input: &'a CudaRows,
+    pub(super) rows: usize,
+    pub(super) accumulate: Accumulate,
+}
+
+impl Projections {
+    pub(super) fn new(multiprocessors: usize, shared_bytes: usize) -> Self {
+        Self { multiprocessors, shared_bytes, partials: Mutex::default() }
+    }
+
+    /// Makes room for the sums that a projection needs, so that no pass has to.
+    pub(super) fn prepare(&self, device: &Device, weight: &CudaWeight) -> Result<()> {
+        if weight.layout != Layout::Tiles || weight.groups() == 1 {
+            return Ok(());
+        }
+        let bytes = weight.groups() * weight.outputs.next_multiple_of(TILE) * SKINNY_ROWS * 4;
+        let mut partials = self.partials.lock().unwrap_or_else(PoisonError::into_inner);
+        if partials.as_ref().is_none_or(|partials| partials.bytes < bytes) {
+            *partials = Some(Partials {
+                sums: device.allocate("sums of projections", bytes)?,
+                arrivals: device.allocate("sums of projections", 4 * self.multiprocessors)?,
+                bytes,
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether gates and ups can be multiplied where they are summed up.
+    pub(super) fn gates(&self, kernels: &Kernels, weight: &CudaWeight, rows: usize) -> bool {
+        rows <= SKINNY_ROWS
+            && weight.layout == Layout::Tiles
+            && kernels.project_tensor.skinny.is_some()
+            && weight.outputs.is_multiple_of(2 * TILE)
+    }
+
+    /// Projects, and gates what comes out where asked to.
+    pub(super) fn run(
+        &self,
+        device: &Device,
+        kernels: &Kernels,
+        projection: &Projection<'_>,
+        gated: bool,
+        out: &mut CudaRows,
+    ) -> Result<()> {
+        let &Projection { weight, bias, input, rows, accumulate } = projection;
+        let outputs = if gated { weight.outputs / 2 } else { weight.outputs };
+        input.hold("a projection's input", rows, weight.inputs)?;
+        out.hold("a projection's result", rows, outputs)?;
+        if weight.inputs < input.width && !weight.inputs.is_multiple_of(PAIR) {
+            return Err(Error::Tensor(format!(
+                "a projection of {} inputs does not fit rows of {}",
+                weight.inputs, input.width
+            )));
+        }
+        if bias.is_some_and(|bias| bias.len < weight.outputs) {
+            return Err(Error::Tensor(format!("a bias of less than {} values", weight.outputs)));
+        }
+        if rows == 0 {
+            return Ok(());
+        }
+        match weight.layout {
+            Layout::Plain { bf16 } => {
+                let arguments = arguments::PlainProject {
+                    input: input.parts(),
+                    out: out.parts(),
+                    weight: weight.memory.at(0),
+                    bias: bias.map_or(0, |bias| bias.memory.at(0)),
+                    inputs: weight.inputs as u32,
+                    outputs: weight.outputs as u32,
+                    rows: rows as u32,
+                    add: u32::from(accumulate == Accumulate::Add),
+                };
+                let grid = [weight.outputs.div_ceil(32), rows.div_ceil(8), 1];
+                let names = names(projection, out);
+                let kernel = kernels.project_plain.of(bf16);
+                // SAFETY: input, bias and result were checked.
+                unsafe { device.launch(kernel, grid, 256, 0, &arguments, &names) }
+            }
+            Layout::Tiles => {
+                self.by_tensor_cores(device, &kernels.project_tensor, projection, gated, out)
+            }
+        }
+    }
+
+    fn by_tensor_cores(
+        &self,
+        device: &Device,
+        kernels: &TensorProjections,
+        projection: &Projection<'_>,
+        gated: bool,
+        out: &mut CudaRows,
+    ) -> Result<()> {
+        let &Projection { weight, bias, input, rows, accumulate } = projection;
+        let partials = match weight.groups() {
+            1 => None,
+            _ => self.partials.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        };
+        let mut arguments = arguments::Project {
+            input: input.parts(),
+            out: out.parts(),
+            weight: weight.memory.at(0),
+            bias: bias.map_or(0, |bias| bias.memory.at(0)),
+            partial: partials.as_ref().map_or(0, |partials| partials.sums.at(0)),
+            arrivals: partials.as_ref().map_or(0, |partials| partials.arrivals.at(0)),
+            inputs: weight.inputs as u32,
+            outputs: weight.outputs as u32,
+            rows: rows as u32,
+            add: u32::from(accumulate == Accumulate::Add),
+            stages: 0,
+        };
+        let mut names = names(projection, out);
+        names.extend(partials.iter().flat_map(|partials| [&partials.sums, &partials.arrivals]));
+        let tiles = weight.outputs.div_ceil(TILE);
+        let groups = weight.groups();
+
+        if let (Some(skinny), true) = (&kernels.skinny, rows <= SKINNY_ROWS) {
+            let tokens = rows.div_ceil(8);
+            let units = if gated { tiles / 2 } else { tiles };
+            let sums = 2 * SLICES * (if gated { 2 } else { 1 }) * tokens * 128 * 4;
+            let blocks = weight.inputs.div_ceil(PAIR).div_ceil(groups).min(GROUP);
+            let fixed = sums + (SLICES * 8 + 2) * 8 + rows * (blocks | 1) * 2 * PAIR;
+            let stages = (self.shared_bytes - fixed) / (SLICES * STAGE_BYTES);
+            arguments.stages = stages.min(STAGES) as u32;
+            let shared = fixed + arguments.stages as usize * SLICES * STAGE_BYTES;
+            let columns = (self.multiprocessors / groups).clamp(1, units);
+            let kernel = &skinny[usize::from(gated)][tokens - 1];
+            let grid = [columns * groups, 1, 1];
+            // SAFETY: input, bias and result were checked; partial sums were made room for when
+            // the weight was packed; a group's inputs leave room for a ring.
+            return unsafe { device.launch(kernel, grid, 256, shared, &arguments, &names) };
+        }
+        if gated {
+            return Err(Error::Device("gates of many rows are not computed in one launch".into()));
+        }
+        let size = usize::from(rows > WIDE_ROWS[0]);
+        let kernel = &kernels.wide[size][usize::from(groups > 1)];
+        let (tile_rows, tile_outputs) = (WIDE_ROWS[size], WIDE_OUTPUTS[size]);
+        let grid = [weight.outputs.div_ceil(tile_outputs), rows.div_ceil(tile_rows), 1];
+        let shared = WIDE_STAGES * (tile_rows + tile_outputs) * 2 * PAIR;
+        // SAFETY: input, bias and result were checked.
+        unsafe { device.launch(kernel, grid, 256, shared, &arguments, &names) }
+    }
+}
+
+/// The memory that a projection names.
+fn names<'a>(projection: &Projection<'a>, out: &'a CudaRows) -> Vec<&'a Memory> {
+    let rows = projection.input.memory().chain(out.memory());
+    let weights = [Some(&projection.weight.memory), projection.bias.map(|bias| &bias.memory)];
+    rows.chain(weights.into_iter().flatten()).collect()
+}

@@ -1,0 +1,67 @@
+//! Rows on the device, in two forms.
+
+use super::arguments;
+use super::device::{Device, Memory};
+use crate::{Error, Result};
+
+/// Rows begin at multiples of this many values, as many as two steps of a tensor core take. What is
+/// between the width and the next multiple stays zero.
+const ALIGN: usize = 32;
+
+/// f32 rows on the device, and the same rounded to bfloat16 where tensor cores read them. Every
+/// operation that writes one form writes the other.
+pub struct CudaRows {
+    pub(super) values: Memory,
+    pub(super) halves: Option<Memory>,
+    pub(super) capacity: usize,
+    pub(super) width: usize,
+    pub(super) stride: usize,
+}
+
+impl CudaRows {
+    pub(super) fn new(
+        device: &Device,
+        capacity: usize,
+        width: usize,
+        with_halves: bool,
+    ) -> Result<Self> {
+        let stride = width.next_multiple_of(ALIGN);
+        let values = device.allocate("rows", capacity * stride * 4)?;
+        let halves = match with_halves {
+            true => Some(device.allocate("rows", capacity * stride * 2)?),
+            false => None,
+        };
+        Ok(Self { values, halves, capacity, width, stride })
+    }
+
+    /// Bytes that rows take.
+    pub(super) fn bytes(capacity: usize, width: usize, with_halves: bool) -> usize {
+        capacity * width.next_multiple_of(ALIGN) * if with_halves { 6 } else { 4 }
+    }
+
+    /// Refuses what does not fit in the rows.
+    pub(super) fn hold(&self, what: &str, rows: usize, width: usize) -> Result<()> {
+        if rows <= self.capacity && width <= self.width {
+            return Ok(());
+        }
+        Err(Error::Tensor(format!(
+            "{what}: {rows} rows of {width} do not fit in {} rows of {}",
+            self.capacity, self.width
+        )))
+    }
+
+    /// As kernels take them.
+    pub(super) fn parts(&self) -> arguments::Rows {
+        arguments::Rows {
+            values: self.values.at(0),
+            halves: self.halves.as_ref().map_or(0, |halves| halves.at(0)),
+            stride: self.stride as u32,
+            width: self.width as u32,
+        }
+    }
+
+    /// The memory of both forms.
+    pub(super) fn memory(&self) -> impl Iterator<Item = &Memory> {
+        [Some(&self.values), self.halves.as_ref()].into_iter().flatten()
+    }
+}

@@ -70,7 +70,7 @@ impl Serve {
             model: self.card()?,
             default_max_tokens: defaults.max_tokens.take(),
             limits,
-            overlap_reason: self.engine.overlap().why.into(),
+            overlap_reason: self.engine.overlap(self.model.device()?).why.into(),
             corpora: None,
             corpus_folder: self.server.corpus_folder()?,
         };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use aquila_compute::Backend;
 use aquila_compute::cpu::CpuBackend;
+use aquila_compute::cuda::CudaBackend;
 use aquila_engine::{
     AdmissionOrder, Budget, EngineConfig, EngineHandle, Priorities, Runner, Scheduler,
     available_memory,
@@ -12,7 +13,7 @@ use aquila_engine::{
 use aquila_model::{Checkpoint, Decoder, Needs, TokenMap, memory};
 use aquila_spec::ngram::{Corpora, NgramSources};
 use aquila_spec::policy::{Adaptive, Auto};
-use aquila_spec::{Opened, Opening, Shape, Verify};
+use aquila_spec::{LoadOn, Opened, Opening, Shape, Verify};
 use aquila_text::{Generator, SamplingParams, Tokenizer};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -20,7 +21,7 @@ use crate::Algorithms;
 use crate::costs::{self, Costs};
 use crate::error::{Error, Result};
 use crate::find::{find, find_file};
-use crate::flags::{EngineFlags, ModelFlags, PolicyPlan, SchedulePolicy, Speculative};
+use crate::flags::{Device, EngineFlags, ModelFlags, PolicyPlan, SchedulePolicy, Speculative};
 use crate::notice::notice;
 
 /// Hidden rows that are kept for a request whose draft is paused: enough for the first probes of
@@ -73,6 +74,52 @@ pub fn build(
     quiet: bool,
 ) -> Result<Built> {
     model.check()?;
+    match model.device()? {
+        Device::Cpu => {
+            let backend = CpuBackend::new(model.isa(), model.threads)?;
+            let memory = DeviceMemory { available: available_memory(), bytes_per_value: 4 };
+            build_on(backend, memory, model, flags, algorithms, quiet)
+        }
+        Device::Cuda(ordinal) => {
+            let backend = CudaBackend::new(ordinal, model.arithmetic())
+                .map_err(|error| Error::Usage(format!("--device cuda:{ordinal}: {error}")))?;
+            let memory = DeviceMemory {
+                available: backend.free_and_total()?.0 as u64,
+                bytes_per_value: backend.bytes_per_value() as u64,
+            };
+            build_on(backend, memory, model, flags, algorithms, quiet)
+        }
+    }
+}
+
+/// The memory of where a model runs.
+#[derive(Clone, Copy)]
+struct DeviceMemory {
+    /// Bytes that are free.
+    available: u64,
+    /// Bytes that one value of an activation takes.
+    bytes_per_value: u64,
+}
+
+impl DeviceMemory {
+    /// What a model needs here, whose activations were counted as 4 bytes a value.
+    fn needs(self, needs: Needs) -> Needs {
+        Needs { scratch: needs.scratch / 4 * self.bytes_per_value, ..needs }
+    }
+}
+
+fn build_on<B: Backend>(
+    backend: B,
+    device_memory: DeviceMemory,
+    model: &ModelFlags,
+    flags: &EngineFlags,
+    algorithms: &Algorithms,
+    quiet: bool,
+) -> Result<Built>
+where
+    dyn Opened: LoadOn<B>,
+{
+    let backend = Arc::new(backend);
     let fraction = flags.fraction()?;
     let format = model.weight_format()?;
     let checkpoint = Checkpoint::open(&model.find(quiet)?, model.load_format())?;
@@ -135,9 +182,9 @@ pub fn build(
         ..Needs::default()
     };
     let budget = Budget::plan(
-        needs,
-        opened.as_ref().map(|opened| opened.needs(&config.allowance(format))),
-        available_memory(),
+        device_memory.needs(needs),
+        opened.as_ref().map(|opened| device_memory.needs(opened.needs(&config.allowance(format)))),
+        device_memory.available,
         fraction,
         flags.max_total_tokens,
         useful,
@@ -145,8 +192,7 @@ pub fn build(
     )?;
     config.max_total_tokens = budget.tokens;
 
-    let overlap = flags.overlap();
-    let backend = Arc::new(CpuBackend::new(model.isa(), model.threads)?);
+    let overlap = flags.overlap(model.device()?);
     if !quiet {
         notice(format_args!("model     {} ({})", model.name(), spec.architecture));
         notice(format_args!("kept as   {}", model.formats()));

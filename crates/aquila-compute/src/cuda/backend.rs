@@ -99,19 +99,12 @@ impl CudaBackend {
         self.device.free_and_total()
     }
 
-    /// Bytes that a projection takes once packed.
-    pub fn packed_bytes(
-        outputs: usize,
-        inputs: usize,
-        format: WeightFormat,
-        arithmetic: Arithmetic,
-    ) -> Result<usize> {
-        CudaWeight::packed_bytes(outputs, inputs, format, arithmetic)
-    }
-
-    /// Bytes that rows take.
-    pub fn row_bytes(capacity: usize, width: usize, arithmetic: Arithmetic) -> usize {
-        CudaRows::bytes(capacity, width, arithmetic == Arithmetic::Tensor)
+    /// Bytes that one value of a row takes.
+    pub fn bytes_per_value(&self) -> usize {
+        match self.arithmetic {
+            Arithmetic::Plain => 4,
+            Arithmetic::Tensor => 6,
+        }
     }
 
     /// The graph of the operations that `enqueue` calls, which are not run.

@@ -34,11 +34,6 @@ impl CudaRows {
         Ok(Self { values, halves, capacity, width, stride })
     }
 
-    /// Bytes that rows take.
-    pub(super) fn bytes(capacity: usize, width: usize, with_halves: bool) -> usize {
-        capacity * width.next_multiple_of(ALIGN) * if with_halves { 6 } else { 4 }
-    }
-
     /// Refuses what does not fit in the rows.
     pub(super) fn hold(&self, what: &str, rows: usize, width: usize) -> Result<()> {
         if rows <= self.capacity && width <= self.width {

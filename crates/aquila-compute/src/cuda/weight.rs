@@ -64,16 +64,6 @@ impl CudaWeight {
         Ok(weight)
     }
 
-    /// Bytes that a projection takes.
-    pub(super) fn packed_bytes(
-        outputs: usize,
-        inputs: usize,
-        format: WeightFormat,
-        arithmetic: Arithmetic,
-    ) -> Result<usize> {
-        Ok(bytes(layout(format, arithmetic)?, outputs, inputs))
-    }
-
     /// Groups that the inputs fall into.
     pub(super) fn groups(&self) -> usize {
         self.inputs.div_ceil(PAIR).div_ceil(GROUP).max(1)

@@ -7,12 +7,12 @@
 use std::io::{Write, stdin, stdout};
 use std::process::ExitCode;
 use std::sync::mpsc::{Sender, channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use aquila_engine::{FinishReason, Listener, Outcome, Request, Token, Verdict};
+use aquila_engine::{FinishReason, Listener, Outcome, Request, Times, Token, Verdict};
 use aquila_text::{Generator, SamplingParams};
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::prompts::Random;
 use crate::Algorithms;
@@ -87,7 +87,9 @@ impl Decode {
             if self.paced && !line_came()? {
                 break;
             }
+            let before = generator.engine().stats().times();
             let (reading, decoding) = self.repetition(&generator, &mut prompts)?;
+            let times = generator.engine().stats().times().since(&before);
             let figures = json!({
                 "repetition": repetition,
                 "batch": self.batch,
@@ -97,6 +99,7 @@ impl Decode {
                 "decode_tokens_per_second": decoding.per_second(),
                 "decode_tokens": decoding.tokens,
                 "decode_seconds": decoding.seconds,
+                "round_microseconds": round(&times),
             });
             let mut out = stdout().lock();
             writeln!(out, "{figures}")
@@ -156,6 +159,20 @@ impl Decode {
         let seconds = (youngest[rounds] - youngest[0]).as_secs_f64();
         Ok((reading, Pace { tokens: rounds * self.batch, seconds }))
     }
+}
+
+/// What a round in which every request decodes takes, and each of its steps.
+fn round(times: &Times) -> Value {
+    let each = |time: Duration| (time.as_secs_f64() * 1e6 / times.rounds.max(1) as f64).round();
+    json!({
+        "whole": each(times.whole),
+        "draft": each(times.draft),
+        "verify": each(times.verify),
+        "accept": each(times.accept),
+        "commit": each(times.commit),
+        "extend": each(times.extend),
+        "host": each(times.host()),
+    })
 }
 
 /// Tokens and the time they took.

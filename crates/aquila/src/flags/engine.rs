@@ -3,8 +3,8 @@
 use aquila_engine::{Priorities, Returned};
 use clap::{Args, ValueEnum};
 
-use super::SpeculativeFlags;
 use super::number::whole;
+use super::{Device, SpeculativeFlags};
 use crate::error::{Error, Result};
 
 /// By how much a waiting request must outrank a running one to take its place.
@@ -128,9 +128,8 @@ pub struct Overlap {
 }
 
 impl EngineFlags {
-    /// Whether rounds overlap, and why: a flag, `SGLANG_ENABLE_SPEC_V2`, or what suits a backend
-    /// that computes on the cores which the scheduler needs.
-    pub fn overlap(&self) -> Overlap {
+    /// Whether rounds overlap, and why: a flag, `SGLANG_ENABLE_SPEC_V2`, or what suits the device.
+    pub fn overlap(&self, device: Device) -> Overlap {
         let spec_v2 = std::env::var("SGLANG_ENABLE_SPEC_V2").unwrap_or_default();
         if self.disable_overlap_schedule {
             Overlap { on: false, why: "--disable-overlap-schedule" }
@@ -141,7 +140,13 @@ impl EngineFlags {
         } else if ["1", "true", "True"].contains(&spec_v2.as_str()) {
             Overlap { on: true, why: "SGLANG_ENABLE_SPEC_V2" }
         } else {
-            Overlap { on: false, why: "the executor share the CPU's cores" }
+            match device {
+                Device::Cpu => Overlap {
+                    on: false,
+                    why: "the scheduler and the executor share the CPU's cores",
+                },
+                Device::Cuda(_) => Overlap { on: true, why: "rounds run on a device" },
+            }
         }
     }
 

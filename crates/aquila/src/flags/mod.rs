@@ -18,7 +18,7 @@ mod verify;
 pub use access::AccessFlags;
 pub use engine::{EngineFlags, SchedulePolicy};
 pub use log_level::{LogFormat, LogLevel};
-pub use model::ModelFlags;
+pub use model::{Device, ModelFlags};
 pub use number::whole;
 pub use policy::PolicyPlan;
 pub use sampling::SamplingFlags;

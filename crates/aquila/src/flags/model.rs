@@ -1,6 +1,7 @@
 //! Which model, and how it is kept and run.
 
 use aquila_compute::cpu::{Isa, IsaChoice};
+use aquila_compute::cuda::Arithmetic;
 use aquila_compute::{KvDtype, WeightFormat};
 use aquila_model::{LoadFormat, Location};
 use clap::builder::Resettable;
@@ -41,7 +42,8 @@ pub struct ModelFlags {
     #[arg(long, value_enum, default_value_t = Dtype::Auto)]
     dtype: Dtype,
 
-    /// How keys and values are kept; auto is float32
+    /// How keys and values are kept; auto is float32 on the CPU and where weights are float32,
+    /// else bfloat16
     #[arg(long, value_enum, default_value_t = Dtype::Auto, value_name = "DTYPE")]
     kv_cache_dtype: Dtype,
 
@@ -66,7 +68,7 @@ pub struct ModelFlags {
     #[arg(long, hide = true)]
     tokenizer_path: Option<String>,
 
-    /// Where the model runs: cpu, which auto means. CUDA does not serve yet
+    /// Where the model runs: cpu, which auto means, cuda or cuda:INDEX
     #[arg(long, default_value = "auto")]
     device: String,
 
@@ -93,6 +95,15 @@ pub struct ModelFlags {
         allow_negative_numbers = true,
     )]
     pub random_seed: u64,
+}
+
+/// Where a model runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Device {
+    /// On the CPU's cores.
+    Cpu,
+    /// On the CUDA device of this number.
+    Cuda(usize),
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
@@ -161,7 +172,8 @@ impl ModelFlags {
         format!("weights {weights}, KV {kv}")
     }
 
-    /// Refuses a device that no model runs on, and the tokenizer of another model.
+    /// Refuses a device that no model runs on or that lacks what was asked for, and the tokenizer
+    /// of another model.
     pub fn check(&self) -> Result<()> {
         if let Some(path) = self.tokenizer_path.as_deref().filter(|path| *path != self.name()) {
             return Err(Error::Usage(format!(
@@ -169,14 +181,43 @@ impl ModelFlags {
                  tokenizer.json there"
             )));
         }
-        let why = match self.device.split(':').next() {
-            _ if ["auto", "cpu"].contains(&self.device.as_str()) => return Ok(()),
-            Some("cuda") => {
-                "CUDA does not serve yet; models run on the CPU: give cpu, or leave it out"
+        let refused = |why| Err(Error::Usage(format!("--device {}: {why}", self.device)));
+        match (self.device()?, self.quantization, self.dtype, self.kv_cache_dtype) {
+            (Device::Cpu, ..) => Ok(()),
+            (_, Some(Quantization::Int8), ..) => {
+                refused("there is no int8 on CUDA yet: leave --quantization out")
             }
-            _ => "expected auto or cpu",
+            (_, _, Dtype::Auto | Dtype::Bfloat16, Dtype::Float32) => refused(
+                "tensor cores read keys and values as bfloat16: leave --kv-cache-dtype out, or \
+                 give --dtype float32, which computes without them",
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// Where the model runs.
+    pub fn device(&self) -> Result<Device> {
+        let cuda = |index: &str| match index {
+            "" => Some(0),
+            _ => index.strip_prefix(':')?.parse().ok(),
         };
-        Err(Error::Usage(format!("--device {}: {why}", self.device)))
+        match self.device.as_str() {
+            "auto" | "cpu" => Ok(Device::Cpu),
+            other => match other.strip_prefix("cuda").and_then(cuda) {
+                Some(ordinal) => Ok(Device::Cuda(ordinal)),
+                None => Err(Error::Usage(format!(
+                    "--device {other}: expected auto, cpu, cuda or cuda:INDEX"
+                ))),
+            },
+        }
+    }
+
+    /// How a CUDA device computes.
+    pub fn arithmetic(&self) -> Arithmetic {
+        match self.dtype {
+            Dtype::Float32 => Arithmetic::Plain,
+            Dtype::Auto | Dtype::Bfloat16 => Arithmetic::Tensor,
+        }
     }
 
     /// How weights are kept.
@@ -193,9 +234,11 @@ impl ModelFlags {
 
     /// How keys and values are kept.
     pub fn kv_dtype(&self) -> KvDtype {
+        let on_cpu = matches!(self.device(), Ok(Device::Cpu));
         match self.kv_cache_dtype {
-            Dtype::Auto | Dtype::Float32 => KvDtype::F32,
-            Dtype::Bfloat16 => KvDtype::Bf16,
+            Dtype::Auto if on_cpu || self.arithmetic() == Arithmetic::Plain => KvDtype::F32,
+            Dtype::Float32 => KvDtype::F32,
+            Dtype::Auto | Dtype::Bfloat16 => KvDtype::Bf16,
         }
     }
 

@@ -215,14 +215,18 @@ fn more_than_one_device_is_refused() {
 }
 
 #[test]
-fn a_device_that_does_not_serve_is_refused() {
-    for device in ["cuda", "cuda:1"] {
-        is_refused(
-            &format!("--device {device}"),
-            &[&format!("--device {device}"), "not serve yet"],
-        );
+fn a_device_that_is_not_there_is_refused() {
+    is_refused("--device cuda:4000", &["--device cuda:4000", "CUDA device"]);
+    for device in ["abacus", "cuda:", "cuda:x", "cuda0"] {
+        let line = format!("--device {device}");
+        is_refused(&line, &[&line, "expected auto, cpu, cuda or cuda:INDEX"]);
     }
-    is_refused("--device abacus", &["--device abacus", "auto or cpu"]);
+}
+
+#[test]
+fn formats_that_cuda_lacks_are_refused() {
+    is_refused("--device cuda --quantization int8", &["--device cuda", "--quantization"]);
+    is_refused("--device cuda --kv-cache-dtype float32", &["bfloat16", "--dtype float32"]);
 }
 
 #[test]

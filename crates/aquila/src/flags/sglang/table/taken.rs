@@ -36,10 +36,10 @@ pub const ROWS: &[Flags] = &[
     ),
     flags(Taken("refused for a model without experts"), &["--enable-return-routed-experts"]),
     flags(
-        Taken("of the memory that is free at start: the CPU's, since models run there"),
+        Taken("of the memory that is free at start, on the device that the model runs on"),
         &["--mem-fraction-static F"],
     ),
-    flags(Taken("auto and cpu; cuda is refused until CUDA serves"), &["--device DEVICE"]),
+    flags(Taken("auto, which is cpu, cpu, cuda or cuda:INDEX"), &["--device DEVICE"]),
     flags(Taken("debug, info, warning, error or critical"), &["--log-level LEVEL"]),
     flags(
         Taken("where it is the model; any other is refused: put tokenizer.json into its folder"),

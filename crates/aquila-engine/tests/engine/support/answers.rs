@@ -106,11 +106,19 @@ pub fn answers(
 /// Tokens per verification by kind of prompt, as the acceptance tables count them: the sum of
 /// completion tokens less one each, over the sum of verifications.
 pub fn acceptance(algorithm: Algorithm, shape: Shape) -> BTreeMap<String, f64> {
+    acceptance_of(shape, |config| engine(algorithm, config))
+}
+
+/// The same for the engine that `make` makes.
+pub fn acceptance_of(
+    shape: Shape,
+    make: impl FnOnce(EngineConfig) -> Scheduler,
+) -> BTreeMap<String, f64> {
     let prompts = prompts();
     let config =
         EngineConfig { max_running_requests: 30, max_total_tokens: 40_000, ..config(shape) };
     let ids: Vec<Vec<u32>> = prompts.iter().map(|(_, ids)| ids.clone()).collect();
-    let heard = answers(&mut engine(algorithm, config), &ids, 160, |r, _| r.logprobs = None);
+    let heard = answers(&mut make(config), &ids, 160, |r, _| r.logprobs = None);
     let mut sums: BTreeMap<String, (u64, u64)> = BTreeMap::new();
     for ((kind, _), heard) in prompts.iter().zip(&heard) {
         // The tables leave out texts that end within 16 tokens.

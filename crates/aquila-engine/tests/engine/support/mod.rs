@@ -29,8 +29,11 @@ use aquila_spec::{Shape, SpecStats};
 /// The vocabulary of the fixture.
 pub const VOCABULARY: u32 = 320;
 
+/// A file of `crates/aquila-model/tests/fixtures`, or of the folder `AQUILA_FIXTURES` where an
+/// example runs without the sources.
 pub fn fixture(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../aquila-model/tests/fixtures").join(name)
+    let sources = || concat!(env!("CARGO_MANIFEST_DIR"), "/../aquila-model/tests/fixtures").into();
+    std::env::var_os("AQUILA_FIXTURES").map_or_else(sources, PathBuf::from).join(name)
 }
 
 pub fn config() -> EngineConfig {

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice, Watch};
-use aquila_compute::{KvDtype, WeightFormat};
+use aquila_compute::{Backend, KvDtype, WeightFormat};
 use aquila_engine::{EngineConfig, Runner, Scheduler};
 use aquila_model::{Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, LoadFormat, resolve};
 use aquila_spec::ngram::{Corpora, NgramScope, NgramSettings, NgramSources};
 use aquila_spec::{
-    DraftFor, Drafter, Eagle3, Opening, RecurrentDraft, Registry, Shape, Standalone,
+    DraftFor, Drafter, Eagle3, LoadOn, Opened, Opening, RecurrentDraft, Registry, Shape, Standalone,
 };
 
 /// Which draft.
@@ -40,7 +40,7 @@ pub fn config(shape: Shape) -> EngineConfig {
     }
 }
 
-fn decoder(backend: &CpuBackend, name: &str, positions: usize) -> Decoder<CpuBackend> {
+fn decoder<B: Backend>(backend: &B, name: &str, positions: usize) -> Decoder<B> {
     let checkpoint = Checkpoint::open(&resolve(name).unwrap(), LoadFormat::Auto).unwrap();
     Decoder::load(backend, &checkpoint, WeightFormat::Bf16, positions, &mut |_| ()).unwrap()
 }
@@ -97,7 +97,7 @@ fn runner_of(
 ) -> Runner<CpuBackend> {
     let backend = Arc::new(backend);
     let positions = config.context_length;
-    let target = decoder(&backend, "tiny", positions);
+    let target = decoder(&*backend, "tiny", positions);
     let bounds = config.draft_bounds();
     let drafter: Option<Draft> = match algorithm {
         Algorithm::None => None,
@@ -133,11 +133,21 @@ pub fn named(name: &str, config: EngineConfig) -> Scheduler {
 
 /// The same, without overlap whatever the environment says.
 pub fn inline(name: &str, config: EngineConfig) -> Scheduler {
-    let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
+    named_on(Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap()), name, config)
+}
+
+/// The same on any backend; plain where the name is NONE.
+pub fn named_on<B: Backend>(backend: Arc<B>, name: &str, config: EngineConfig) -> Scheduler
+where
+    dyn Opened: LoadOn<B>,
+{
     let target = Checkpoint::open(&resolve("tiny").unwrap(), LoadFormat::Auto).unwrap();
-    let decoder = decoder(&backend, "tiny", config.context_length);
+    let decoder = decoder(&*backend, "tiny", config.context_length);
     let registry = Registry::built_in();
-    let entry = registry.find(name).unwrap().unwrap();
+    let Some(entry) = registry.find(name).unwrap() else {
+        let runner = Runner::new(backend, decoder, None, &config).unwrap();
+        return Scheduler::new(runner, config).unwrap();
+    };
     let draft = match entry.draft_for("tiny") {
         DraftFor::Model(draft) => Some((draft.clone(), resolve(&draft).unwrap())),
         _ => None,

@@ -1,0 +1,244 @@
+//! Rounds of the shipped models on a device, without cargo and without the sources.
+//!
+//! `rounds_on_device cpu|cuda|cuda-plain [golden] [grid] [tables]`: the ids of transformers; every
+//! algorithm, chains and trees, greedy, seeded and with penalties, against plain decoding on the
+//! same device, ids and log-probabilities without tolerance; acceptance beside the tables of the
+//! code that trained the heads. `AQUILA_MODELS` names the folder of the archives, `AQUILA_FIXTURES`
+//! that of the tables. Exits with 1 where speculation shows or a table is more than 2 % off.
+
+#[path = "../tests/engine/support/mod.rs"]
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use aquila_compute::cpu::{CpuBackend, IsaChoice};
+use aquila_compute::cuda::{Arithmetic, CudaBackend};
+use aquila_compute::{Backend, KvDtype};
+use aquila_engine::{EngineConfig, Scheduler};
+use aquila_spec::{LoadOn, Opened, Shape};
+use serde_json::Value;
+use support::answers::*;
+use support::shipped::{config, named_on};
+
+const PLAIN: &str = "NONE";
+const ALGORITHMS: [&str; 6] = ["EAGLE3", "EAGLE", "MTP", "STANDALONE", "NGRAM", "EAGLE3+NGRAM"];
+const MODES: [(&str, Change); 3] = [("greedy", greedy), ("seeded", warm), ("penalties", penalized)];
+/// Tokens of each answer in the grid.
+const TOKENS: usize = 32;
+
+fn main() {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let asked = |word: &str| words.len() < 2 || words.iter().any(|w| w == word);
+    let cuda = |arithmetic| match CudaBackend::new(0, arithmetic) {
+        Ok(backend) => Arc::new(backend),
+        Err(error) => {
+            println!("{error}");
+            std::process::exit(2);
+        }
+    };
+    let sound = match words.first().map(String::as_str) {
+        Some("cpu") => {
+            let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
+            Device { backend, kv: KvDtype::F32 }.check(&asked)
+        }
+        Some("cuda") => {
+            Device { backend: cuda(Arithmetic::Tensor), kv: KvDtype::Bf16 }.check(&asked)
+        }
+        Some("cuda-plain") => {
+            let device = Device { backend: cuda(Arithmetic::Plain), kv: KvDtype::F32 };
+            device.equals_cpu() & device.check(&asked)
+        }
+        _ => {
+            println!("rounds_on_device cpu|cuda|cuda-plain [golden] [grid] [tables]");
+            false
+        }
+    };
+    std::process::exit(i32::from(!sound));
+}
+
+/// A backend, and how it keeps keys and values.
+struct Device<B> {
+    backend: Arc<B>,
+    kv: KvDtype,
+}
+
+impl<B: Backend> Device<B>
+where
+    dyn Opened: LoadOn<B>,
+{
+    fn check(&self, asked: &dyn Fn(&str) -> bool) -> bool {
+        println!("{}", self.backend.describe());
+        let mut sound = true;
+        for (word, part) in [
+            ("golden", Self::golden as fn(&Self) -> bool),
+            ("grid", Self::grid),
+            ("tables", Self::tables),
+        ] {
+            if asked(word) {
+                let began = Instant::now();
+                sound &= part(self);
+                println!("({word}: {:.1} s)", began.elapsed().as_secs_f64());
+            }
+        }
+        sound
+    }
+
+    fn engine(&self, name: &str, config: EngineConfig) -> Scheduler {
+        named_on(self.backend.clone(), name, EngineConfig { kv_dtype: self.kv, ..config })
+    }
+
+    /// What the plain engine answers.
+    fn plain(&self, prompts: &[Vec<u32>], tokens: usize, change: Change) -> Vec<Answer> {
+        answers(&mut self.engine(PLAIN, config(Shape::PLAIN)), prompts, tokens, change)
+    }
+
+    /// Which answers are those of transformers; all must be where the arithmetic is the CPU's.
+    fn golden(&self) -> bool {
+        let golden = table("tiny-golden.json");
+        let golden = golden.as_array().expect("a list");
+        let ids = |entry: &Value, key: &str| -> Vec<u32> {
+            let ids = entry[key].as_array().expect("ids").iter();
+            ids.map(|id| id.as_u64().expect("an id") as u32).collect()
+        };
+        let prompts: Vec<_> = golden.iter().map(|entry| ids(entry, "prompt_ids")).collect();
+        let got = self.plain(&prompts, 64, |request, _| request.limits.stop_ids = vec![0]);
+        let mut equal = 0;
+        for (at, (got, golden)) in got.iter().zip(golden).enumerate() {
+            let want = ids(golden, "greedy_ids");
+            if got.ids == want {
+                equal += 1;
+                continue;
+            }
+            let same = got.ids.iter().zip(&want).take_while(|(a, b)| a == b).count();
+            println!(
+                "golden {at} differs from token {same} of {}; the closest choice of its text is \
+                 {} apart",
+                want.len(),
+                golden["min_top2_gap"]
+            );
+        }
+        println!("golden ids: {equal} of {}", golden.len());
+        equal == golden.len() || self.kv == KvDtype::Bf16
+    }
+
+    /// Whether speculation shows in any answer.
+    fn grid(&self) -> bool {
+        let prompts = grid_prompts();
+        let plain: Vec<Vec<Answer>> =
+            MODES.iter().map(|&(_, change)| self.plain(&prompts, TOKENS, change)).collect();
+        println!("\n| algorithm | engines | answers | differ | tokens per verification |");
+        println!("|---|---|---|---|---|");
+        let mut sound = true;
+        for name in ALGORITHMS {
+            let steps = if name == "MTP" { 3 } else { 5 };
+            let (mut engines, mut answered, mut differ) = (0, 0, 0);
+            let (mut tokens, mut rounds) = (0, 0);
+            for shape in [Shape::chain(3), shape(steps, 4, 16)] {
+                // Pages, requests, prompt rows a round and tokens of the pool; the last is so small
+                // that requests are preempted.
+                for (page_size, batch, chunk, pool) in [
+                    (1, 1, 64, 20_000),
+                    (16, 1, 256, 20_000),
+                    (1, 16, 100, 20_000),
+                    (16, 16, 256, 20_000),
+                    (1, 16, 128, 700),
+                ] {
+                    let mut engine = self.engine(
+                        name,
+                        EngineConfig {
+                            page_size,
+                            max_running_requests: batch,
+                            chunked_prefill_size: chunk,
+                            max_total_tokens: pool,
+                            ..config(shape)
+                        },
+                    );
+                    if engines % 2 == 1 {
+                        engine = engine.overlapped().expect("a thread");
+                    }
+                    // What each mode leaves in the prefix cache, the next one finds.
+                    for turn in 0..MODES.len() {
+                        let mode = (engines + turn) % MODES.len();
+                        let got = answers(&mut engine, &prompts, TOKENS, MODES[mode].1);
+                        let (ours, want) = (texts(&got), texts(&plain[mode]));
+                        let wrong = ours.iter().zip(&want).filter(|(a, b)| a != b).count();
+                        if wrong > 0 {
+                            println!(
+                                "{name}, {shape}, pages of {page_size}, batch {batch}, pool of \
+                                 {pool}, {}: {wrong} answers differ",
+                                MODES[mode].0
+                            );
+                        }
+                        differ += wrong;
+                        answered += got.len();
+                        tokens += got.iter().map(|a| a.ids.len() as u64 - 1).sum::<u64>();
+                        rounds += got.iter().map(|a| a.spec.verify_ct).sum::<u64>();
+                    }
+                    engines += 1;
+                }
+            }
+            let each = tokens as f64 / rounds.max(1) as f64;
+            println!("| {name} | {engines} | {answered} | {differ} | {each:.2} |");
+            sound &= differ == 0 && rounds > 0;
+        }
+        sound
+    }
+
+    /// Acceptance beside the tables.
+    fn tables(&self) -> bool {
+        let (chains, trees) = (table("tiny-acceptance.json"), table("tiny-tree-acceptance.json"));
+        println!("\n| algorithm | shape | kind | ours | theirs | off by |");
+        println!("|---|---|---|---|---|---|");
+        let mut worst: f64 = 0.0;
+        for (name, key) in [("EAGLE3", "eagle3"), ("STANDALONE", "standalone")] {
+            for (shape, row, table) in [
+                (Shape::chain(3), "3", &chains),
+                (Shape::chain(7), "7", &chains),
+                (shape(5, 4, 16), "steps 5 topk 4 nodes 16", &trees),
+            ] {
+                let ours: BTreeMap<String, f64> =
+                    acceptance_of(shape, |config| self.engine(name, config));
+                for (kind, ours) in ours {
+                    let theirs = table[key][&kind][row].as_f64().expect("the table has the row");
+                    let off = 100.0 * (ours / theirs - 1.0);
+                    worst = worst.max(off.abs());
+                    println!(
+                        "| {name} | {shape} | {kind} | {ours:.3} | {theirs:.3} | {off:+.1} % |"
+                    );
+                }
+            }
+        }
+        println!("the largest difference: {worst:.2} %");
+        worst <= 2.0
+    }
+}
+
+impl Device<CudaBackend> {
+    /// Whether ids and log-probabilities are those of the CPU, bit for bit.
+    fn equals_cpu(&self) -> bool {
+        let prompts = grid_prompts();
+        let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
+        let cpu = Device { backend, kv: self.kv };
+        let mut sound = true;
+        for (mode, change) in MODES {
+            let got = self.plain(&prompts, TOKENS, change);
+            let want = cpu.plain(&prompts, TOKENS, change);
+            let differ = got.iter().zip(&want).filter(|(a, b)| a != b).count();
+            println!("plain arithmetic and CPU, {mode}: {differ} of {} answers differ", got.len());
+            sound &= differ == 0;
+        }
+        sound
+    }
+}
+
+/// Sixteen prompts: beginnings of those of the acceptance tables, of 1 to 121 tokens.
+fn grid_prompts() -> Vec<Vec<u32>> {
+    let all = prompts();
+    let beginning = |at: usize| {
+        let ids = &all[at * all.len() / 16].1;
+        ids[..ids.len().min(1 + 8 * at)].to_vec()
+    };
+    (0..16).map(beginning).collect()
+}

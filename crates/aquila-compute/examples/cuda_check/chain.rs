@@ -69,7 +69,7 @@ pub fn time(b: &CudaBackend, random: &mut Random) -> Result<()> {
         head_dim: HEADS.head_dim,
         dtype: KvDtype::Bf16,
     })?;
-    let rows = 64;
+    let rows = 256;
     let bounds = PlanBounds { rows, outputs: rows, slots: 2 * SLOTS };
     let mut plan = b.plan(bounds)?;
     let make = |width: usize| b.rows(rows, width);
@@ -85,12 +85,14 @@ pub fn time(b: &CudaBackend, random: &mut Random) -> Result<()> {
         "\n| step of Llama-3.1-8B, {CONTEXT} positions | ms | 10 % to 90 % | GB/s of weights |"
     );
     println!("|---|---|---|---|");
-    for (requests, nodes) in [(1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (4, 1), (16, 1), (64, 1)] {
+    for (requests, nodes) in
+        [(1, 1), (1, 4), (1, 8), (1, 16), (4, 1), (16, 1), (32, 1), (64, 1), (16, 4), (64, 4)]
+    {
         let host = decode(requests, nodes);
         let count = host.rows();
         b.place(&host, &mut plan)?;
         let parts: &[Without] = match (requests, nodes) {
-            (1, 1 | 8) | (16, 1) => {
+            (1, 1 | 8) | (16 | 64, 1) => {
                 use Without::{Attention, Head, Norms, Nothing, WriteKv};
                 &[Nothing, Attention, Norms, WriteKv, Head]
             }

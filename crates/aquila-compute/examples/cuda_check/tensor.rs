@@ -380,18 +380,22 @@ pub fn check(
         return checks.copies(301, &[0, 3, 0, 7]);
     }
     let few = [1, 2, 3, 5, 7, 8, 9, 12, 15, 16];
-    let many = [17, 31, 64, 65, 100, 128, 129, 300];
+    let many = [17, 31, 32, 33, 64, 65, 100, 128, 129, 300, 400];
     for (outputs, inputs) in [(16, 32), (17, 40), (64, 64), (6, 8), (96, 301), (129, 1000)] {
         checks.projection(outputs, inputs, &few)?;
         checks.projection(outputs, inputs, &many)?;
     }
     for (outputs, inputs) in [(160, 4096), (64, 4128), (96, 9000), (32, 14336)] {
         checks.projection(outputs, inputs, &few)?;
-        checks.projection(outputs, inputs, &[17, 64, 65, 130])?;
+        checks.projection(outputs, inputs, &[17, 32, 64, 65, 130, 390])?;
     }
     checks.projection(50, 256, &[1024])?;
     for (outputs, inputs) in [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)] {
-        checks.large_projection(outputs, inputs, &[1024, 1, 2, 4, 8, 11, 16, 24, 64, 100, 256])?;
+        checks.large_projection(
+            outputs,
+            inputs,
+            &[1024, 1, 2, 4, 8, 11, 16, 24, 32, 48, 64, 100, 256, 512],
+        )?;
     }
     for width in [8, 64, 301, 4096, 5000] {
         for rows in [1, 7, 1024] {

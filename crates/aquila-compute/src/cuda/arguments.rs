@@ -64,7 +64,7 @@ arguments! {
     /// Arguments of `rms_norm_*`.
     Norm { input: Rows, out: Rows, weight: Address, width: u32, epsilon: f32 }
 
-    /// Arguments of `project_skinny_*` and `project_wide_*`.
+    /// Arguments of `project_skinny_*`, `project_middle_*` and `project_wide_*`.
     Project {
         input: Rows,
         out: Rows,
@@ -77,6 +77,7 @@ arguments! {
         rows: u32,
         add: u32,
         stages: u32,
+        last_pass: u32,
     }
 
     /// Arguments of `project_plain_*`.

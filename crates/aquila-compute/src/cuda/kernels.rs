@@ -3,11 +3,16 @@
 
 use std::ffi::CString;
 use std::io::Read;
+use std::mem::zeroed;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUmodule};
+use cudarc::driver::sys::{
+    CUfunction, CUfunction_attribute, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchConfig,
+    CUmodule, cuOccupancyMaxActiveClusters,
+};
 use cudarc::driver::{CudaContext, result};
 
+use super::contract::SLICES;
 use super::device::{Device, failed};
 use crate::{Error, Result};
 
@@ -15,6 +20,9 @@ use crate::{Error, Result};
 const HOPPER: &[u8] = include_bytes!("kernels/built/sm_90a.cubin.zst");
 /// PTX for compute capability 8.0, which the driver compiles for later devices too.
 const PTX: &[u8] = include_bytes!("kernels/built/sm_80.ptx.zst");
+
+/// Threads of a thread block of `project_middle.cu`: `MULTIPLIERS` there, and a warp.
+pub(super) const MIDDLE_THREADS: u32 = 288;
 
 /// A kernel of the module, which lives as long as all its kernels.
 pub(super) struct Kernel {
@@ -69,6 +77,9 @@ impl ByElement {
 pub(super) struct TensorProjections {
     /// For up to 8 and up to 16 rows, and those of gates and ups; Hopper's alone.
     pub(super) skinny: Option<[[Kernel; 2]; 2]>,
+    /// For up to 32 and up to 64 rows, and those of gates and ups, with the clusters that a device
+    /// runs at a time; Hopper's alone.
+    pub(super) middle: Option<([[Kernel; 2]; 2], usize)>,
     /// For tiles of 64 and of 128 rows; with one group of inputs and with more.
     pub(super) wide: [[Kernel; 2]; 2],
 }
@@ -110,6 +121,27 @@ fn unpack(compressed: &[u8]) -> Result<Vec<u8>> {
     // PTX is text, which ends with a zero.
     image.push(0);
     Ok(image)
+}
+
+/// How many clusters of a kernel run at a time where each thread block has `shared_bytes`.
+fn clusters(kernel: &Kernel, shared_bytes: usize) -> Result<usize> {
+    // SAFETY: plain C structures, of which all that matters is set below.
+    let (mut cluster, mut config): (CUlaunchAttribute, CUlaunchConfig) =
+        unsafe { (zeroed(), zeroed()) };
+    cluster.id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    cluster.value.clusterDim.x = SLICES as u32;
+    cluster.value.clusterDim.y = 1;
+    cluster.value.clusterDim.z = 1;
+    (config.gridDimX, config.gridDimY, config.gridDimZ) = (SLICES as u32, 1, 1);
+    (config.blockDimX, config.blockDimY, config.blockDimZ) = (MIDDLE_THREADS, 1, 1);
+    config.sharedMemBytes = shared_bytes as u32;
+    (config.attrs, config.numAttrs) = (&raw mut cluster, 1);
+    let mut count = 0;
+    // SAFETY: the function is loaded and takes as much shared memory.
+    unsafe { cuOccupancyMaxActiveClusters(&mut count, kernel.function, &config) }
+        .result()
+        .map_err(failed("asking how many clusters run at a time"))?;
+    Ok((count as usize).max(1))
 }
 
 impl Kernels {
@@ -177,6 +209,17 @@ impl Kernels {
                 two("project_skinny_gated_", ["8", "16"])?,
             ]),
         };
+        let middle = match load("project_middle_32") {
+            Err(_) => None,
+            Ok(_) => {
+                let kernels = [
+                    two("project_middle_", ["32", "64"])?,
+                    two("project_middle_gated_", ["32", "64"])?,
+                ];
+                let clusters = clusters(&kernels[0][1], shared_bytes)?;
+                Some((kernels, clusters))
+            }
+        };
         Ok(Self {
             change_tables: load("change_tables")?,
             embed: pair("embed")?,
@@ -185,6 +228,7 @@ impl Kernels {
             project_plain: pair("project_plain")?,
             project_tensor: TensorProjections {
                 skinny,
+                middle,
                 wide: [
                     two("project_wide_64", ["", "_many"])?,
                     two("project_wide_128", ["", "_many"])?,

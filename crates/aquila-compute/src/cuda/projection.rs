@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use super::arguments;
 use super::contract::{GROUP, PAIR, SLICES};
 use super::device::{Device, Memory};
-use super::kernels::{Kernels, TensorProjections};
+use super::kernels::{Kernels, MIDDLE_THREADS, TensorProjections};
 use super::memory::CudaVector;
 use super::rows::CudaRows;
 use super::weight::{CudaWeight, Layout, TILE};
@@ -17,6 +17,16 @@ const SKINNY_ROWS: usize = 16;
 const STAGE_BYTES: usize = 4096;
 /// Stages beyond these do not make a ring faster.
 const STAGES: usize = 4;
+/// Rows of one launch of `project_middle.cu`, and rows that its launches take at most before tiles
+/// are as fast.
+const MIDDLE_ROWS: usize = 64;
+const MOST_MIDDLE_ROWS: usize = 384;
+/// Outputs of one unit of `project_middle.cu`, bytes of one stage of its ring, and stages at most.
+const UNIT_OUTPUTS: usize = 128;
+const VISIT_BYTES: usize = 16 << 10;
+const VISITS: usize = 8;
+/// Words of 8 bytes that `project_middle.cu` has for barriers.
+const MIDDLE_BARRIERS: usize = 2 * 16 + 6;
 /// Rows of the small tile of `project_wide.cu`, and outputs of both tiles.
 const WIDE_ROWS: [usize; 2] = [64, 128];
 const WIDE_OUTPUTS: [usize; 2] = [32, 128];
@@ -58,7 +68,8 @@ impl Projections {
         if weight.layout != Layout::Tiles || weight.groups() == 1 {
             return Ok(());
         }
-        let bytes = weight.groups() * weight.outputs.next_multiple_of(TILE) * SKINNY_ROWS * 4;
+        let outputs = weight.outputs.next_multiple_of(UNIT_OUTPUTS);
+        let bytes = weight.groups() * outputs * MIDDLE_ROWS * 4;
         let mut partials = self.partials.lock().unwrap_or_else(PoisonError::into_inner);
         if partials.as_ref().is_none_or(|partials| partials.bytes < bytes) {
             *partials = Some(Partials {
@@ -72,10 +83,11 @@ impl Projections {
 
     /// Whether gates and ups can be multiplied where they are summed up.
     pub(super) fn gates(&self, kernels: &Kernels, weight: &CudaWeight, rows: usize) -> bool {
-        rows <= SKINNY_ROWS
-            && weight.layout == Layout::Tiles
-            && kernels.project_tensor.skinny.is_some()
+        let kernels = &kernels.project_tensor;
+        weight.layout == Layout::Tiles
             && weight.outputs.is_multiple_of(2 * TILE)
+            && (rows <= SKINNY_ROWS && kernels.skinny.is_some()
+                || rows <= MOST_MIDDLE_ROWS && kernels.middle.is_some())
     }
 
     /// Projects, and gates what comes out where asked to.
@@ -152,6 +164,7 @@ impl Projections {
             rows: rows as u32,
             add: u32::from(accumulate == Accumulate::Add),
             stages: 0,
+            last_pass: 1,
         };
         let mut names = names(projection, out);
         names.extend(partials.iter().flat_map(|partials| [&partials.sums, &partials.arrivals]));
@@ -173,6 +186,29 @@ impl Projections {
             // SAFETY: input, bias and result were checked; partial sums were made room for when
             // the weight was packed; a group's inputs leave room for a ring.
             return unsafe { device.launch(kernel, grid, 256, shared, &arguments, &names) };
+        }
+        if let (Some((middle, clusters)), true) = (&kernels.middle, rows <= MOST_MIDDLE_ROWS) {
+            for first in (0..rows).step_by(MIDDLE_ROWS) {
+                let count = MIDDLE_ROWS.min(rows - first);
+                let most = if count <= MIDDLE_ROWS / 2 { MIDDLE_ROWS / 2 } else { MIDDLE_ROWS };
+                let sums = 2 * UNIT_OUTPUTS * most * 4;
+                let blocks = weight.inputs.div_ceil(PAIR).div_ceil(groups).div_ceil(SLICES);
+                let fixed = sums + MIDDLE_BARRIERS * 8 + most * (blocks | 1) * 2 * PAIR;
+                let stages = ((self.shared_bytes - fixed) / VISIT_BYTES).min(VISITS);
+                let shared = fixed + stages * VISIT_BYTES;
+                let units = tiles.div_ceil(UNIT_OUTPUTS / TILE);
+                let columns = (clusters / groups).clamp(1, units);
+                (arguments.input, arguments.out) = (input.parts_from(first), out.parts_from(first));
+                (arguments.rows, arguments.stages) = (count as u32, stages as u32);
+                arguments.last_pass = u32::from(first + count == rows);
+                let kernel = &middle[usize::from(gated)][usize::from(most == MIDDLE_ROWS)];
+                let grid = [columns * groups * SLICES, 1, 1];
+                // SAFETY: as above, with these rows.
+                unsafe {
+                    device.launch(kernel, grid, MIDDLE_THREADS, shared, &arguments, &names)?;
+                }
+            }
+            return Ok(());
         }
         if gated {
             return Err(Error::Device("gates of many rows are not computed in one launch".into()));

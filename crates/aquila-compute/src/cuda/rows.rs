@@ -47,9 +47,14 @@ impl CudaRows {
 
     /// As kernels take them.
     pub(super) fn parts(&self) -> arguments::Rows {
+        self.parts_from(0)
+    }
+
+    /// The rows from `first` on.
+    pub(super) fn parts_from(&self, first: usize) -> arguments::Rows {
         arguments::Rows {
-            values: self.values.at(0),
-            halves: self.halves.as_ref().map_or(0, |halves| halves.at(0)),
+            values: self.values.at(4 * first * self.stride),
+            halves: self.halves.as_ref().map_or(0, |halves| halves.at(2 * first * self.stride)),
             stride: self.stride as u32,
             width: self.width as u32,
         }

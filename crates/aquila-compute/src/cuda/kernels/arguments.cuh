@@ -51,6 +51,7 @@ struct ProjectArgs {
     float *partial;
     u32 *arrivals;
     u32 inputs, outputs, rows, add, stages;
+    u32 last_pass;  // whether nobody reads the weights again soon
 };
 
 struct PlainProjectArgs {

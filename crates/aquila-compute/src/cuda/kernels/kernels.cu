@@ -7,6 +7,7 @@
 #include "attend.cu"
 #include "pack.cu"
 #include "plain.cu"
+#include "project_middle.cu"
 #include "project_skinny.cu"
 #include "project_wide.cu"
 #include "rows.cu"

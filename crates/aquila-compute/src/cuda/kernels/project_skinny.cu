@@ -4,43 +4,13 @@
 // ring of its own in shared memory, which bulk copies fill with weights before the input is there.
 // The input's rows lie in shared memory too. The slices' sums are added in order, then the groups'.
 
-#include "tensor.cuh"
+#include "ring.cuh"
 
 #if __CUDA_ARCH__ >= 900
 
 #define STAGE_BLOCKS 4
 #define STAGE_BYTES (STAGE_BLOCKS * BLOCK_BYTES)
 #define MOST_STAGES 8
-
-__device__ __forceinline__ void barrier_init(u32 barrier) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier));
-}
-__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void barrier_wait(u32 barrier, u32 phase) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "}\n" ::"r"(barrier),
-        "r"(phase)
-        : "memory");
-}
-// Weights are read once, so they are the first to leave the cache.
-__device__ __forceinline__ void copy_weights(u32 to, const u8 *from, u32 bytes, u32 barrier, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
-        "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
-        : "memory");
-}
-__device__ __forceinline__ void copy_input(u32 to, const u16 *from, u32 bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
-}
 
 // TOKENS: groups of eight rows. GATED: a unit of work is a tile of gates and its tile of ups.
 template <int TOKENS, bool GATED> __device__ void skinny(const ProjectArgs &a) {
@@ -83,8 +53,8 @@ template <int TOKENS, bool GATED> __device__ void skinny(const ProjectArgs &a) {
 
     let_next_begin();
     if (lane == 0) {
-        for (u32 s = 0; s < a.stages; s++) barrier_init(barrier + s * 8);
-        if (warp == 0) barrier_init(shared_address(input_barrier));
+        for (u32 s = 0; s < a.stages; s++) barrier_init(barrier + s * 8, 1);
+        if (warp == 0) barrier_init(shared_address(input_barrier), 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         for (u32 s = 0; s < a.stages && left > 0; s++) fetch(s);

@@ -15,6 +15,8 @@ use crate::{DraftIds, Result, sampling};
 pub struct CudaState {
     pub(super) round: RoundState,
     logits: FetchedRows,
+    hidden_states: FetchedRows,
+    routed_experts: FetchedRows,
 }
 
 /// Rows on the host.
@@ -40,7 +42,12 @@ impl FetchedRows {
 
 impl CudaState {
     pub(super) fn new(bounds: StateBounds) -> Self {
-        Self { round: RoundState::new(bounds), logits: FetchedRows::default() }
+        Self {
+            round: RoundState::new(bounds),
+            logits: FetchedRows::default(),
+            hidden_states: FetchedRows::default(),
+            routed_experts: FetchedRows::default(),
+        }
     }
 
     pub(super) fn propose(
@@ -83,7 +90,7 @@ impl CudaState {
 
     /// Over the logits that [`CudaState::sample`] has fetched.
     pub(super) fn accept(&mut self, simulate: Option<&Simulate>) {
-        let Self { round, logits } = self;
+        let Self { round, logits, .. } = self;
         round.accept(simulate, |query| sampling::choose(logits.row(query.row), query));
     }
 
@@ -93,22 +100,21 @@ impl CudaState {
         device: &Device,
         returned: ReturnedRows<'_, CudaRows>,
     ) -> Result<Vec<Option<RequestOutput>>> {
-        let fetch = |rows: Option<&CudaRows>| {
-            rows.map(|rows| {
-                let mut fetched = FetchedRows::default();
+        let Self { round, hidden_states, routed_experts, .. } = self;
+        for (rows, fetched) in [
+            (returned.hidden_states, &mut *hidden_states),
+            (returned.routed_experts, &mut *routed_experts),
+        ] {
+            if let Some(rows) = rows {
                 fetched.fetch(device, rows, rows.capacity)?;
-                Ok(fetched)
-            })
-            .transpose()
-        };
-        let hidden_states = fetch(returned.hidden_states)?;
-        let routed_experts = fetch(returned.routed_experts)?;
+            }
+        }
         let returned = ReturnedRows {
-            hidden_states: hidden_states.as_ref(),
-            routed_experts: routed_experts.as_ref(),
+            hidden_states: returned.hidden_states.map(|_| &*hidden_states),
+            routed_experts: returned.routed_experts.map(|_| &*routed_experts),
         };
-        self.round.take_returned(returned, FetchedRows::row);
-        Ok(self.round.take_outputs())
+        round.take_returned(returned, FetchedRows::row);
+        Ok(round.take_outputs())
     }
 }
 

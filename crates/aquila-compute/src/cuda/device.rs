@@ -257,8 +257,9 @@ impl HostCopy {
         }
         let lacks = |copy: &PinnedHostSlice<f32>| copy.len() < count;
         if self.memory.as_ref().is_none_or(lacks) {
+            // Without flags: write-combined memory, the default, is slow for the host to read.
             // SAFETY: every bit pattern is an f32, and no value is read before it was fetched.
-            let made = unsafe { device.context.alloc_pinned::<f32>(count) };
+            let made = unsafe { device.context.alloc_pinned_with_flags::<f32>(count, 0) };
             let bytes = count * 4;
             let lacking = |_| Error::OutOfMemory { what: "logits on the host".into(), bytes };
             self.memory = Some(made.map_err(lacking)?);

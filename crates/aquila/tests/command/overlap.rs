@@ -15,7 +15,7 @@ fn generate(args: &[&str], spec_v2: Option<&str>) -> Ran {
 #[test]
 fn the_start_says_whether_rounds_overlap_and_texts_are_equal() {
     let cases = [
-        (&[][..], None, "overlap off: the executor share the CPU's cores"),
+        (&[][..], None, "overlap off: the scheduler and the executor share the CPU's cores"),
         (&["--disable-overlap-schedule"], None, "overlap off: --disable-overlap-schedule"),
         (&["--enable-overlap-schedule"], None, "overlap on: --enable-overlap-schedule"),
         (&[], Some("0"), "overlap off: SGLANG_ENABLE_SPEC_V2"),

@@ -87,7 +87,7 @@ fn damages() -> Vec<(Damage, &'static [&'static str])> {
         // Sound by itself, but not what the tensors are.
         (config("hidden_size", json!(128)), &["model.", "[320, 128]", "[320, 64]"]),
         (config("vocab_size", json!(321)), &["embed_tokens", "321", "320"]),
-        (config("num_hidden_layers", json!(4)), &["model.layers.3.", "missing"]),
+        (config("num_hidden_layers", json!(4)), &["layer_types must name 4 layers, found 3"]),
         (remove("model.safetensors"), &["model.safetensors"]),
         (truncated(0), &["model.safetensors", "truncated"]),
         (truncated(4), &["model.safetensors", "truncated"]),

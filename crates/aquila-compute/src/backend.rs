@@ -30,7 +30,7 @@ pub enum Accumulate {
 /// A machine that runs forward passes and the steps of a round.
 ///
 /// Operations are enqueued in program order and may complete later; only [`Backend::read`] and
-/// [`Backend::outputs`] wait. Each has a plain twin that defines it: those of a forward pass in
+/// [`Backend::outputs`] need to wait (CUDA's steps of a round still wait for logits). Each has a plain twin that defines it: those of a forward pass in
 /// [`crate::reference`], the steps of a round in [`crate::round::RoundState`]. Row counts are
 /// arguments rather than properties of buffers, so that buffers are allocated once. They are
 /// bounds: a plan may have fewer rows, and what an operation leaves in the others is undefined.

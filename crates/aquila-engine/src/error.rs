@@ -53,7 +53,7 @@ pub enum SubmitError {
     )]
     NoPriorities,
     /// Rows that the engine does not keep.
-    #[error("{0} are not returned: leave them out, or start the engine with {name}", name = .0.setting())]
+    #[error("{0} are not returned: leave them out, or start the server with {name}", name = .0.setting())]
     NotReturned(ReturnedKind),
     /// A prompt without tokens.
     #[error("the prompt is empty")]

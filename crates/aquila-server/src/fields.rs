@@ -225,12 +225,23 @@ impl<'de> Visitor<'de> for Reading<'_> {
     }
 }
 
-/// One of something, or several.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(untagged, expecting = "expected one, or a list of several")]
+/// One of something that is no list itself, or several.
+#[derive(Debug, Clone)]
 pub(crate) enum OneOrMany<T> {
     One(T),
     Many(Vec<T>),
+}
+
+/// By hand, since an error is then about the value: what it is, and what was expected.
+impl<'de, T: DeserializeOwned> Deserialize<'de> for OneOrMany<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(deserializer)?;
+        let read = match value {
+            Value::Array(_) => serde_json::from_value(value).map(Self::Many),
+            one => serde_json::from_value(one).map(Self::One),
+        };
+        read.map_err(serde::de::Error::custom)
+    }
 }
 
 impl<T: Clone> OneOrMany<T> {

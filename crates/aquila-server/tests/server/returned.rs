@@ -199,6 +199,9 @@ fn rows_that_the_server_does_not_keep_are_refused() {
         assert_eq!(error["param"], field);
         assert!(error["message"].as_str().unwrap().contains(setting), "{error}");
         server.post("/generate", &json!({ "text": "a", field: false }).to_string()).ok();
+        let reply = server.post("/generate", &json!({ "text": "a", field: "yes" }).to_string());
+        assert_eq!(reply.status, 400, "{}", reply.body);
+        assert!(reply.body.contains("expected a boolean"), "{}", reply.body);
     }
 }
 

@@ -18,7 +18,8 @@ pub struct Costs {
 
 impl Costs {
     /// Reads the table of `key` from `given`, or from where tables are kept; else measures it on
-    /// `engine` and leaves it there. None if the engine has no room for that.
+    /// `engine` and leaves it there if there was time to measure all of it. None if the engine has
+    /// no room for that.
     ///
     /// # Errors
     /// If a file that was given cannot be read or written, or if rounds fail.
@@ -37,8 +38,12 @@ impl Costs {
         }
         let began = Instant::now();
         let Some(table) = engine.measure_costs(key, limit)? else { return Ok(None) };
-        let mut origin = format!("measured in {:.1} s", began.elapsed().as_secs_f64());
-        if let Some(path) = &path {
+        let took = began.elapsed();
+        let mut origin = format!("measured in {:.1} s", took.as_secs_f64());
+        if took >= limit {
+            // The next start may have more time, or a quieter machine.
+            origin += ", not kept: --speculative-cost-seconds left no time for all of it";
+        } else if let Some(path) = &path {
             match write(path, &table) {
                 Ok(()) => origin += &format!(", kept in {}", path.display()),
                 Err(e) if given.is_some() => return Err(unusable(path, &e)),

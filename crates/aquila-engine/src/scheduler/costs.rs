@@ -27,7 +27,7 @@ const PROMPT: usize = 64;
 
 impl Scheduler {
     /// Times what rounds cost, for about as long as `limit`, but those of one request at least
-    /// once: what there was no time or room for is taken to cost in proportion to what was timed.
+    /// once: what there was no time or room for is estimated from what was timed.
     /// `key` says what the table is for. None where the engine has no room for a round.
     ///
     /// # Errors
@@ -46,10 +46,14 @@ impl Scheduler {
         self.fill_trees = true;
         let deadline = Instant::now() + limit;
         // The first rounds of all touch memory for the first time.
-        let warm = self.time(Timing::DraftRow, deadline);
-        let table = warm.and_then(|_| {
+        let first = self.time(Timing::DraftRow, deadline);
+        let table = first.and_then(|first| {
             CostTable::measure(key, &batches, shape.steps().max(1), |timing| {
-                self.time(timing, deadline)
+                let mut timed = self.time(timing, deadline)?;
+                if let (Timing::DraftRow, Some(timed), Some(first)) = (timing, &mut timed, first) {
+                    timed.draft = timed.draft.min(first.draft);
+                }
+                Ok(timed)
             })
         });
         self.fill_trees = false;

@@ -305,9 +305,7 @@ impl Auto {
         let at = |steps: usize| choice.plans[steps.min(choice.plans.len() - 1)];
         let (held, best) = (at(self.steps), Choice::best(&choice.plans));
         let margin = if best.steps == 0 { 0.0 } else { self.settings.margin };
-        // After losses, drafting begins again only when half of them are earned back.
-        let may_begin = self.steps > 0 || self.account.affords(self.settings.loss_limit / 2.0);
-        let faster = best.speed() > held.speed() * (1.0 + margin) && may_begin;
+        let faster = best.speed() > held.speed() * (1.0 + margin) && self.may_draft();
         self.held = self.held.saturating_add(1);
         self.drafted = self.drafted.saturating_add(1);
         if best.steps != self.steps && faster && self.held > self.settings.dwell {
@@ -370,10 +368,20 @@ impl Auto {
         round.requests.iter().filter(|r| r.most_steps() > 0).map(factor).collect()
     }
 
-    /// Charges what an answer should repay: no more than leaves enough to draft with.
+    /// What the account must hold for drafting to begin: after losses, half of them must be earned
+    /// back.
+    fn to_begin(&self) -> f64 {
+        self.settings.loss_limit / 2.0
+    }
+
+    /// Whether drafting is under way, or may begin.
+    fn may_draft(&self) -> bool {
+        self.steps > 0 || self.account.affords(self.to_begin())
+    }
+
+    /// Charges what an answer should repay: no more than leaves enough to begin drafting.
     fn charge_repaid(&mut self, rounds: f64) {
-        let reserve = self.settings.loss_limit / 4.0;
-        self.account.charge(rounds.min(self.account.balance() - reserve));
+        self.account.charge(rounds.min(self.account.balance() - self.to_begin()));
     }
 
     /// Learns from what a round took. One that drafts soon after a plain one tells what drafting
@@ -500,7 +508,7 @@ impl Policy for Auto {
         let choice = self.compare(batch, &average, batch * prompt.draft);
         let best = Choice::best(&choice.plans);
         let cost = (self.catch_up(prompt.draft) + target) / self.plain(batch);
-        if best.steps > 0 {
+        if best.steps > 0 && self.may_draft() {
             self.charge_repaid(cost);
             return true;
         }

@@ -61,7 +61,7 @@ pub struct Timed {
 impl CostTable {
     /// Makes a table of rounds with `batches` requests and up to `most` steps. `time` times one
     /// thing, or answers nothing where there is no time or no room for it; the first batch must be
-    /// timed. What was not timed costs in proportion to what was.
+    /// timed. What was not timed is estimated from what was.
     pub fn measure<E>(
         key: String,
         batches: &[usize],
@@ -181,12 +181,16 @@ impl CostTable {
     }
 
     /// Seconds of drafting so many steps for `requests` requests and of extending their drafts.
+    /// More requests than were timed take longer as a pass of the target over as many rows does.
     pub fn draft(&self, requests: usize, steps: usize) -> f64 {
         if requests == 0 || steps == 0 {
             return 0.0;
         }
+        let known = requests.min(self.batches[self.batches.len() - 1]);
         let steps = Place::of(&self.steps, steps);
-        Place::of(&self.batches, requests).between(|b| steps.between(|s| self.draft[b][s]))
+        let timed =
+            Place::of(&self.batches, known).between(|b| steps.between(|s| self.draft[b][s]));
+        timed * self.verify(requests, requests) / self.verify(known, known)
     }
 
     /// Noise makes a timing longer, so one that is longer than a larger thing's counts no more

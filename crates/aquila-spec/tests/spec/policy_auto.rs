@@ -218,6 +218,16 @@ fn where_drafts_cannot_pay_none_runs_at_all() {
 }
 
 #[test]
+fn prompts_that_drafts_processed_leave_enough_to_draft() {
+    let mut auto = auto(&worlds()[0]);
+    for _ in 0..8 {
+        assert!(auto.reads_prompt(4, PromptRows::of(100)));
+    }
+    let decision = round(&mut auto, &views(4), |_, _| 1);
+    assert!(decision.setting.shape.steps() > 0, "{decision:?}");
+}
+
+#[test]
 fn probes_become_rare_while_nothing_pays() {
     let mut auto = auto(&worlds()[0]);
     let mut drafted = |rounds: usize| {
@@ -237,6 +247,16 @@ fn between_its_points_a_table_is_a_straight_line() {
     .unwrap();
     assert_eq!([table.verify(1, 3), table.verify(2, 3), table.verify(1, 10)], [2.0, 2.5, 6.0]);
     assert_eq!([table.draft(1, 0), table.draft(1, 2), table.draft(2, 3)], [0.0, 2.0, 4.0]);
+}
+
+#[test]
+fn drafts_of_larger_batches_grow_as_passes_do() {
+    let table = CostTable::from_json(
+        r#"{"format": 3, "key": "", "rows": [1, 8], "verify": [10, 12], "request": 0,
+            "batches": [1], "steps": [1], "draft": [[5]], "draft_row": 0.1}"#,
+    )
+    .unwrap();
+    assert_eq!([table.draft(8, 1), table.draft(16, 1)], [6.0, 12.0]);
 }
 
 #[test]

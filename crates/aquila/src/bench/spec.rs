@@ -33,8 +33,9 @@ const RANDOM_PROMPTS: (usize, usize) = (2, 64);
 #[derive(Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct Spec {
-    /// Trees to compare, as steps/topk/nodes, or `auto` for the policy [default:
-    /// auto,3/1/4,5/1/6,5/4/16, or what the --speculative flags give]
+    /// Trees to compare, as steps/topk/nodes, `auto` for the policy, or `plain` for plain decoding
+    /// once more, which shows the noise [default: auto,3/1/4,5/1/6,5/4/16, or what the
+    /// --speculative flags give]
     #[arg(long, value_delimiter = ',', value_name = "S/K/N", value_parser = tree)]
     shapes: Vec<Tree>,
 
@@ -135,7 +136,14 @@ impl Spec {
                 [None, shape("3/1/4").ok(), shape("5/1/6").ok(), shape("5/4/16").ok()].to_vec()
             }
             ([], _) => vec![None],
-            (shapes, false) => shapes.iter().map(|tree| tree.0).collect(),
+            (trees, false) => {
+                let drafted = |tree: &Tree| match *tree {
+                    Tree::Plain => None,
+                    Tree::Auto => Some(None),
+                    Tree::Fixed(shape) => Some(Some(shape)),
+                };
+                trees.iter().filter_map(drafted).collect()
+            }
             (_, true) => {
                 return Err(Error::Usage(
                     "--shapes says how large trees are: leave out --speculative-num-steps, \
@@ -144,8 +152,11 @@ impl Spec {
                 ));
             }
         };
-        let mut all =
-            vec![self.contender("plain".into(), SpeculativeFlags::plain(), algorithms)?];
+        let plain = |name: &str| self.contender(name.into(), SpeculativeFlags::plain(), algorithms);
+        let mut all = vec![plain("plain")?];
+        if self.shapes.contains(&Tree::Plain) {
+            all.push(plain("plain again")?);
+        }
         let mut ngrams = false;
         for algorithm in flags.to_compare(model, algorithms)? {
             for &shape in &shapes {
@@ -238,14 +249,19 @@ impl Spec {
     }
 }
 
-/// A tree to compare, or none where the policy decides.
-#[derive(Debug, Clone, Copy)]
-struct Tree(Option<Shape>);
+/// What is compared with plain decoding.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Tree {
+    Plain,
+    Auto,
+    Fixed(Shape),
+}
 
 fn tree(text: &str) -> std::result::Result<Tree, String> {
     match text {
-        "auto" => Ok(Tree(None)),
-        _ => Ok(Tree(Some(shape(text)?))),
+        "plain" => Ok(Tree::Plain),
+        "auto" => Ok(Tree::Auto),
+        _ => Ok(Tree::Fixed(shape(text)?)),
     }
 }
 

@@ -35,7 +35,7 @@ pub struct PolicyFlags {
     speculative_cost_table: Option<PathBuf>,
 
     /// auto: seconds that measuring costs may take; rounds of one request are always timed, and
-    /// what there is no time for is taken to cost in proportion [default: 3]
+    /// what there is no time for is estimated [default: 3]
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     speculative_cost_seconds: Option<f64>,
 }

@@ -102,7 +102,7 @@ fn compare(name: &str, config: &EngineConfig, change: Change, scripted: bool) {
         }
         answers(engine, &prompts, 24, change)
     };
-    let cpu = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
+    let cpu = Arc::new(CpuBackend::new(IsaChoice::Auto, 1).unwrap());
     let want = run(&mut scheduler(name, cpu, config));
     let backend = Arc::new(Deferring::new());
     let mut engine = scheduler(name, backend.clone(), config);

@@ -104,7 +104,7 @@ fn draft(
 }
 
 fn engine(head: Head, config: EngineConfig) -> Scheduler {
-    let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
+    let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 1).unwrap());
     let checkpoint = Checkpoint::open(&resolve("tiny").unwrap(), LoadFormat::Auto).unwrap();
     let (format, positions) = (WeightFormat::Bf16, config.context_length);
     let target = Decoder::load(&*backend, &checkpoint, format, positions, &mut |_| ()).unwrap();

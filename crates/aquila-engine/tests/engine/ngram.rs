@@ -20,7 +20,7 @@ pub(crate) fn engine_at(
     settings: Option<NgramSettings>,
     config: EngineConfig,
 ) -> (Scheduler, Arc<Corpora>) {
-    let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
+    let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 1).unwrap());
     let checkpoint = Checkpoint::open(location, LoadFormat::Auto).unwrap();
     let (format, positions) = (WeightFormat::Bf16, config.context_length);
     let decoder = Decoder::load(&*backend, &checkpoint, format, positions, &mut |_| ()).unwrap();

@@ -62,7 +62,7 @@ macro_rules! defer {
 
 impl Deferring {
     pub fn new() -> Self {
-        let cpu = CpuBackend::new(IsaChoice::Auto, 0).unwrap();
+        let cpu = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
         Self { cpu, queue: Mutex::default(), reads: AtomicU64::new(0) }
     }
 

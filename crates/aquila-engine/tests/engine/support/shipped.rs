@@ -68,7 +68,7 @@ pub fn engine_with(
     config: EngineConfig,
     wrap: impl FnOnce(Draft) -> Draft,
 ) -> Scheduler {
-    let backend = CpuBackend::new(IsaChoice::Auto, 0).unwrap();
+    let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
     let runner = runner_of(backend, algorithm, &config, wrap);
     super::with_overlap(Scheduler::new(runner, config).unwrap())
 }
@@ -79,14 +79,14 @@ pub fn engine_watched(
     config: EngineConfig,
     watch: Arc<dyn Watch>,
 ) -> Scheduler {
-    let backend = CpuBackend::new(IsaChoice::Auto, 0).unwrap().watched(watch);
+    let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap().watched(watch);
     let runner = runner_of(backend, algorithm, &config, |draft| draft);
     super::with_overlap(Scheduler::new(runner, config).unwrap())
 }
 
 /// What runs the rounds of such an engine.
 pub fn runner(algorithm: Algorithm, config: &EngineConfig) -> Runner<CpuBackend> {
-    runner_of(CpuBackend::new(IsaChoice::Auto, 0).unwrap(), algorithm, config, |draft| draft)
+    runner_of(CpuBackend::new(IsaChoice::Auto, 1).unwrap(), algorithm, config, |draft| draft)
 }
 
 fn runner_of(
@@ -133,7 +133,7 @@ pub fn named(name: &str, config: EngineConfig) -> Scheduler {
 
 /// The same, without overlap whatever the environment says.
 pub fn inline(name: &str, config: EngineConfig) -> Scheduler {
-    named_on(Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap()), name, config)
+    named_on(Arc::new(CpuBackend::new(IsaChoice::Auto, 1).unwrap()), name, config)
 }
 
 /// The same on any backend; plain where the name is NONE.

@@ -1,8 +1,10 @@
 //! The seam between models and machines.
 
+use std::ops::Range;
+
 use crate::round::{
-    Batch, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, ReturnedRows, Simulate,
-    StateBounds, Tree, TreeLimits,
+    Batch, Candidates, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, ReturnedRows,
+    Simulate, StateBounds, Tree, TreeLimits,
 };
 use crate::{
     Activation, AttentionParams, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds, Result,
@@ -373,4 +375,46 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Copies the first `rows` rows to the host, one after the other.
     fn read(&self, rows_of: &Self::Rows, rows: usize) -> Result<Vec<f32>>;
+
+    /// The sizes of a store of keys and values.
+    fn kv_shape(&self, kv: &Self::Kv) -> KvShape;
+
+    /// Copies keys and values of `layers` at `slots` to the end of `out`, in an order that does not
+    /// depend on how the backend keeps them: for each layer the keys of all slots, then their
+    /// values, in the order of `slots`, heads side by side, elements as the store has them and
+    /// little-endian.
+    fn read_slots(
+        &self,
+        kv: &Self::Kv,
+        layers: Range<usize>,
+        slots: &[u32],
+        out: &mut Vec<u8>,
+    ) -> Result<()>;
+
+    /// Writes what [`read_slots`](Self::read_slots) has read, on this machine or another.
+    fn write_slots(
+        &self,
+        kv: &mut Self::Kv,
+        layers: Range<usize>,
+        slots: &[u32],
+        bytes: &[u8],
+    ) -> Result<()>;
+
+    /// Copies one row to the host.
+    fn read_row(&self, rows: &Self::Rows, row: usize) -> Result<Vec<f32>>;
+
+    /// Replaces one row.
+    fn write_row(&self, rows: &mut Self::Rows, row: usize, values: &[f32]) -> Result<()>;
+
+    /// What the next tree of the request at `place` begins with, if there is anything; it stays
+    /// there.
+    fn read_seed(&self, state: &Self::State, place: usize) -> Result<Option<Candidates>>;
+
+    /// Replaces it.
+    fn write_seed(
+        &self,
+        state: &mut Self::State,
+        place: usize,
+        seed: Option<Candidates>,
+    ) -> Result<()>;
 }

@@ -1,6 +1,8 @@
 //! The sizes that operations need to know.
 
-use crate::math;
+use std::ops::Range;
+
+use crate::{Error, Result, math};
 
 /// How projection weights are kept once packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -114,7 +116,39 @@ pub struct KvShape {
 impl KvShape {
     /// Bytes that one slot takes over all layers, keys and values together.
     pub fn bytes_per_slot(&self) -> usize {
-        2 * self.layers * self.kv_heads * self.head_dim * self.dtype.size()
+        self.layers * self.bytes_per_layer()
+    }
+
+    /// Bytes of one slot in one layer, keys and values together.
+    pub fn bytes_per_layer(&self) -> usize {
+        2 * self.kv_heads * self.head_dim * self.dtype.size()
+    }
+
+    /// Refuses layers or slots beyond the store.
+    pub(crate) fn check_part(&self, layers: &Range<usize>, slots: &[u32]) -> Result<()> {
+        if layers.end > self.layers || layers.start > layers.end {
+            return Err(Error::Tensor(format!("layers {layers:?} of {}", self.layers)));
+        }
+        if let Some(slot) = slots.iter().find(|&&slot| slot as usize >= self.slots) {
+            return Err(Error::Tensor(format!("slot {slot} of {}", self.slots)));
+        }
+        Ok(())
+    }
+
+    /// The same, and bytes that are not as many as such a part has.
+    pub(crate) fn check_bytes(
+        &self,
+        layers: &Range<usize>,
+        slots: &[u32],
+        bytes: &[u8],
+    ) -> Result<()> {
+        self.check_part(layers, slots)?;
+        let wanted = layers.len() * slots.len() * self.bytes_per_layer();
+        if bytes.len() != wanted {
+            let there = bytes.len();
+            return Err(Error::Tensor(format!("{there} bytes of keys and values, not {wanted}")));
+        }
+        Ok(())
     }
 }
 

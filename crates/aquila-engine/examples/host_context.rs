@@ -5,12 +5,13 @@
 //! Nothing of either may grow with the context.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use aquila_compute::round::{
-    Admitted, Batch, BatchRow, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput,
+    Admitted, Batch, BatchRow, Candidates, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput,
     ReturnedRows, RowWork, Simulate, StateBounds, Tree, TreeLimits,
 };
 use aquila_compute::sampling::Choice;
@@ -332,6 +333,34 @@ impl Backend for Null {
 
     fn read(&self, _: &(), _: usize) -> Result<Vec<f32>> {
         Ok(Vec::new())
+    }
+
+    fn kv_shape(&self, _: &()) -> KvShape {
+        KvShape { layers: 0, slots: 0, kv_heads: 0, head_dim: 0, dtype: KvDtype::F32 }
+    }
+
+    fn read_slots(&self, _: &(), _: Range<usize>, _: &[u32], _: &mut Vec<u8>) -> Result<()> {
+        Ok(())
+    }
+
+    fn write_slots(&self, _: &mut (), _: Range<usize>, _: &[u32], _: &[u8]) -> Result<()> {
+        Ok(())
+    }
+
+    fn read_row(&self, _: &(), _: usize) -> Result<Vec<f32>> {
+        Ok(Vec::new())
+    }
+
+    fn write_row(&self, _: &mut (), _: usize, _: &[f32]) -> Result<()> {
+        Ok(())
+    }
+
+    fn read_seed(&self, _: &Told, _: usize) -> Result<Option<Candidates>> {
+        Ok(None)
+    }
+
+    fn write_seed(&self, _: &mut Told, _: usize, _: Option<Candidates>) -> Result<()> {
+        Ok(())
     }
 }
 

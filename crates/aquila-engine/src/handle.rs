@@ -1,9 +1,10 @@
 //! The engine on a thread of its own.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use crate::config::EngineConfig;
 use crate::error::SubmitError;
@@ -12,11 +13,14 @@ use crate::request::{Request, RequestId};
 use crate::scheduler::Priorities;
 use crate::scheduler::Scheduler;
 use crate::stats::Stats;
+use crate::transfer::Delivery;
 
 /// What the engine's thread is told.
 enum Command {
     Submit(RequestId, Box<Request>),
     Abort(RequestId),
+    Claim(RequestId, usize),
+    Deliver(RequestId, Delivery),
     Flush(Sender<usize>),
     /// Finish what is there, then stop.
     Drain,
@@ -97,6 +101,18 @@ impl EngineHandle {
         let _ = self.commands.send(Command::Abort(id));
     }
 
+    /// The engine that is to decode a request has slots for it, and of its rows the first `have`
+    /// of every group.
+    pub fn claim(&self, id: RequestId, have: usize) {
+        // A stopped engine has given the request up.
+        let _ = self.commands.send(Command::Claim(id, have));
+    }
+
+    /// Hands in what comes for a request that is received.
+    pub fn deliver(&self, id: RequestId, delivery: Delivery) {
+        let _ = self.commands.send(Command::Deliver(id, delivery));
+    }
+
     /// Drops every cached prefix that nobody uses; answers how many pages that were.
     pub fn flush_cache(&self) -> usize {
         let (reply, answer) = mpsc::channel();
@@ -161,17 +177,29 @@ impl EngineHandle {
     }
 }
 
+/// How long an engine sleeps that waits for others.
+const STALLED: Duration = Duration::from_millis(10);
+
 fn serve(mut engine: Scheduler, inbox: &Receiver<Command>, queued: &AtomicUsize) {
     let mut draining = false;
+    // Whether there was nothing to do when it was last looked for.
+    let mut stalled = false;
     // How many requests of this engine `queued` counts; more may be on their way here.
     let mut counted = 0;
     loop {
         // An idle engine sleeps until it is told something; a busy one only looks.
         let command = if engine.is_idle() && !draining {
             inbox.recv().map_err(|_| TryRecvError::Disconnected)
+        } else if stalled {
+            // Deadlines pass while other engines are waited for.
+            inbox.recv_timeout(STALLED).map_err(|error| match error {
+                RecvTimeoutError::Timeout => TryRecvError::Empty,
+                RecvTimeoutError::Disconnected => TryRecvError::Disconnected,
+            })
         } else {
             inbox.try_recv()
         };
+        stalled &= command.is_err();
         match command {
             Ok(Command::Submit(id, request)) => {
                 engine.enqueue(id, *request);
@@ -180,6 +208,12 @@ fn serve(mut engine: Scheduler, inbox: &Receiver<Command>, queued: &AtomicUsize)
             }
             Ok(Command::Abort(id)) => {
                 engine.abort(id);
+            }
+            Ok(Command::Claim(id, have)) => {
+                engine.claim(id, have);
+            }
+            Ok(Command::Deliver(id, delivery)) => {
+                engine.deliver(id, delivery);
             }
             Ok(Command::Flush(reply)) => {
                 // Whoever asked may have left.
@@ -196,6 +230,7 @@ fn serve(mut engine: Scheduler, inbox: &Receiver<Command>, queued: &AtomicUsize)
                     return;
                 }
                 engine.step();
+                stalled = engine.is_stalled();
             }
         }
         let waiting = engine.waiting();

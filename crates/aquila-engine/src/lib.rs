@@ -5,6 +5,8 @@
 //! - [`Scheduler`]: the rounds, on the caller's thread, or with the executor on a thread of its own.
 //! - [`executor`]: what runs rounds, and what it and the scheduler tell each other.
 //! - [`EngineHandle`]: the engine on a thread of its own, behind a bounded queue.
+//! - [`Transfer`]: a request between two engines, one of which processes its prompt;
+//!   [`EnginePair`]: both in one process.
 //! - [`Budget`]: what memory goes where, told before anything is served.
 //!
 //! The one invariant: what a request gets depends on that request alone, never on what else runs,
@@ -12,6 +14,7 @@
 
 mod budget;
 mod config;
+mod engine_pair;
 mod error;
 pub mod executor;
 mod handle;
@@ -20,10 +23,12 @@ mod request;
 mod scheduler;
 mod stats;
 mod times;
+mod transfer;
 
 pub use aquila_compute::round::{HostRows, Returned};
 pub use budget::{Budget, BudgetError, BudgetLine, available_memory};
 pub use config::{ConfigError, EngineConfig};
+pub use engine_pair::{Alter, EnginePair};
 pub use error::{Error, PromptBound, Result, ReturnedKind, SubmitError};
 pub use executor::Runner;
 pub use handle::EngineHandle;
@@ -32,3 +37,4 @@ pub use request::{Limits, Request, RequestId, Speculation};
 pub use scheduler::{AdmissionOrder, Priorities, Scheduler};
 pub use stats::{DraftingState, Snapshot, Stats};
 pub use times::Times;
+pub use transfer::{Delivery, HandOver, KvRows, Prefilled, Source, Transfer};

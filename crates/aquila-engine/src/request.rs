@@ -10,6 +10,7 @@ use crate::config::EngineConfig;
 use crate::error::{PromptBound, ReturnedKind, SubmitError};
 use crate::listener::Listener;
 use crate::scheduler::Priorities;
+use crate::transfer::Transfer;
 
 /// A request's name within its engine; later requests have larger ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -76,6 +77,8 @@ pub struct Request {
     pub priority: Option<i64>,
     /// When to give up.
     pub deadline: Option<Instant>,
+    /// Which other engine has a part in it.
+    pub transfer: Transfer,
     /// Who hears the tokens.
     pub listener: Box<dyn Listener>,
 }
@@ -98,6 +101,7 @@ impl Request {
             speculation: Speculation::Free,
             priority: None,
             deadline: None,
+            transfer: Transfer::None,
             listener,
         }
     }

@@ -22,6 +22,11 @@ pub struct Stats {
     pub(crate) preemptions: AtomicU64,
     pub(crate) finished: AtomicU64,
     pub(crate) failed_rounds: AtomicU64,
+    pub(crate) receiving: AtomicUsize,
+    pub(crate) handed_over: AtomicU64,
+    pub(crate) received: AtomicU64,
+    pub(crate) rebuilt_drafts: AtomicU64,
+    pub(crate) lost_drafts: AtomicU64,
     speculation: Mutex<SpecStats>,
     drafting: Mutex<DraftingState>,
     times: Mutex<Times>,
@@ -52,6 +57,16 @@ pub struct Snapshot {
     pub finished: u64,
     /// Rounds that failed.
     pub failed_rounds: u64,
+    /// Requests that have slots and whose rows come from another engine.
+    pub receiving: usize,
+    /// Requests whose prompt was processed here for another engine.
+    pub handed_over: u64,
+    /// Requests whose prompt was processed by another engine.
+    pub received: u64,
+    /// Those of them whose last rows were run again, for their drafts to go on.
+    pub rebuilt_drafts: u64,
+    /// Those of them that came without rows of their draft and are decoded plainly.
+    pub lost_drafts: u64,
 }
 
 /// How the trees of rounds are decided.
@@ -122,6 +137,11 @@ impl Stats {
             preemptions: self.preemptions.load(Relaxed),
             finished: self.finished.load(Relaxed),
             failed_rounds: self.failed_rounds.load(Relaxed),
+            receiving: self.receiving.load(Relaxed),
+            handed_over: self.handed_over.load(Relaxed),
+            received: self.received.load(Relaxed),
+            rebuilt_drafts: self.rebuilt_drafts.load(Relaxed),
+            lost_drafts: self.lost_drafts.load(Relaxed),
         }
     }
 }

@@ -8,6 +8,8 @@ use aquila_compute::Backend;
 use aquila_compute::round::{DraftGroup, ExtendRows, Shape, Tree};
 use aquila_model::Result;
 
+use crate::packed::{Packer, Unpacker};
+
 /// What an algorithm needs. Where it declares none, no buffer exists and no copy happens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Declaration {
@@ -17,52 +19,17 @@ pub struct Declaration {
     pub hidden: HiddenStates,
     /// The groups in which it keeps keys and values of its own, in order.
     pub groups: Vec<DraftGroup>,
-    /// What of a request goes along, beside its tokens and its certain rows of every group, when
-    /// another machine is to draft for it.
-    pub travels: Travels,
 }
 
 impl Declaration {
     /// That of an algorithm which needs nothing but tokens.
     pub fn of_tokens(name: &'static str) -> Self {
-        Self { name, hidden: HiddenStates::None, groups: Vec::new(), travels: Travels::NOTHING }
-    }
-
-    /// Whether another machine can draft for a request by its tokens alone.
-    pub fn by_tokens_alone(&self) -> bool {
-        self.groups.is_empty() && self.travels == Travels::NOTHING
+        Self { name, hidden: HiddenStates::None, groups: Vec::new() }
     }
 
     /// How many tokens beyond its position the farthest-seeing row depends on.
     pub fn lookahead(&self) -> usize {
         self.groups.iter().map(|group| group.lookahead).max().unwrap_or(0)
-    }
-}
-
-/// What the next tree of a request rests on beside its tokens and its certain rows of every group.
-///
-/// This is what a machine that reads prompts hands to one that goes on. What an algorithm keeps for
-/// all requests (weights, corpora, a trie that they share) is each machine's own and stays.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Travels {
-    /// Whether the tree begins with the candidates of the request's seed.
-    pub candidates: bool,
-    /// How many hidden states that the draft has kept it goes on from, at most.
-    pub hidden_rows: usize,
-    /// How wide each of them is.
-    pub hidden_width: usize,
-}
-
-impl Travels {
-    /// Nothing: what a tree rests on is read out of the tokens again.
-    pub const NOTHING: Self = Self { candidates: false, hidden_rows: 0, hidden_width: 0 };
-
-    /// What the seed proposes, and nothing hidden.
-    pub const OFFER: Self = Self { candidates: true, ..Self::NOTHING };
-
-    /// What the seed proposes, and `rows` hidden states of this width.
-    pub fn with_hidden(rows: usize, width: usize) -> Self {
-        Self { candidates: true, hidden_rows: rows, hidden_width: width }
     }
 }
 
@@ -113,6 +80,54 @@ impl<B: Backend> Algorithm<B> {
     pub fn declaration(&self) -> &Declaration {
         &self.declaration
     }
+
+    /// What another machine needs to go on drafting for a request whose last round is over, beside
+    /// its tokens and its certain rows of every group.
+    pub fn pack(&mut self, backend: &B, state: &B::State, request: Placed<'_>) -> Result<Vec<u8>> {
+        let device = self.device.as_ref().map(|device| device.pack(backend, state, request.place));
+        let host = self.host.as_mut().map(|host| host.pack(request.request));
+        let mut packed = Packer::new(VERSION);
+        packed.bytes(&device.transpose()?.unwrap_or_default());
+        packed.bytes(&host.unwrap_or_default());
+        Ok(packed.finish())
+    }
+
+    /// Takes what another machine has packed for a request whose rows are all here; false where it
+    /// is not of that form, and the request's last rows must be run again.
+    pub fn unpack(
+        &mut self,
+        backend: &B,
+        state: &mut B::State,
+        request: Placed<'_>,
+        packed: &[u8],
+    ) -> Result<bool> {
+        let parts = Unpacker::new(packed, VERSION).and_then(|mut packed| {
+            let parts = (packed.bytes()?, packed.bytes()?);
+            packed.finish().then_some(parts)
+        });
+        let Some((device, host)) = parts else { return Ok(false) };
+        if let Some(proposer) = &mut self.device
+            && !proposer.unpack(backend, state, request.place, device)?
+        {
+            return Ok(false);
+        }
+        let Placed { request, tokens, .. } = request;
+        Ok(self.host.as_mut().is_none_or(|proposer| proposer.unpack(request, tokens, host)))
+    }
+}
+
+/// The form in which both sides of an algorithm are packed.
+const VERSION: u8 = 1;
+
+/// A request of which something is packed or unpacked.
+#[derive(Debug, Clone, Copy)]
+pub struct Placed<'a> {
+    /// Its number.
+    pub request: u64,
+    /// Its place in the backend's state.
+    pub place: usize,
+    /// Prompt and answer; the last one is the bonus.
+    pub tokens: &'a [u32],
 }
 
 /// Bounds on what a proposer's passes have, where nothing is known but what the host has planned.
@@ -147,6 +162,31 @@ pub trait Proposer<B: Backend>: Send {
         bound: DraftBound,
         hidden: Option<&B::Rows>,
     ) -> Result<()>;
+
+    /// The stores of keys and values of one of its groups.
+    fn kv(&self, group: usize) -> &[B::Kv];
+
+    /// The same, to be written.
+    fn kv_mut(&mut self, group: usize) -> &mut [B::Kv];
+
+    /// What another machine needs to draft the next tree of the request at `place`, beside its
+    /// tokens and its certain rows of every group: bytes of the algorithm's own form, which should
+    /// begin with a version. By default nothing, and the request's last rows are run again there.
+    fn pack(&self, _backend: &B, _state: &B::State, _place: usize) -> Result<Vec<u8>> {
+        Ok(Vec::new())
+    }
+
+    /// Takes what another machine has packed, for the request at `place`, which has all certain
+    /// rows; false where its last rows must be run again to draft for it.
+    fn unpack(
+        &mut self,
+        _backend: &B,
+        _state: &mut B::State,
+        _place: usize,
+        _packed: &[u8],
+    ) -> Result<bool> {
+        Ok(false)
+    }
 }
 
 /// What drafts on the host, from the tokens of requests.
@@ -163,6 +203,20 @@ pub trait HostProposer: Send {
 
     /// Forgets what the texts of requests taught it; there are none now.
     fn begin_anew(&mut self) {}
+
+    /// What another machine needs to go on drafting for the request of this number, beside its
+    /// tokens: bytes of the algorithm's own form, which should begin with a version. By default
+    /// nothing: what a tree rests on is read out of the tokens again.
+    fn pack(&mut self, _request: u64) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// Begins with a request whose text is `tokens` so far, and with what another machine has packed
+    /// for it; false where that is not of this form.
+    fn unpack(&mut self, request: u64, tokens: &[u32], packed: &[u8]) -> bool {
+        self.read(request, tokens);
+        packed.is_empty()
+    }
 }
 
 /// A request whose tree is to be drafted on the host.

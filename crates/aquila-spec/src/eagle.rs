@@ -8,8 +8,7 @@ use aquila_model::{
 
 use crate::registry::{Allowance, DraftFlag, DraftFor, Entry, LoadOn, Opened, Opening};
 use crate::{
-    Algorithm, Declaration, DraftGroup, HeadDrafter, HiddenStates, RecurrentDraft, Travels,
-    TreeRows,
+    Algorithm, Declaration, DraftGroup, HeadDrafter, HiddenStates, RecurrentDraft, TreeRows,
 };
 
 /// A head of one layer that drafts recurrently.
@@ -28,8 +27,6 @@ impl<B: Backend> Eagle<B> {
             name,
             hidden: HiddenStates::Final,
             groups: vec![DraftGroup { lookahead: 1, tree: TreeRows::EveryLevel }],
-            // The state behind the seed, which the first level goes on from.
-            travels: Travels::with_hidden(1, head.spec().hidden_size),
         };
         Self::with(backend, declaration, head, bounds)
     }

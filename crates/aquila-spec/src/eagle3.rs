@@ -5,8 +5,7 @@ use aquila_model::{Decoder, Eagle3Head, HeadCheckpoint, ModelSpec, Needs, Result
 
 use crate::registry::{Allowance, DraftFlag, DraftFor, Entry, LoadOn, Opened, Opening};
 use crate::{
-    Algorithm, Declaration, DraftGroup, HeadDrafter, HiddenStates, RecurrentDraft, Travels,
-    TreeRows,
+    Algorithm, Declaration, DraftGroup, HeadDrafter, HiddenStates, RecurrentDraft, TreeRows,
 };
 
 /// An EAGLE-3 head that drafts.
@@ -23,8 +22,6 @@ impl<B: Backend> Eagle3<B> {
             name: "EAGLE3",
             hidden,
             groups: vec![DraftGroup { lookahead: 1, tree: TreeRows::EveryLevel }],
-            // The state behind the seed, which the first level goes on from.
-            travels: Travels::with_hidden(1, head.spec().layer.hidden_size),
         };
         Self::with(backend, declaration, head, bounds)
     }

@@ -7,6 +7,7 @@
 //! - [`Mtp`]: the proposer of heads that have a layer for each step.
 //! - [`ngram`]: drafts from what followed the same tokens before, without any model.
 //! - [`TrustedNgrams`]: n-grams where they have been right, beside a model.
+//! - [`Packer`], [`Unpacker`]: what of a request's draft travels to another machine, as bytes.
 //! - [`Registry`]: algorithms by name, from the flag to something that drafts.
 //! - Trees, verification and the other steps of a round are `aquila_compute::round`'s.
 //! - [`policy`]: how large the trees of each round are.
@@ -23,6 +24,7 @@ mod mixed_entry;
 mod mtp;
 mod mtp_entry;
 pub mod ngram;
+mod packed;
 pub mod policy;
 mod recurrent;
 mod registry;
@@ -30,7 +32,7 @@ mod standalone;
 mod stats;
 
 pub use algorithm::{
-    Algorithm, Declaration, DraftBound, DraftRequest, HiddenStates, HostProposer, Proposer, Travels,
+    Algorithm, Declaration, DraftBound, DraftRequest, HiddenStates, HostProposer, Placed, Proposer,
 };
 #[cfg(feature = "known-bugs")]
 pub use aquila_compute::known_bugs;
@@ -45,6 +47,7 @@ pub use eagle3::Eagle3;
 pub use error::{Error, Result};
 pub use mixed::{Drafted, TrustedNgrams};
 pub use mtp::{Mtp, MtpRoom};
+pub use packed::{Packer, Unpacker};
 pub use recurrent::{Drafter, HeadDrafter, RecurrentDraft};
 pub use registry::{
     Allowance, AskedShape, DraftFlag, DraftFor, DraftOption, DraftOptions, Entry, LoadOn, NONE,

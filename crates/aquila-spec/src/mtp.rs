@@ -7,7 +7,11 @@ use aquila_compute::round::{
 use aquila_compute::{Backend, KvDtype, PlanBounds};
 use aquila_model::{Error, FusedHead, LayerScratch, RecurrentHead, Result, Setting};
 
-use crate::{Declaration, DraftBound, HiddenStates, Proposer, Travels};
+use crate::packed::{Packer, Unpacker};
+use crate::{Declaration, DraftBound, HiddenStates, Proposer};
+
+/// The form in which what is kept of a request is packed.
+const VERSION: u8 = 1;
 
 /// What there must be room for.
 #[derive(Debug, Clone, Copy)]
@@ -67,9 +71,6 @@ impl<B: Backend> Mtp<B> {
             name: "MTP",
             hidden: HiddenStates::Final,
             groups: (0..steps).map(group).collect(),
-            // The last states that each layer but the last reads or leaves: one for each of them
-            // where they are chained, else as many of the target's.
-            travels: Travels::with_hidden(steps.saturating_sub(1), width),
         };
         let shape = head.kv_shapes(room.slots, room.dtype)[0];
         let kv = (0..steps).map(|_| Ok(backend.kv(shape)?)).collect::<Result<_>>()?;
@@ -95,6 +96,11 @@ impl<B: Backend> Mtp<B> {
         let reason = format!("the head has {layers} MTP layers, one for each step");
         let (origin, setting) = (format!("{steps} draft steps"), Setting::Steps(layers));
         Err(Error::Setting { origin, reason, setting })
+    }
+
+    /// How many of `states` outlive a round.
+    fn keeping(&self) -> usize {
+        if self.layout.chained { self.kv.len().saturating_sub(1) } else { 1 }
     }
 
     /// What a layer behind the first reads, and where its pass leaves what it makes.
@@ -137,8 +143,9 @@ impl<B: Backend> Proposer<B> for Mtp<B> {
         let missing = || Error::Plan("MTP layers without the target's hidden states".into());
         let hidden = hidden.ok_or_else(missing)?;
         backend.begin_extend(state, rows)?;
+        let keeping = self.keeping();
         let Self { head, kv, scratch, layout, states, .. } = self;
-        let (layers, chained) = (kv.len(), layout.chained);
+        let chained = layout.chained;
         for (layer, kv) in kv.iter_mut().enumerate() {
             // Only the first layer has outputs, so its logits stand until they are read.
             let outputs = if layer == 0 { bound.requests } else { 0 };
@@ -157,10 +164,55 @@ impl<B: Backend> Proposer<B> for Mtp<B> {
                 backend.copy_columns(scratch.hidden(), rows, 0, &mut states[0])?;
             }
         }
-        let keeping = if chained { layers.saturating_sub(1) } else { 1 };
         for (layer, states) in states.iter_mut().enumerate().take(keeping) {
             backend.keep_states(state, layer, *layout, states)?;
         }
         Ok(backend.seed_trees(state, scratch.logits(), head.draft_ids())?)
+    }
+
+    fn kv(&self, group: usize) -> &[B::Kv] {
+        std::slice::from_ref(&self.kv[group])
+    }
+
+    fn kv_mut(&mut self, group: usize) -> &mut [B::Kv] {
+        std::slice::from_mut(&mut self.kv[group])
+    }
+
+    /// What the next tree begins with, and the states that are kept for the request.
+    fn pack(&self, backend: &B, state: &B::State, place: usize) -> Result<Vec<u8>> {
+        let mut packed = Packer::new(VERSION);
+        packed.seed(backend.read_seed(state, place)?.as_ref());
+        for states in &self.states[..self.keeping()] {
+            for row in self.layout.rows(place) {
+                packed.row(&backend.read_row(states, row)?);
+            }
+        }
+        Ok(packed.finish())
+    }
+
+    fn unpack(
+        &mut self,
+        backend: &B,
+        state: &mut B::State,
+        place: usize,
+        packed: &[u8],
+    ) -> Result<bool> {
+        let width = self.head.spec().hidden_size;
+        let (rows, keeping) = (self.layout.rows(place), self.keeping());
+        let parts = Unpacker::new(packed, VERSION).and_then(|mut packed| {
+            let seed = packed.seed()?;
+            let row = |_| packed.row().filter(|row| row.len() == width);
+            let kept: Option<Vec<Vec<f32>>> = (0..keeping * rows.len()).map(row).collect();
+            let kept = kept?;
+            packed.finish().then_some((seed, kept))
+        });
+        let Some((seed, kept)) = parts else { return Ok(false) };
+        for (states, kept) in self.states[..keeping].iter_mut().zip(kept.chunks(rows.len())) {
+            for (row, values) in rows.clone().zip(kept) {
+                backend.write_row(states, row, values)?;
+            }
+        }
+        backend.write_seed(state, place, seed)?;
+        Ok(true)
     }
 }

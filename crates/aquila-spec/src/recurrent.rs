@@ -2,10 +2,14 @@
 //! Which rows its passes have is in `aquila_compute::round`.
 
 use aquila_compute::round::{ExtendRows, Extent, PassRows};
-use aquila_compute::{Backend, DraftIds, KvDtype, KvShape, PlanBounds};
+use aquila_compute::{Backend, DraftIds, Error, KvDtype, KvShape, PlanBounds};
 use aquila_model::{Hidden, RecurrentHead, Result};
 
 use crate::algorithm::{Declaration, DraftBound, Proposer};
+use crate::packed::{Packer, Unpacker};
+
+/// The form in which what a tree begins with is packed.
+const VERSION: u8 = 1;
 
 /// A model that drafts recurrently, with keys and values of its own in one slot space.
 ///
@@ -35,6 +39,12 @@ pub trait Drafter<B: Backend>: Send {
 
     /// The logits of the last pass.
     fn logits(&self) -> &B::Rows;
+
+    /// The hidden states that trees go on from, one for each place; none where it needs none.
+    fn seeds(&self) -> Option<&B::Rows>;
+
+    /// The same, to be replaced.
+    fn seeds_mut(&mut self) -> Option<&mut B::Rows>;
 }
 
 /// A drafter that is a model or a head with its buffers.
@@ -85,6 +95,14 @@ impl<B: Backend, H: RecurrentHead<B>> Drafter<B> for HeadDrafter<B, H> {
 
     fn logits(&self) -> &B::Rows {
         H::logits(&self.scratch)
+    }
+
+    fn seeds(&self) -> Option<&B::Rows> {
+        H::seeds(&self.scratch)
+    }
+
+    fn seeds_mut(&mut self) -> Option<&mut B::Rows> {
+        H::seeds_mut(&mut self.scratch)
     }
 }
 
@@ -148,5 +166,48 @@ impl<B: Backend> Proposer<B> for RecurrentDraft<B> {
         }
         self.drafter.extend(backend, hidden, &mut self.kv)?;
         Ok(backend.seed_trees(state, self.drafter.logits(), self.drafter.ids())?)
+    }
+
+    fn kv(&self, _group: usize) -> &[B::Kv] {
+        &self.kv
+    }
+
+    fn kv_mut(&mut self, _group: usize) -> &mut [B::Kv] {
+        &mut self.kv
+    }
+
+    /// What the next tree begins with, and the hidden state behind it.
+    fn pack(&self, backend: &B, state: &B::State, place: usize) -> Result<Vec<u8>> {
+        let mut packed = Packer::new(VERSION);
+        packed.seed(backend.read_seed(state, place)?.as_ref());
+        if let Some(seeds) = self.drafter.seeds() {
+            packed.row(&backend.read_row(seeds, place)?);
+        }
+        Ok(packed.finish())
+    }
+
+    fn unpack(
+        &mut self,
+        backend: &B,
+        state: &mut B::State,
+        place: usize,
+        packed: &[u8],
+    ) -> Result<bool> {
+        let hidden = self.drafter.seeds_mut();
+        let parts = Unpacker::new(packed, VERSION).and_then(|mut packed| {
+            let seed = packed.seed()?;
+            let row = if hidden.is_some() { Some(packed.row()?) } else { None };
+            packed.finish().then_some((seed, row))
+        });
+        let Some((seed, row)) = parts else { return Ok(false) };
+        if let (Some(seeds), Some(row)) = (hidden, row) {
+            match backend.write_row(seeds, place, &row) {
+                // It is of another width.
+                Err(Error::Tensor(_)) => return Ok(false),
+                written => written?,
+            }
+        }
+        backend.write_seed(state, place, seed)?;
+        Ok(true)
     }
 }

@@ -6,8 +6,7 @@ use aquila_model::{Checkpoint, Decoder, Needs, Result, memory, same_tokens};
 
 use crate::registry::{Allowance, DraftFor, Entry, LoadOn, Opened, Opening};
 use crate::{
-    Algorithm, Declaration, DraftGroup, Error, HeadDrafter, HiddenStates, RecurrentDraft, Travels,
-    TreeRows,
+    Algorithm, Declaration, DraftGroup, Error, HeadDrafter, HiddenStates, RecurrentDraft, TreeRows,
 };
 
 /// A model that drafts.
@@ -23,7 +22,6 @@ impl<B: Backend> Standalone<B> {
             name: "STANDALONE",
             hidden: HiddenStates::None,
             groups: vec![DraftGroup { lookahead, tree: TreeRows::EveryLevel }],
-            travels: Travels::OFFER,
         };
         Self::with(backend, declaration, decoder, bounds)
     }

@@ -1,5 +1,6 @@
 //! The operations of a forward pass, shared out to the pool's threads.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use super::attend::{self, Attention};
@@ -652,5 +653,59 @@ impl Backend for CpuBackend {
     fn read(&self, rows_of: &CpuRows, rows: usize) -> Result<Vec<f32>> {
         let _reported = self.report(Operation::Read);
         Ok((0..rows).flat_map(|row| rows_of.row(row)).copied().collect())
+    }
+
+    fn kv_shape(&self, kv: &CpuKv) -> KvShape {
+        kv.shape()
+    }
+
+    fn read_slots(
+        &self,
+        kv: &CpuKv,
+        layers: Range<usize>,
+        slots: &[u32],
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
+        let _reported = self.report(Operation::ReadSlots);
+        kv.read_slots(layers, slots, out)
+    }
+
+    fn write_slots(
+        &self,
+        kv: &mut CpuKv,
+        layers: Range<usize>,
+        slots: &[u32],
+        bytes: &[u8],
+    ) -> Result<()> {
+        let _reported = self.report(Operation::WriteSlots);
+        kv.write_slots(layers, slots, bytes)
+    }
+
+    fn read_row(&self, rows: &CpuRows, row: usize) -> Result<Vec<f32>> {
+        check(row < rows.capacity(), || format!("row {row} of {}", rows.capacity()))?;
+        Ok(rows.row(row).to_vec())
+    }
+
+    fn write_row(&self, rows: &mut CpuRows, row: usize, values: &[f32]) -> Result<()> {
+        let (capacity, width) = (rows.capacity(), rows.width());
+        check(row < capacity && values.len() == width, || {
+            format!("{} values for row {row} of {capacity} rows of {width}", values.len())
+        })?;
+        rows.row_mut(row).copy_from_slice(values);
+        Ok(())
+    }
+
+    fn read_seed(&self, state: &RoundState, place: usize) -> Result<Option<Candidates>> {
+        Ok(state.seed(place).cloned())
+    }
+
+    fn write_seed(
+        &self,
+        state: &mut RoundState,
+        place: usize,
+        seed: Option<Candidates>,
+    ) -> Result<()> {
+        state.set_seed(place, seed);
+        Ok(())
     }
 }

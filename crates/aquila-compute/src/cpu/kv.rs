@@ -4,6 +4,8 @@
 //! keys of a block would fall into few sets of the cache. A head takes a multiple of 16 elements,
 //! the last of them zero for ever. Memory that no slot was written to is not backed.
 
+use std::ops::Range;
+
 use half::bf16;
 
 use super::memory::{Region, Shared};
@@ -79,6 +81,89 @@ impl CpuKv {
                 unsafe { std::ptr::copy(base.add(at(from)), base.add(at(to)), bytes) }
             }
         }
+    }
+}
+
+/// Which bytes of a store a part of it has: where they are in the store, and where in a copy.
+struct Part<'a> {
+    layers: Range<usize>,
+    slots: &'a [u32],
+    kv_heads: usize,
+    /// Bytes of one head of one slot, in a copy.
+    bytes: usize,
+    /// The same in the store.
+    stride: usize,
+    /// Slots of the store.
+    of: usize,
+}
+
+impl Part<'_> {
+    /// Calls `copy` with the place in the store and in the copy of each head of each slot; `side`
+    /// is 0 for keys and 1 for values.
+    fn each(&self, side: usize, mut copy: impl FnMut(usize, usize)) {
+        let Self { layers, slots, kv_heads, bytes, stride, of } = self;
+        let row = kv_heads * bytes;
+        for (index, layer) in layers.clone().enumerate() {
+            let first = (2 * index + side) * slots.len() * row;
+            for head in 0..*kv_heads {
+                let store = (layer * kv_heads + head) * of;
+                for (at, &slot) in slots.iter().enumerate() {
+                    copy((store + slot as usize) * stride, first + at * row + head * bytes);
+                }
+            }
+        }
+    }
+}
+
+impl CpuKv {
+    fn part<'a>(&self, layers: Range<usize>, slots: &'a [u32]) -> Part<'a> {
+        let KvShape { slots: of, kv_heads, head_dim, dtype, .. } = self.shape;
+        let (bytes, stride) = (head_dim * dtype.size(), self.width * dtype.size());
+        Part { layers, slots, kv_heads, bytes, stride, of }
+    }
+
+    /// Copies rows out, in the order of [`Backend::read_slots`](crate::Backend::read_slots).
+    pub(super) fn read_slots(
+        &self,
+        layers: Range<usize>,
+        slots: &[u32],
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
+        self.shape.check_part(&layers, slots)?;
+        let part = self.part(layers, slots);
+        let (start, bytes) = (out.len(), part.bytes);
+        out.resize(start + part.layers.len() * slots.len() * self.shape.bytes_per_layer(), 0);
+        let out = &mut out[start..];
+        for (side, region) in [&self.keys, &self.values].into_iter().enumerate() {
+            let store: &[u8] = region.as_ref();
+            part.each(side, |from, to| {
+                out[to..to + bytes].copy_from_slice(&store[from..from + bytes]);
+            });
+        }
+        Ok(())
+    }
+
+    /// Copies rows in.
+    pub(super) fn write_slots(
+        &mut self,
+        layers: Range<usize>,
+        slots: &[u32],
+        bytes: &[u8],
+    ) -> Result<()> {
+        self.shape.check_bytes(&layers, slots, bytes)?;
+        let part = self.part(layers, slots);
+        for (side, region) in [&mut self.keys, &mut self.values].into_iter().enumerate() {
+            let (store, length) = (region.as_mut_ptr(), region.bytes());
+            part.each(side, |to, from| {
+                let values = &bytes[from..from + part.bytes];
+                assert!(to + values.len() <= length, "slots beyond the store");
+                // SAFETY: within the region, which is borrowed for writing.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(values.as_ptr(), store.add(to), values.len());
+                }
+            });
+        }
+        Ok(())
     }
 }
 

@@ -42,6 +42,8 @@ pub enum Operation {
     Sample,
     Outputs,
     Read,
+    ReadSlots,
+    WriteSlots,
 }
 
 impl Operation {

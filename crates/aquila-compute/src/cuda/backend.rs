@@ -1,6 +1,7 @@
 //! The operations, each one launch or a few.
 
 use std::convert::Infallible;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::CUdevice_attribute;
@@ -13,12 +14,13 @@ use super::plan::CudaPlan;
 use super::projection::{Projection, Projections};
 use super::rows::CudaRows;
 use super::state::CudaState;
+use super::transfer::{self, Staging};
 use super::weight::CudaWeight;
 use super::{Arithmetic, Graph, Mark, arguments};
 use crate::cpu::Pool;
 use crate::round::{
-    Batch, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, ReturnedRows, Simulate,
-    StateBounds, Tree, TreeLimits,
+    Batch, Candidates, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, ReturnedRows,
+    Simulate, StateBounds, Tree, TreeLimits,
 };
 use crate::{
     Accumulate, Activation, AttentionParams, Backend, DraftIds, Error, ForwardPlan, HeadShape,
@@ -42,6 +44,8 @@ pub struct CudaBackend {
     attention: Attention,
     /// Rows that move, on their way to the device.
     moves: Mutex<Mailbox>,
+    /// Keys and values on their way from and to other machines.
+    staging: Mutex<Staging>,
     /// For the steps of a round that run on the host.
     pool: Pool,
     description: String,
@@ -78,6 +82,7 @@ impl CudaBackend {
             device: Arc::new(device),
             kernels,
             moves,
+            staging: Mutex::default(),
             arithmetic,
             projections: Projections::new(multiprocessors, shared_bytes),
             attention: Attention::default(),
@@ -676,6 +681,54 @@ impl Backend for CudaBackend {
             values.truncate(rows * rows_of.width);
         }
         Ok(values)
+    }
+
+    fn kv_shape(&self, kv: &CudaKv) -> KvShape {
+        kv.shape
+    }
+
+    fn read_slots(
+        &self,
+        kv: &CudaKv,
+        layers: Range<usize>,
+        slots: &[u32],
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        staging.read_slots(&self.device, kv, layers, slots, out)
+    }
+
+    fn write_slots(
+        &self,
+        kv: &mut CudaKv,
+        layers: Range<usize>,
+        slots: &[u32],
+        bytes: &[u8],
+    ) -> Result<()> {
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        staging.write_slots(&self.device, kv, layers, slots, bytes)
+    }
+
+    fn read_row(&self, rows: &CudaRows, row: usize) -> Result<Vec<f32>> {
+        transfer::read_row(&self.device, rows, row)
+    }
+
+    fn write_row(&self, rows: &mut CudaRows, row: usize, values: &[f32]) -> Result<()> {
+        transfer::write_row(&self.device, rows, row, values)
+    }
+
+    fn read_seed(&self, state: &CudaState, place: usize) -> Result<Option<Candidates>> {
+        Ok(state.round.seed(place).cloned())
+    }
+
+    fn write_seed(
+        &self,
+        state: &mut CudaState,
+        place: usize,
+        seed: Option<Candidates>,
+    ) -> Result<()> {
+        state.round.set_seed(place, seed);
+        Ok(())
     }
 }
 

@@ -21,6 +21,7 @@ mod plan;
 mod projection;
 mod rows;
 mod state;
+mod transfer;
 mod weight;
 
 pub use backend::CudaBackend;

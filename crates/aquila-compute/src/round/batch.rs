@@ -59,6 +59,9 @@ pub struct Admitted {
     pub tokens: Vec<u32>,
     /// How many of them have rows already, in each of its groups.
     pub matched: usize,
+    /// Whether all of them but the last have, in every group as many as are certain: it decodes
+    /// next.
+    pub complete: bool,
     /// How many of its drafts were verified so far.
     pub rounds: u64,
 }

@@ -27,6 +27,12 @@ pub struct KeptLayout {
 }
 
 impl KeptLayout {
+    /// Where the states of the request at `place` are kept.
+    pub fn rows(&self, place: usize) -> std::ops::Range<usize> {
+        let first = self.passes + place * self.depth;
+        first..first + self.depth
+    }
+
     /// Where the state that is `back` rows before the last certain one is kept.
     fn row(&self, place: usize, back: usize) -> u32 {
         debug_assert!(back < self.depth, "no row that far back is kept");

@@ -116,6 +116,12 @@ impl RequestParams {
         self.draft_sampling = None;
     }
 
+    /// Chooses with this seed from now on, drafts too.
+    pub fn set_seed(&mut self, seed: u64) {
+        self.sampling.seed = seed;
+        self.draft_sampling.iter_mut().for_each(|sampling| sampling.seed = seed);
+    }
+
     /// Whether tokens are drafted for it.
     pub fn drafts(&self) -> bool {
         self.limits.shape != Shape::PLAIN

@@ -36,26 +36,38 @@ pub(super) struct SequenceState {
 }
 
 impl SequenceState {
-    pub fn new(admitted: Admitted) -> Self {
-        let Admitted { params, tokens, matched, rounds, .. } = admitted;
+    /// A request that holds KV from now on; `drafts` are the draft's groups.
+    pub fn new(admitted: Admitted, drafts: &[DraftGroup]) -> Self {
+        let Admitted { params, tokens, matched, complete, rounds, .. } = admitted;
         let mut history = History::default();
         if params.sampling.has_penalties() {
             history = History::of_prompt(&tokens[..params.prompt]);
             tokens[params.prompt..].iter().for_each(|&token| history.push(token));
         }
         let groups = params.groups();
+        let mut rows = vec![matched; groups];
+        let (mut extended, mut seed) = (0, TakeOnce::Empty);
+        if complete {
+            let read = tokens.len() - 1;
+            rows[0] = read;
+            for (rows, draft) in rows[1..].iter_mut().zip(drafts) {
+                *rows = draft.certain_rows(tokens.len(), read, true);
+            }
+            // Until its draft is told what the next tree begins with, that is nothing.
+            (extended, seed) = (tokens.len(), TakeOnce::Full(None));
+        }
         Self {
             params,
             tokens,
             history,
             tables: vec![Vec::new(); groups],
             placed: vec![0; groups],
-            rows: vec![matched; groups],
+            rows,
             rounds,
-            extended: 0,
+            extended,
             paused: None,
             ended: false,
-            seed: TakeOnce::Empty,
+            seed,
         }
     }
 

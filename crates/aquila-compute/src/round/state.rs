@@ -93,7 +93,8 @@ impl RoundState {
         }
         for admitted in batch.admitted {
             let place = admitted.place;
-            let before = self.sequences[place].replace(Box::new(SequenceState::new(admitted)));
+            let sequence = SequenceState::new(admitted, &self.bounds.groups);
+            let before = self.sequences[place].replace(Box::new(sequence));
             assert!(before.is_none(), "the request at {place} never left");
         }
         for change in &batch.tables {
@@ -232,6 +233,20 @@ impl RoundState {
                 sequence.seed = TakeOnce::Full(Some(seed));
             }
         }
+    }
+
+    /// What the next tree of the request at `place` begins with, if it was left and not taken.
+    pub fn seed(&self, place: usize) -> Option<&Candidates> {
+        match &self.sequences[place].as_ref()?.seed {
+            TakeOnce::Full(seed) => seed.as_ref(),
+            TakeOnce::Empty => None,
+        }
+    }
+
+    /// Leaves what the next tree of the request at `place` begins with.
+    pub fn set_seed(&mut self, place: usize, seed: Option<Candidates>) {
+        let sequence = self.sequences[place].as_mut().expect("it was admitted");
+        sequence.seed = TakeOnce::Full(seed);
     }
 
     /// Starts the trees of all rows that decode: `given` ones are whole already.

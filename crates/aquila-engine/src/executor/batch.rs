@@ -7,11 +7,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use aquila_compute::KvShape;
 use aquila_compute::round::{RequestOutput, RequestParams, RowWork};
 use aquila_spec::Declaration;
 
 use crate::request::RequestId;
 use crate::times::Times;
+use crate::transfer::{HandOver, KvRows};
 
 /// What runs rounds: a model, or something that pretends to be one.
 pub trait Executor: Send + 'static {
@@ -34,6 +36,8 @@ pub struct Profile {
     pub declaration: Option<Declaration>,
     /// How wide the rows are that requests may get.
     pub row_widths: RowWidths,
+    /// The stores of keys and values of each group, the target's first.
+    pub kv: Vec<Vec<KvShape>>,
 }
 
 /// How many values the rows have that requests may get.
@@ -45,7 +49,8 @@ pub struct RowWidths {
     pub routed_experts: usize,
 }
 
-/// One round, as the executor is told it: departures before admissions, then slots, then requests.
+/// One round, as the executor is told it: departures before admissions, then slots, rows that came
+/// from elsewhere, then requests, then what goes elsewhere.
 #[derive(Debug, Default)]
 pub struct ScheduledBatch {
     /// Batches are numbered from 0 on.
@@ -65,8 +70,54 @@ pub struct ScheduledBatch {
     /// Whether trees that come out smaller than their shape are filled up, to time what those of
     /// that shape take.
     pub fill_trees: bool,
+    /// Rows that came from another engine.
+    pub imports: Vec<Import>,
+    /// Admitted requests whose drafts were packed by another engine.
+    pub unpack: Vec<Unpack>,
     /// What runs.
     pub requests: Vec<RequestWork>,
+    /// Rows that go to another engine.
+    pub exports: Vec<Export>,
+    /// Requests whose drafts are packed for another engine.
+    pub pack: Vec<RequestId>,
+}
+
+/// Rows that came from another engine, and their slots.
+#[derive(Debug)]
+pub struct Import {
+    /// The rows.
+    pub rows: KvRows,
+    /// Where each of them goes.
+    pub slots: Vec<u32>,
+}
+
+/// An admitted request whose draft was packed by another engine.
+#[derive(Debug)]
+pub struct Unpack {
+    /// Which.
+    pub request: RequestId,
+    /// Prompt and answer so far.
+    pub tokens: Vec<u32>,
+    /// What was packed; nothing where nothing is drafted for it.
+    pub packed: Vec<u8>,
+}
+
+/// Rows that are certain when the round is over, and go to another engine.
+pub struct Export {
+    /// Who takes them.
+    pub to: Arc<dyn HandOver>,
+    /// The target's group is 0, those of the draft follow.
+    pub group: usize,
+    /// Which rows of the request.
+    pub rows: Range<usize>,
+    /// Where each of them is.
+    pub slots: Vec<u32>,
+}
+
+impl std::fmt::Debug for Export {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "rows {:?} of group {}", self.rows, self.group)
+    }
 }
 
 /// A request that ended, or was preempted.
@@ -87,6 +138,8 @@ pub struct Admission {
     pub tokens: Vec<u32>,
     /// How many of them have rows already, in each of its groups.
     pub matched: usize,
+    /// Whether all of them but the last have: its rows came from another engine.
+    pub complete: bool,
     /// How many of its drafts were verified so far.
     pub rounds: u64,
 }
@@ -121,6 +174,10 @@ pub struct BatchOutput {
     /// What came of each request, in order: nothing where it had ended before. Or why the round
     /// failed.
     pub outcome: Result<Vec<Option<RequestOutput>>, String>,
+    /// Whether what was packed for each request could be used, in the order of the batch.
+    pub unpacked: Vec<bool>,
+    /// What was packed for each request, in the order of the batch.
+    pub packed: Vec<Vec<u8>>,
     /// How long the steps took.
     pub times: Times,
 }

@@ -16,8 +16,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
 
 pub use batch::{
-    Admission, BatchOutput, Departed, Executor, Profile, RequestWork, RowWidths, ScheduledBatch,
-    TableChange,
+    Admission, BatchOutput, Departed, Executor, Export, Import, Profile, RequestWork, RowWidths,
+    ScheduledBatch, TableChange, Unpack,
 };
 pub use model::ModelExecutor;
 pub use runner::Runner;
@@ -124,5 +124,6 @@ fn run(executor: &mut dyn Executor, batch: ScheduledBatch) -> BatchOutput {
 }
 
 fn failed(number: u64, why: String) -> BatchOutput {
-    BatchOutput { number, outcome: Err(why), times: Times::default() }
+    let (unpacked, packed) = (Vec::new(), Vec::new());
+    BatchOutput { number, outcome: Err(why), unpacked, packed, times: Times::default() }
 }

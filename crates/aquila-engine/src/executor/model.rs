@@ -14,7 +14,7 @@ use aquila_compute::round::{
 };
 use aquila_spec::{DraftBound, DraftRequest};
 
-use super::batch::{BatchOutput, Executor, Profile, RequestWork, ScheduledBatch};
+use super::batch::{BatchOutput, Executor, Import, Profile, RequestWork, ScheduledBatch};
 use super::runner::Runner;
 use super::stores::Takers;
 use crate::config::EngineConfig;
@@ -50,6 +50,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
             vocabulary: self.runner.vocabulary(),
             declaration: self.runner.declaration().cloned(),
             row_widths: self.runner.row_widths(),
+            kv: self.runner.kv_shapes(),
         }
     }
 
@@ -65,11 +66,18 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         let refused = self.broken == Some(scheduled.epoch);
         let batch = self.batch(&mut scheduled, refused);
         self.broken = Some(scheduled.epoch);
+        let (mut unpacked, mut packed) = (Vec::new(), Vec::new());
         let outcome = self.runner.begin(batch).and_then(|()| {
-            if refused || scheduled.requests.is_empty() {
+            if refused {
                 return Ok(Vec::new());
             }
-            self.round(&scheduled, &mut times)
+            self.import(&scheduled, &mut unpacked)?;
+            let outputs = match scheduled.requests.is_empty() {
+                true => Vec::new(),
+                false => self.round(&scheduled, &mut times)?,
+            };
+            self.export(&scheduled, &mut packed)?;
+            Ok(outputs)
         });
         if !refused && outcome.is_ok() {
             self.broken = None;
@@ -78,7 +86,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
             true => Err("a round before it failed".into()),
             false => outcome.map_err(|error| error.to_string()),
         };
-        BatchOutput { number, outcome, times }
+        BatchOutput { number, outcome, unpacked, packed, times }
     }
 }
 
@@ -122,6 +130,7 @@ impl<B: Backend> ModelExecutor<B> {
                 params: admission.params,
                 tokens: admission.tokens,
                 matched: admission.matched,
+                complete: admission.complete,
                 rounds: admission.rounds,
             });
         }
@@ -140,6 +149,30 @@ impl<B: Backend> ModelExecutor<B> {
             batch.rows.extend(scheduled.requests.iter().map(row));
         }
         batch
+    }
+
+    /// Writes the rows that came from another engine, and lets the algorithm take what that has
+    /// packed.
+    fn import(&mut self, scheduled: &ScheduledBatch, unpacked: &mut Vec<bool>) -> Result<()> {
+        for Import { rows, slots } in &scheduled.imports {
+            self.runner.write_rows(rows, slots)?;
+        }
+        for unpack in &scheduled.unpack {
+            let Held { place, params, .. } = &self.held[&unpack.request];
+            unpacked.push(self.runner.unpack(*place, params, unpack)?);
+        }
+        Ok(())
+    }
+
+    /// Gives rows to other engines, and packs what these need to go on drafting.
+    fn export(&mut self, scheduled: &ScheduledBatch, packed: &mut Vec<Vec<u8>>) -> Result<()> {
+        for export in &scheduled.exports {
+            self.runner.read_rows(export)?;
+        }
+        for request in &scheduled.pack {
+            packed.push(self.runner.pack(self.held[request].place, request.0)?);
+        }
+        Ok(())
     }
 
     fn round(

@@ -3,17 +3,19 @@
 
 use std::sync::Arc;
 
-use aquila_compute::Backend;
 use aquila_compute::round::{
-    Batch, ExtendRows, Extent, PassRows, RequestOutput, Simulate, StateBounds, Tree, TreeLimits,
+    Batch, Candidates, ExtendRows, Extent, PassRows, RequestOutput, RequestParams, Simulate,
+    StateBounds, Tree, TreeLimits,
 };
+use aquila_compute::{Backend, KvShape};
 use aquila_model::{Decoder, Scratch};
-use aquila_spec::{Algorithm, Declaration, DraftBound, DraftRequest, HostProposer};
+use aquila_spec::{Algorithm, Declaration, DraftBound, DraftRequest, HostProposer, Placed, Verify};
 
-use super::batch::RowWidths;
+use super::batch::{Export, RowWidths, Unpack};
 use super::stores::{Stores, Takers};
 use crate::config::EngineConfig;
 use crate::error::{Error, Result};
+use crate::transfer::KvRows;
 
 /// Runs the steps of a round on the backend.
 pub struct Runner<B: Backend> {
@@ -151,8 +153,87 @@ impl<B: Backend> Runner<B> {
         Ok(device.extend(backend, state, rows, bound, stores.hidden())?)
     }
 
+    /// The stores of a group: the target's group is 0, those of the draft follow.
+    fn kv(&self, group: usize) -> &[B::Kv] {
+        match (group.checked_sub(1), &self.algorithm) {
+            (None, _) => self.stores.kv(),
+            (Some(group), Some(Algorithm { device: Some(device), .. })) => device.kv(group),
+            (Some(_), _) => &[],
+        }
+    }
+
+    /// The sizes of the stores of each group.
+    pub(super) fn kv_shapes(&self) -> Vec<Vec<KvShape>> {
+        let drafts = self.declaration().map_or(0, |declaration| declaration.groups.len());
+        let shape = |kv| self.backend.kv_shape(kv);
+        (0..=drafts).map(|group| self.kv(group).iter().map(shape).collect()).collect()
+    }
+
+    /// Gives rows to another engine, each store's apart.
+    pub(super) fn read_rows(&self, export: &Export) -> Result<()> {
+        let Export { to, group, rows, slots } = export;
+        for (store, kv) in self.kv(*group).iter().enumerate() {
+            let layers = 0..self.backend.kv_shape(kv).layers;
+            let mut bytes = Vec::new();
+            self.backend.read_slots(kv, layers.clone(), slots, &mut bytes)?;
+            to.rows(KvRows { group: *group, store, layers, rows: rows.clone(), bytes });
+        }
+        Ok(())
+    }
+
+    /// Writes rows that came from another engine.
+    pub(super) fn write_rows(&mut self, rows: &KvRows, slots: &[u32]) -> Result<()> {
+        let Self { backend, stores, algorithm, .. } = self;
+        let kv = match (rows.group.checked_sub(1), algorithm) {
+            (None, _) => stores.kv_mut(),
+            (Some(group), Some(Algorithm { device: Some(device), .. })) => device.kv_mut(group),
+            (Some(_), _) => &mut [],
+        };
+        let kv = kv.get_mut(rows.store).expect("the scheduler has checked which stores there are");
+        Ok(backend.write_slots(kv, rows.layers.clone(), slots, &rows.bytes)?)
+    }
+
+    /// What another engine needs to go on drafting for the request at `place`.
+    pub(super) fn pack(&mut self, place: usize, request: u64) -> Result<Vec<u8>> {
+        let Self { backend, state, algorithm, .. } = self;
+        let placed = Placed { request, place, tokens: &[] };
+        let packed = algorithm.as_mut().map(|algorithm| algorithm.pack(backend, state, placed));
+        Ok(packed.transpose()?.unwrap_or_default())
+    }
+
+    /// Takes what another engine has packed for the request at `place`; false where nothing can be
+    /// drafted with it.
+    pub(super) fn unpack(
+        &mut self,
+        place: usize,
+        params: &RequestParams,
+        unpack: &Unpack,
+    ) -> Result<bool> {
+        let vocabulary = self.vocabulary();
+        let Self { backend, state, algorithm, .. } = self;
+        let Some(algorithm) = algorithm.as_mut().filter(|_| params.drafts()) else {
+            return Ok(true);
+        };
+        let placed = Placed { request: params.id, place, tokens: &unpack.tokens };
+        if !algorithm.unpack(backend, state, placed, &unpack.packed)? {
+            return Ok(false);
+        }
+        let seed = backend.read_seed(state, place)?;
+        Ok(seed.is_none_or(|seed| can_begin(&seed, params, vocabulary)))
+    }
+
     /// What came of each row of the batch.
     pub(super) fn outputs(&mut self) -> Result<Vec<Option<RequestOutput>>> {
         Ok(self.backend.outputs(&mut self.state, self.stores.returned())?)
     }
+}
+
+/// Whether the tree of a request can begin with what came from another engine: tokens that there
+/// are, drawn where drafts are drawn.
+fn can_begin(seed: &Candidates, params: &RequestParams, vocabulary: usize) -> bool {
+    let known = |token: u32| (token as usize) < vocabulary;
+    let weights = seed.drawn_from.iter().flat_map(|weights| &weights.tokens);
+    seed.drawn_from.is_some() == (params.limits.verify == Verify::Rejection)
+        && seed.candidates.iter().all(|c| known(c.token) && c.probability.is_finite())
+        && weights.into_iter().all(|&(token, weight)| known(token) && weight.is_finite())
 }

@@ -86,6 +86,16 @@ impl<B: Backend> Stores<B> {
         Ok(Self { kv, rows, takers: Takers::default() })
     }
 
+    /// The stores of keys and values.
+    pub fn kv(&self) -> &[B::Kv] {
+        &self.kv
+    }
+
+    /// The same, to be written.
+    pub fn kv_mut(&mut self) -> &mut [B::Kv] {
+        &mut self.kv
+    }
+
     /// What a pass writes, whose rows `takers` take.
     pub fn of_pass(&mut self, takers: Takers) -> (&mut [B::Kv], Vec<&mut Capture<B>>) {
         self.takers = takers;

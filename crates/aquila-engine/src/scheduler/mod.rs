@@ -6,12 +6,14 @@
 //! is planned is in `plan.rs`, what is settled in `settle.rs`.
 
 mod costs;
+mod hand_over;
 mod output_processor;
 mod params;
 mod plan;
 mod preempt;
 mod priority;
 mod queue;
+mod receive;
 mod report;
 mod request_state;
 mod settle;
@@ -39,6 +41,7 @@ use crate::listener::{FinishReason, Outcome, Token};
 use crate::request::{Request, RequestId};
 use crate::scheduler::output_processor::{Last, OutputProcessor};
 use crate::scheduler::plan::Planning;
+use crate::scheduler::receive::Receiving;
 use crate::scheduler::report::{REPORT_EVERY, Report};
 use crate::scheduler::request_state::{RequestState, Running, TARGET, Waiting};
 use crate::scheduler::settle::InFlightBatch;
@@ -61,6 +64,8 @@ pub struct Scheduler {
     /// How large the trees of each round are.
     pub(crate) drafting: Box<dyn Policy>,
     pub(crate) running: Vec<Running>,
+    /// Requests whose prompt is processed by another engine, and which have slots.
+    pub(crate) receiving: Vec<Receiving>,
     /// The rounds on their way, oldest first.
     pub(crate) in_flight: VecDeque<InFlightBatch>,
     /// Requests that departed since the last batch.
@@ -69,6 +74,8 @@ pub struct Scheduler {
     pub(crate) epoch: u64,
     pub(crate) next_id: u64,
     pub(crate) stats: Arc<Stats>,
+    /// Whether the last step found nothing to do.
+    stalled: bool,
     /// Whether trees are filled up to their shape.
     pub(crate) fill_trees: bool,
     /// How long the steps of the last settled round took.
@@ -123,6 +130,8 @@ impl Scheduler {
             priorities: Priorities::default(),
             drafting,
             running: Vec::new(),
+            receiving: Vec::new(),
+            stalled: false,
             in_flight: VecDeque::new(),
             departed: Vec::new(),
             batches: 0,
@@ -217,7 +226,8 @@ impl Scheduler {
         let (state, listener) = RequestState::new(id, request, rank, longest, self.draft_limits());
         self.outputs.open(id, listener);
         let mut state = Box::new(state);
-        if state.speculates && !self.draft_reads_prompt(&state) {
+        let stays = state.handing_over.is_none() && state.source.is_none();
+        if state.speculates && stays && !self.draft_reads_prompt(&state) {
             state.decode_plainly();
         }
         self.waiting.put(Waiting { state });
@@ -258,6 +268,9 @@ impl Scheduler {
         } else if let Some(at) = self.running.iter().position(|r| r.state.id() == id) {
             let request = self.running.remove(at);
             self.end(request, reason);
+        } else if let Some(at) = self.receiving.iter().position(|r| r.state.id() == id) {
+            let state = self.receiving.remove(at).discard(&mut self.cache);
+            self.finish(state, reason);
         } else {
             return false;
         }
@@ -269,6 +282,10 @@ impl Scheduler {
     pub fn abort_all(&mut self, why: &str) {
         for request in self.waiting.take_if(|_| true) {
             self.finish(request.state, FinishReason::Abort(why.into()));
+        }
+        for receiving in std::mem::take(&mut self.receiving) {
+            let state = receiving.discard(&mut self.cache);
+            self.finish(state, FinishReason::Abort(why.into()));
         }
         for request in std::mem::take(&mut self.running) {
             self.end(request, FinishReason::Abort(why.into()));
@@ -289,6 +306,7 @@ impl Scheduler {
     /// Whether nothing waits, nothing runs, and the executor knows of no request.
     pub fn is_idle(&self) -> bool {
         self.running.is_empty()
+            && self.receiving.is_empty()
             && self.waiting.len() == 0
             && self.in_flight.is_empty()
             && self.departed.is_empty()
@@ -348,11 +366,13 @@ impl Scheduler {
         self.cache.check()?;
         for group in self.cache.groups() {
             let usage = self.cache.usage(group);
-            if self.running.is_empty() && usage.held != 0 {
+            if self.running.is_empty() && self.receiving.is_empty() && usage.held != 0 {
                 return Err(format!("nothing runs, but {} pages are held", usage.held));
             }
         }
-        self.cache.check_with(self.running.iter().map(|request| &request.sequence))
+        let running = self.running.iter().map(|request| &request.sequence);
+        let receiving = self.receiving.iter().map(|receiving| &receiving.sequence);
+        self.cache.check_with(running.chain(receiving))
     }
 
     /// Plans and sends a round, and settles the one that is due; false if there was no round.
@@ -365,8 +385,10 @@ impl Scheduler {
         while self.plan() == Planning::NeedsResult {
             self.settle_oldest();
         }
+        let batches = self.batches;
         let sent = self.send_round(began);
         let due = self.in_flight.len() > if sent { self.executor.ahead() } else { 0 };
+        self.stalled = batches == self.batches && !due;
         let mut ran = sent;
         if due {
             ran |= self.settle_oldest();
@@ -378,10 +400,22 @@ impl Scheduler {
         ran
     }
 
+    /// Whether the last step found nothing to do though there are requests: they wait for other
+    /// engines.
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.stalled
+    }
+
     fn give_up_expired(&mut self, now: Instant) {
         let reason = || FinishReason::Abort("deadline exceeded".into());
         for waiting in self.waiting.take_if(|w| w.state.is_expired(now)) {
             self.finish(waiting.state, reason());
+        }
+        for index in (0..self.receiving.len()).rev() {
+            if self.receiving[index].state.is_expired(now) {
+                let state = self.receiving.remove(index).discard(&mut self.cache);
+                self.finish(state, reason());
+            }
         }
         for index in (0..self.running.len()).rev() {
             if self.running[index].state.is_expired(now) {
@@ -400,10 +434,7 @@ impl Scheduler {
 
     /// Notes that the executor is to forget a request, if it knows it.
     pub(crate) fn leave(&mut self, request: &Running) {
-        if request.told.is_some() {
-            let tokens = request.state.tokens.len();
-            self.departed.push(Departed { request: request.state.id(), tokens });
-        }
+        self.departed.extend(request.departed());
     }
 
     /// The same, with the last tokens of the answer, which its listener has not heard.
@@ -420,9 +451,12 @@ impl Scheduler {
     }
 
     /// Tells a listener that its request has ended.
-    pub(crate) fn finish(&mut self, state: Box<RequestState>, reason: FinishReason) {
+    pub(crate) fn finish(&mut self, mut state: Box<RequestState>, reason: FinishReason) {
         let id = state.id();
         self.drafting.leave(id.0);
+        if let Some(handing_over) = state.handing_over.take() {
+            handing_over.fail(&reason);
+        }
         let RequestState { usage, rows, .. } = *state;
         self.outputs.end(id, Outcome { reason, usage, rows });
     }
@@ -430,6 +464,7 @@ impl Scheduler {
     pub(crate) fn count(&self) {
         self.stats.waiting.store(self.waiting.len(), Relaxed);
         self.stats.running.store(self.running.len(), Relaxed);
+        self.stats.receiving.store(self.receiving.len(), Relaxed);
         let free = self.cache.available(TARGET);
         let total = self.config.pages() * self.config.page_size;
         self.stats.used_slots.store(total - free, Relaxed);

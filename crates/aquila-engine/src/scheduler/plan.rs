@@ -18,15 +18,18 @@ use aquila_spec::policy::{Decision, RequestView, RoundView};
 use crate::error::Failure;
 use crate::executor::{Admission, RequestWork, ScheduledBatch, TableChange};
 use crate::listener::FinishReason;
+use crate::request::RequestId;
 use crate::scheduler::Scheduler;
+use crate::scheduler::hand_over::plan_exports;
 use crate::scheduler::preempt::Way;
 use crate::scheduler::queue::{AdmissionOrder, COMPARED};
+use crate::scheduler::receive::import_arrived;
 use crate::scheduler::request_state::{PendingTokens, Running, TARGET, Waiting};
 use crate::scheduler::settle::{InFlightBatch, InFlightRow};
 
 /// Slots kept back for each request that decodes before another one is admitted, so that a
 /// newcomer is not preempted at once.
-const HEADROOM: usize = 16;
+pub(crate) const HEADROOM: usize = 16;
 
 /// Whether a round can be planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +50,10 @@ impl Scheduler {
     /// Makes room for the next round, as far as that goes without a result of the one on its way.
     pub(crate) fn plan(&mut self) -> Planning {
         match self.make_room() {
-            Planning::Ready => self.admit(),
+            Planning::Ready => {
+                self.plan_receiving();
+                self.admit()
+            }
             planning => planning,
         }
     }
@@ -117,7 +123,7 @@ impl Scheduler {
                     self.running.push(request);
                     index = at;
                 }
-                Err(Waiting { state }) if self.running.is_empty() => {
+                Err(Waiting { state }) if self.running.is_empty() && self.receiving.is_empty() => {
                     let why = Failure::DoesNotFit(state.id()).to_string();
                     self.finish(state, FinishReason::Abort(why));
                 }
@@ -136,7 +142,9 @@ impl Scheduler {
 
     /// Which waiting request is admitted next; under first come first served none before `index`.
     fn next_to_admit(&self, index: usize) -> Option<usize> {
-        let may_go = |waiting: &Waiting| !reads_the_same_prompt(&self.running, waiting);
+        let may_go = |waiting: &Waiting| {
+            waiting.state.may_process_prompt() && !reads_the_same_prompt(&self.running, waiting)
+        };
         let ranked = self.priorities.are_ranked();
         let in_turn = !ranked && self.admission_order == AdmissionOrder::FirstCome;
         let oldest = self.waiting.find(if in_turn { index } else { 0 }, may_go)?;
@@ -189,7 +197,18 @@ impl Scheduler {
             prefill_rows: self.config.chunked_prefill_size,
             outputs: self.config.max_outputs() - decision.most_rows(),
         };
+        let declared = self.profile.declaration.as_ref().map_or(&[][..], |d| &d.groups);
+        let received = self.receiving.iter_mut();
+        let mut importing: Vec<RequestId> =
+            received.filter_map(|receiving| receiving.import(&mut batch)).collect();
         for request in &mut self.running {
+            if import_arrived(request, &mut self.cache, &mut batch) {
+                importing.push(request.state.id());
+                if request.unpacking {
+                    tell(request, &mut batch);
+                    continue;
+                }
+            }
             let work = if request.unread() > 0 {
                 next_chunk(request, &mut room)
             } else if request.decodes_next() {
@@ -203,6 +222,7 @@ impl Scheduler {
             };
             let Some((work, pending)) = work else { continue };
             tell(request, &mut batch);
+            plan_exports(request, &work, declared, &mut batch);
             match &work {
                 RowWork::Prefill { rows, .. } => request.read = rows.end,
                 RowWork::Decode { shape, pause, .. } => {
@@ -222,7 +242,7 @@ impl Scheduler {
         if left_plain > 0 {
             self.stats.change_drafting(|state| state.left_plain += left_plain);
         }
-        if parts.is_empty() && self.departed.is_empty() {
+        if parts.is_empty() && importing.is_empty() && self.departed.is_empty() {
             return false;
         }
         let is_round = !parts.is_empty();
@@ -233,6 +253,9 @@ impl Scheduler {
             epoch: self.epoch,
             began,
             parts,
+            importing,
+            unpacking: batch.unpack.iter().map(|unpack| unpack.request).collect(),
+            packing: batch.pack.clone(),
             setting,
             expected,
         });
@@ -282,13 +305,14 @@ fn next_chunk(request: &Running, room: &mut Room) -> Option<(RowWork, PendingTok
 
 /// Tells the executor what it does not know yet of a request: that it is there, and its slots.
 fn tell(request: &mut Running, batch: &mut ScheduledBatch) {
-    let Running { state, sequence, told, .. } = request;
+    let Running { state, sequence, told, unpacking, .. } = request;
     let id = state.id();
     let told = told.get_or_insert_with(|| {
         batch.admitted.push(Admission {
             params: state.params.clone(),
             tokens: state.tokens.clone(),
             matched: sequence.committed(TARGET),
+            complete: *unpacking,
             rounds: state.usage.spec.verify_ct,
         });
         vec![0; state.groups().len()]

@@ -66,6 +66,9 @@ impl Scheduler {
         if self.running.len() > 1 {
             return self.preempt(loser);
         }
+        if self.preempt_receiving() {
+            return;
+        }
         let request = self.running.remove(loser);
         let why = Failure::DoesNotFit(request.state.id()).to_string();
         self.leave(&request);
@@ -140,7 +143,8 @@ impl Scheduler {
             for slots in &mut groups {
                 slots.holders.resize(self.config.slots(), 0);
                 let held = self.running.iter().map(|request| &request.sequence);
-                held.chain([&sequence]).for_each(|sequence| slots.hold(sequence));
+                let received = self.receiving.iter().map(|receiving| &receiving.sequence);
+                held.chain(received).chain([&sequence]).for_each(|sequence| slots.hold(sequence));
             }
             let mut kept_back: usize = self.running.iter().map(headroom).sum();
             fewest = losers.iter().position(|&loser| {

@@ -72,6 +72,11 @@ impl Queue {
         }
     }
 
+    /// The request of this name.
+    pub fn get_by_id(&mut self, id: RequestId) -> Option<&mut Waiting> {
+        self.requests.iter_mut().find(|request| request.state.id() == id)
+    }
+
     /// Takes the request at `index`.
     pub fn take(&mut self, index: usize) -> Waiting {
         self.requests.remove(index).expect("an index that find answered")

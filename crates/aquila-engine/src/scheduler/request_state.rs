@@ -1,4 +1,5 @@
-//! A request's life in the scheduler, as types: [`Waiting`], then [`Running`].
+//! A request's life in the scheduler, as types: [`Waiting`], then [`Running`]; between them
+//! [`Receiving`](super::receive::Receiving) where another engine processes its prompt.
 //!
 //! Only a request that runs holds KV, so a state without a [`Sequence`] cannot leak one. While a
 //! request decodes, all its tokens but the last are committed: the last one, the *bonus*, is
@@ -12,10 +13,14 @@ use aquila_kv::{Group, KvCache, Namespace, Sequence};
 use aquila_spec::policy::RequestView;
 use aquila_spec::{DraftGroup, MOST_DRAFT_GROUPS, Shape};
 
+use crate::executor::Departed;
 use crate::listener::{Listener, Token, TokenRows, Usage};
 use crate::request::{Request, RequestId};
+use crate::scheduler::hand_over::HandingOver;
 use crate::scheduler::params::params_of;
 use crate::scheduler::queue::MOST_OVERTAKEN;
+use crate::scheduler::receive::Arrived;
+use crate::transfer::{Source, Transfer};
 
 /// The KV group of the target model.
 pub(crate) const TARGET: Group = Group::new(0);
@@ -55,6 +60,10 @@ pub(crate) struct RequestState {
     pub overtaken: usize,
     /// Whether its answer says what speculation did, be it nothing.
     pub speculates: bool,
+    /// What it leaves to the engine that decodes it, if another one does.
+    pub handing_over: Option<HandingOver>,
+    /// What brings the rows of its prompt, until they are here.
+    pub source: Option<Box<dyn Source>>,
 }
 
 impl RequestState {
@@ -68,6 +77,11 @@ impl RequestState {
     ) -> (Self, Box<dyn Listener>) {
         let params = Arc::new(params_of(id, &request, longest, limits));
         let usage = Usage { prompt_tokens: request.prompt.len(), ..Usage::default() };
+        let (handing_over, source) = match request.transfer {
+            Transfer::None => (None, None),
+            Transfer::HandOver(to) => (Some(HandingOver::new(to)), None),
+            Transfer::Receive(source) => (None, Some(source)),
+        };
         let state = Self {
             speculates: params.drafts(),
             params,
@@ -83,6 +97,8 @@ impl RequestState {
             seen: false,
             rank,
             overtaken: 0,
+            handing_over,
+            source,
         };
         (state, request.listener)
     }
@@ -122,13 +138,27 @@ impl RequestState {
     /// groups, on which its next tree stands; log-probabilities of the prompt need every row, and
     /// rows that are to be reported are computed unless they were before.
     pub fn match_limit(&self) -> usize {
-        let anew = if self.params.drafts() { self.params.limits.lookahead.max(1) } else { 0 };
+        let anew = self.rows_of_seed();
+        if self.source.is_some() {
+            return self.tokens.len().saturating_sub(anew);
+        }
         let limit = match (self.is_fresh(), self.params.prompt_logprobs) {
             (true, Some(_)) => 0,
             (true, None) => self.tokens.len().saturating_sub(anew.max(1)),
             (false, _) => self.prefill_goal().saturating_sub(anew),
         };
         self.awaited.map_or(limit, |awaited| limit.min(awaited))
+    }
+
+    /// How many of its last rows must be run for its draft to have what a tree begins with.
+    pub fn rows_of_seed(&self) -> usize {
+        if self.params.drafts() { self.params.limits.lookahead.max(1) } else { 0 }
+    }
+
+    /// Whether it may be admitted to process its prompt here.
+    pub fn may_process_prompt(&self) -> bool {
+        let claimed = |handing_over: &HandingOver| handing_over.is_claimed();
+        self.source.is_none() && self.handing_over.as_ref().is_none_or(claimed)
     }
 
     /// Whether it computes rows of its prompt that the cache may have.
@@ -191,6 +221,10 @@ pub(crate) struct Running {
     pub told: Option<Vec<usize>>,
     /// Rounds that its draft has missed since it was paused.
     pub missed: usize,
+    /// What came of it from another engine and the executor was not told yet.
+    pub arrived: Option<Arrived>,
+    /// Whether the executor is still to say that its draft can go on.
+    pub unpacking: bool,
 }
 
 impl Waiting {
@@ -202,12 +236,26 @@ impl Waiting {
     }
 
     /// Takes the slots that it must get and leaves `headroom` of them to others, or stays as it was.
-    pub fn admit(mut self, cache: &mut KvCache, headroom: usize) -> Result<Running, Waiting> {
+    pub fn admit(self, cache: &mut KvCache, headroom: usize) -> Result<Running, Waiting> {
         let goal = self.state.prefill_goal();
+        let (mut state, sequence) = self.reserve(cache, headroom)?;
+        let matched = sequence.committed(TARGET);
+        if !state.seen {
+            state.seen = true;
+            state.usage.cached_tokens = matched;
+        }
+        Ok(Running::new(state, sequence, goal, matched))
+    }
+
+    /// The same, without deciding what becomes of it.
+    pub fn reserve(
+        self,
+        cache: &mut KvCache,
+        headroom: usize,
+    ) -> Result<(Box<RequestState>, Sequence), Waiting> {
         let limit = self.state.match_limit();
         let groups = self.state.groups();
         let mut sequence = cache.admit(&self.state.namespace, &self.state.tokens, limit, groups);
-        let matched = sequence.committed(TARGET);
         let fits = |cache: &mut KvCache, sequence: &mut Sequence, group: Group| {
             let wanted = self.rows_to_admit(sequence, group);
             wanted + headroom <= cache.available(group)
@@ -217,26 +265,27 @@ impl Waiting {
             cache.discard(sequence);
             return Err(self);
         }
-        if !self.state.seen {
-            self.state.seen = true;
-            self.state.usage.cached_tokens = matched;
-        }
-        Ok(Running {
-            state: self.state,
-            sequence,
-            goal,
-            read: matched,
-            pending: PendingTokens::default(),
-            told: None,
-            missed: 0,
-        })
+        Ok((self.state, sequence))
     }
 }
 
 impl Running {
+    /// A request that holds KV, `read` of the `goal` rows of its prefill.
+    pub fn new(state: Box<RequestState>, sequence: Sequence, goal: usize, read: usize) -> Self {
+        let pending = PendingTokens::default();
+        let (told, arrived) = (None, None);
+        Self { state, sequence, goal, read, pending, told, missed: 0, arrived, unpacking: false }
+    }
+
     /// Rows that are still to be read, by rounds that are not planned yet.
     pub fn unread(&self) -> usize {
         self.goal - self.read
+    }
+
+    /// What the executor is told when it holds nothing any more, if it knows it.
+    pub fn departed(&self) -> Option<Departed> {
+        let (request, tokens) = (self.state.id(), self.state.tokens.len());
+        self.told.is_some().then_some(Departed { request, tokens })
     }
 
     /// Whether its prompt is still being read: by the next round or by one on its way.
@@ -248,6 +297,8 @@ impl Running {
     /// end it.
     pub fn decodes_next(&self) -> bool {
         self.unread() == 0
+            && !self.unpacking
+            && self.state.handing_over.is_none()
             && self.state.tokens.len() + self.pending.least < self.state.params.longest
     }
 

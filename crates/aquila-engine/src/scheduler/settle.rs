@@ -4,6 +4,7 @@
 //! A round may come back after a request of it has ended or was given up; its part is then void
 //! and nothing of it leaves the engine.
 
+use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
@@ -16,6 +17,7 @@ use crate::listener::{FinishReason, StopCause, Token};
 use crate::request::RequestId;
 use crate::scheduler::Scheduler;
 use crate::scheduler::output_processor::{OutputProcessor, Reply, kept, reason_of, take_back};
+use crate::scheduler::receive::Receiving;
 use crate::scheduler::request_state::{LastRound, PendingTokens, RequestState, Running, TARGET};
 use crate::times::Times;
 
@@ -25,6 +27,11 @@ pub(crate) struct InFlightBatch {
     pub epoch: u64,
     pub began: Instant,
     pub parts: Vec<InFlightRow>,
+    /// Requests whose rows it writes, or whose drafts it unpacks.
+    pub importing: Vec<RequestId>,
+    /// Those of them whose drafts it unpacks, and requests whose drafts it packs.
+    pub unpacking: Vec<RequestId>,
+    pub packing: Vec<RequestId>,
     /// What its trees were decided with.
     pub setting: Setting,
     /// Tokens that were expected of it.
@@ -55,7 +62,8 @@ impl Scheduler {
         match done.outcome {
             Ok(outputs) => {
                 self.learn(&in_flight, &outputs, &done.times);
-                self.settle(&in_flight, outputs);
+                self.settle(&in_flight, outputs, done.packed);
+                self.settle_unpacked(&in_flight.unpacking, &done.unpacked);
             }
             Err(why) => {
                 self.learn(&in_flight, &[], &done.times);
@@ -136,10 +144,17 @@ impl Scheduler {
             return;
         }
         self.epoch += 1;
-        let behind = self.in_flight.iter().flat_map(|in_flight| &in_flight.parts);
-        let lost: Vec<RequestId> =
-            in_flight.parts.iter().chain(behind).map(|part| part.request).collect();
-        let lost = |request: &mut Running| lost.contains(&request.state.id());
+        let mut names: Vec<RequestId> = Vec::new();
+        for in_flight in [in_flight].into_iter().chain(&self.in_flight) {
+            names.extend(in_flight.parts.iter().map(|part| part.request));
+            names.extend(&in_flight.importing);
+        }
+        let is_received = |receiving: &Receiving| names.contains(&receiving.state.id());
+        while let Some(at) = self.receiving.iter().position(is_received) {
+            let state = self.receiving.remove(at).discard(&mut self.cache);
+            self.finish(state, FinishReason::Abort(failure.to_string()));
+        }
+        let lost = |request: &mut Running| names.contains(&request.state.id());
         let lost: Vec<Running> = self.running.extract_if(.., lost).collect();
         tracing::error!(%failure, requests = lost.len(), "a round failed");
         self.stats.failed_rounds.fetch_add(1, Relaxed);
@@ -150,7 +165,14 @@ impl Scheduler {
         }
     }
 
-    fn settle(&mut self, in_flight: &InFlightBatch, outputs: Vec<Option<RequestOutput>>) {
+    fn settle(
+        &mut self,
+        in_flight: &InFlightBatch,
+        outputs: Vec<Option<RequestOutput>>,
+        packed: Vec<Vec<u8>>,
+    ) {
+        let mut packed: HashMap<RequestId, Vec<u8>> =
+            in_flight.packing.iter().copied().zip(packed).collect();
         // Requests keep their order while a round is on its way, so each is found behind the last.
         let mut index = 0;
         for (part, output) in in_flight.parts.iter().zip(outputs) {
@@ -163,7 +185,19 @@ impl Scheduler {
             let known = output.known;
             let ending = match &part.work {
                 RowWork::Prefill { rows, last, .. } => {
-                    self.settle_chunk(index, rows.len(), *last, output)
+                    let hands_over = *last && request.state.handing_over.is_some();
+                    let choices = if hands_over { output.tokens.clone() } else { Vec::new() };
+                    let ending = self.settle_chunk(index, rows.len(), *last, output);
+                    if hands_over {
+                        if ending.is_none() {
+                            self.keep_draft_rows(index, &part.work, known);
+                        }
+                        let first = choices.into_iter().map(token_of).collect();
+                        let packed = packed.remove(&part.request);
+                        Some(self.hand_over(index, first, ending, packed))
+                    } else {
+                        ending
+                    }
                 }
                 RowWork::Decode { .. } => self.settle_tree(index, output),
             };
@@ -193,7 +227,13 @@ impl Scheduler {
                 take_back(&mut state.usage, dropped, tokens, drafts);
             };
             let at = self.running.iter().position(|request| request.state.id() == id);
-            if let Some(at) = at {
+            let received = self.receiving.iter().position(|r| r.state.id() == id);
+            if let Some(at) = received {
+                let mut state = self.receiving.remove(at).discard(&mut self.cache);
+                shorten(&mut state);
+                let reason = reason_of(verdict).expect("a reply ends its request");
+                self.finish(state, reason);
+            } else if let Some(at) = at {
                 let mut request = self.running.remove(at);
                 shorten(&mut request.state);
                 let reason = reason_of(verdict).expect("a reply ends its request");
@@ -227,6 +267,9 @@ impl Scheduler {
             let first = Token { id: state.tokens[0], logprob: None, top: Vec::new() };
             let mut tokens = std::mem::take(&mut state.prompt_tokens);
             tokens.insert(0, first);
+            if let Some(handing_over) = &mut state.handing_over {
+                handing_over.prompt = tokens.clone();
+            }
             self.outputs.prompt(state.id(), tokens);
         }
         state.last_round = LastRound::default();
@@ -275,9 +318,9 @@ impl Scheduler {
 }
 
 /// How a request ends by its own rules, with the tokens that its listener has not heard.
-struct Ending {
-    reason: FinishReason,
-    tokens: Vec<Token>,
+pub(crate) struct Ending {
+    pub reason: FinishReason,
+    pub tokens: Vec<Token>,
 }
 
 /// Adds tokens to a text and gives them to its listener, unless they are its last.

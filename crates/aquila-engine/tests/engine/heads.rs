@@ -12,7 +12,7 @@ use aquila_model::{
     Checkpoint, Decoder, DraftTokens, EagleCheckpoint, LoadFormat, Location, MtpCheckpoint, resolve,
 };
 use aquila_spec::{
-    Algorithm, DraftFor, Eagle, Mtp, MtpRoom, Opening, RecurrentDraft, Registry, Shape, Travels,
+    Algorithm, DraftFor, Eagle, Mtp, MtpRoom, Opening, RecurrentDraft, Registry, Shape,
 };
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -294,36 +294,4 @@ fn heads_are_found_by_name_and_take_what_they_say() {
     let opening = Opening { draft: Some(("tiny", &tiny)), ..Opening::new(&target) };
     let refused = entry.open(&opening).err().unwrap().to_string();
     assert!(refused.contains("has no MTP layers"), "{refused}");
-}
-
-#[test]
-fn every_algorithm_declares_what_of_a_request_travels() {
-    let backend = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
-    let target = Checkpoint::open(&resolve("tiny").unwrap(), LoadFormat::Auto).unwrap();
-    let format = WeightFormat::Bf16;
-    let decoder = Decoder::load(&backend, &target, format, 64, &mut |_| ()).unwrap();
-    let registry = Registry::built_in();
-    let config = config(shape(3, 2, 6));
-    for (name, groups, travels) in [
-        // The hidden state behind the seed, as wide as the head is.
-        ("EAGLE3", 1, Travels::with_hidden(1, 384)),
-        ("EAGLE", 1, Travels::with_hidden(1, 384)),
-        // Of three layers, the second and the third take a state that was left before.
-        ("MTP", 3, Travels::with_hidden(2, 384)),
-        ("STANDALONE", 1, Travels::OFFER),
-        ("NGRAM", 0, Travels::NOTHING),
-    ] {
-        let entry = registry.find(name).unwrap().unwrap();
-        let draft = match entry.draft_for("tiny") {
-            DraftFor::Model(draft) => Some((draft.clone(), resolve(&draft).unwrap())),
-            _ => None,
-        };
-        let draft = draft.as_ref().map(|(name, location)| (name.as_str(), location));
-        let opening = Opening { draft, ..Opening::new(&target) };
-        let opened = entry.open(&opening).unwrap();
-        let algorithm = opened.load(&backend, &decoder, &config.allowance(format)).unwrap();
-        let declaration = algorithm.declaration();
-        assert_eq!((declaration.groups.len(), declaration.travels), (groups, travels), "{name}");
-        assert_eq!(declaration.by_tokens_alone(), name == "NGRAM", "{name}");
-    }
 }

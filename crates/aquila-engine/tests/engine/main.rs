@@ -19,4 +19,5 @@ mod requests;
 mod returned;
 mod speculation;
 mod support;
+mod transfer;
 mod verify_modes;

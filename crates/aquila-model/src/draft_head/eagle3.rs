@@ -265,6 +265,14 @@ impl<B: Backend> RecurrentHead<B> for Eagle3Head<B> {
         scratch.logits()
     }
 
+    fn seeds(scratch: &HeadScratch<B>) -> Option<&B::Rows> {
+        Some(&scratch.seeds)
+    }
+
+    fn seeds_mut(scratch: &mut HeadScratch<B>) -> Option<&mut B::Rows> {
+        Some(&mut scratch.seeds)
+    }
+
     fn check(&self, plan: &ForwardPlan, scratch: &HeadScratch<B>) -> Result<()> {
         check_plan(plan, scratch.bounds, self.spec.layer.vocab_size, self.positions)?;
         check_sources(plan)

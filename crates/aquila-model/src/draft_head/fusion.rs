@@ -308,6 +308,14 @@ impl<B: Backend> RecurrentHead<B> for FusedHead<B> {
         scratch.logits()
     }
 
+    fn seeds(scratch: &FusedScratch<B>) -> Option<&B::Rows> {
+        Some(&scratch.seeds)
+    }
+
+    fn seeds_mut(scratch: &mut FusedScratch<B>) -> Option<&mut B::Rows> {
+        Some(&mut scratch.seeds)
+    }
+
     fn check(&self, plan: &ForwardPlan, scratch: &FusedScratch<B>) -> Result<()> {
         check_plan(plan, scratch.layer.bounds, self.spec.vocab_size, self.positions)?;
         check_sources(plan)

@@ -40,6 +40,12 @@ pub trait RecurrentHead<B: Backend>: Send {
     /// The logits of the last pass, one row per output of its plan.
     fn logits(scratch: &Self::Scratch) -> &B::Rows;
 
+    /// The hidden states that expanding begins with, where extends leave any.
+    fn seeds(scratch: &Self::Scratch) -> Option<&B::Rows>;
+
+    /// The same, to be replaced.
+    fn seeds_mut(scratch: &mut Self::Scratch) -> Option<&mut B::Rows>;
+
     /// Refuses a plan that would read or write out of bounds.
     fn check(&self, plan: &ForwardPlan, scratch: &Self::Scratch) -> Result<()>;
 
@@ -130,6 +136,14 @@ impl<B: Backend> RecurrentHead<B> for Decoder<B> {
 
     fn logits(scratch: &Scratch<B>) -> &B::Rows {
         scratch.logits()
+    }
+
+    fn seeds(_: &Scratch<B>) -> Option<&B::Rows> {
+        None
+    }
+
+    fn seeds_mut(_: &mut Scratch<B>) -> Option<&mut B::Rows> {
+        None
     }
 
     fn check(&self, plan: &ForwardPlan, scratch: &Scratch<B>) -> Result<()> {

@@ -45,13 +45,18 @@ fn n_grams_conform_and_those_of_a_request_are_invariant() {
     conforms("ngram", &["--speculative-ngram-match-type", "prob"]);
 }
 
-/// Drafts the number of times that it heard of a request, which no other machine knows.
+/// Drafts the number of times that it heard of a request, which another machine knows only if it is
+/// packed.
 #[derive(Default)]
 struct Counting {
     heard: HashMap<u64, u32>,
+    packs: bool,
 }
 
-struct CountingEntry;
+#[derive(Clone, Copy)]
+struct CountingEntry {
+    packs: bool,
+}
 
 impl Entry for CountingEntry {
     fn name(&self) -> &'static str {
@@ -63,7 +68,7 @@ impl Entry for CountingEntry {
     }
 
     fn open(&self, _opening: &Opening<'_>) -> Result<Box<dyn Opened>> {
-        Ok(Box::new(CountingEntry))
+        Ok(Box::new(*self))
     }
 }
 
@@ -75,7 +80,8 @@ impl Opened for CountingEntry {
 
 impl<B: Backend> LoadOn<B> for CountingEntry {
     fn load(&self, _: &B, _: &Decoder<B>, _: &Allowance) -> Result<Algorithm<B>> {
-        Ok(Algorithm::on_host("COUNTING", Counting::default()))
+        let counting = Counting { packs: self.packs, ..Counting::default() };
+        Ok(Algorithm::on_host("COUNTING", counting))
     }
 }
 
@@ -92,15 +98,28 @@ impl HostProposer for Counting {
     fn read(&mut self, request: u64, _: &[u32]) {
         *self.heard.entry(request).or_default() += 1;
     }
+
+    fn pack(&mut self, request: u64) -> Vec<u8> {
+        let heard = self.heard.get(&request).copied().unwrap_or(0);
+        if self.packs { heard.to_le_bytes().to_vec() } else { Vec::new() }
+    }
+
+    fn unpack(&mut self, request: u64, _: &[u32], packed: &[u8]) -> bool {
+        let heard = packed.try_into().map(u32::from_le_bytes);
+        self.heard.insert(request, heard.unwrap_or(1));
+        heard.is_ok() == self.packs
+    }
 }
 
 #[test]
-fn state_not_declared_to_travel_is_found_out() {
-    let mut algorithms = Algorithms::built_in();
-    algorithms.register(Box::new(CountingEntry)).unwrap();
-    let failures = conformance::check_travels(&algorithms, "counting", &[]).unwrap();
-    assert!(!failures.is_empty(), "a second machine counts otherwise");
-    for failure in &failures {
-        assert!(failure.contains("another machine that has the tokens alone"), "{failure}");
+fn state_that_is_not_packed_is_found_out() {
+    for packs in [false, true] {
+        let mut algorithms = Algorithms::built_in();
+        algorithms.register(Box::new(CountingEntry { packs })).unwrap();
+        let failures = conformance::check_packed(&algorithms, "counting", &[], false).unwrap();
+        assert_eq!(failures.is_empty(), packs, "{failures:?}");
+        for failure in &failures {
+            assert!(failure.contains("the tokens and what was packed"), "{failure}");
+        }
     }
 }

@@ -2,13 +2,14 @@
 //! host looked at early, or a bound that is too small, changes the answer.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::round::{
-    Batch, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, ReturnedRows, Simulate,
-    StateBounds, Tree, TreeLimits,
+    Batch, Candidates, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, ReturnedRows,
+    Simulate, StateBounds, Tree, TreeLimits,
 };
 use aquila_compute::{
     Accumulate, Activation, AttentionParams, Backend, DraftIds, ForwardPlan, HeadShape, HostTensor,
@@ -487,5 +488,55 @@ impl Backend for Deferring {
     fn read(&self, rows_of: &Self::Rows, rows: usize) -> Result<Vec<f32>> {
         self.catch_up()?;
         self.cpu.read(&lock(rows_of), rows)
+    }
+
+    fn kv_shape(&self, kv: &Self::Kv) -> KvShape {
+        self.cpu.kv_shape(&lock(kv))
+    }
+
+    fn read_slots(
+        &self,
+        kv: &Self::Kv,
+        layers: Range<usize>,
+        slots: &[u32],
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
+        self.catch_up()?;
+        self.cpu.read_slots(&lock(kv), layers, slots, out)
+    }
+
+    fn write_slots(
+        &self,
+        kv: &mut Self::Kv,
+        layers: Range<usize>,
+        slots: &[u32],
+        bytes: &[u8],
+    ) -> Result<()> {
+        let (slots, bytes) = (slots.to_vec(), bytes.to_vec());
+        defer!(self, [kv], |cpu| cpu.write_slots(&mut lock(&kv), layers, &slots, &bytes))
+    }
+
+    fn read_row(&self, rows: &Self::Rows, row: usize) -> Result<Vec<f32>> {
+        self.catch_up()?;
+        self.cpu.read_row(&lock(rows), row)
+    }
+
+    fn write_row(&self, rows: &mut Self::Rows, row: usize, values: &[f32]) -> Result<()> {
+        let values = values.to_vec();
+        defer!(self, [rows], |cpu| cpu.write_row(&mut lock(&rows), row, &values))
+    }
+
+    fn read_seed(&self, state: &Self::State, place: usize) -> Result<Option<Candidates>> {
+        self.catch_up()?;
+        self.cpu.read_seed(&lock(state), place)
+    }
+
+    fn write_seed(
+        &self,
+        state: &mut Self::State,
+        place: usize,
+        seed: Option<Candidates>,
+    ) -> Result<()> {
+        defer!(self, [state], |cpu| cpu.write_seed(&mut lock(&state), place, seed))
     }
 }

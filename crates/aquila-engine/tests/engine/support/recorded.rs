@@ -67,6 +67,14 @@ impl Drafter<CpuBackend> for Recorded {
     fn logits(&self) -> &Rows {
         self.draft.logits()
     }
+
+    fn seeds(&self) -> Option<&Rows> {
+        self.draft.seeds()
+    }
+
+    fn seeds_mut(&mut self) -> Option<&mut Rows> {
+        self.draft.seeds_mut()
+    }
 }
 
 /// Lets a draft draft and extend for a batch of nothing.

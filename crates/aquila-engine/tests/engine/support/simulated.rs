@@ -11,7 +11,7 @@ use aquila_engine::executor::{
     BatchOutput, Executor, Profile, RequestWork, RowWidths, ScheduledBatch,
 };
 use aquila_engine::{EngineConfig, RequestId, Times};
-use aquila_spec::{Declaration, HiddenStates, Travels};
+use aquila_spec::{Declaration, HiddenStates};
 
 use super::VOCABULARY;
 
@@ -139,10 +139,9 @@ impl Executor for Simulated {
             name: "SIMULATED",
             hidden: HiddenStates::None,
             groups: Vec::new(),
-            travels: Travels::NOTHING,
         });
         let row_widths = RowWidths::default();
-        Profile { vocabulary: VOCABULARY as usize, declaration, row_widths }
+        Profile { vocabulary: VOCABULARY as usize, declaration, row_widths, kv: Vec::new() }
     }
 
     fn run(&mut self, batch: ScheduledBatch) -> BatchOutput {
@@ -185,6 +184,7 @@ impl Executor for Simulated {
         if outcome.is_ok() {
             self.broken = None;
         }
-        BatchOutput { number: batch.number, outcome, times: Times::default() }
+        let (unpacked, packed) = (Vec::new(), Vec::new());
+        BatchOutput { number: batch.number, outcome, unpacked, packed, times: Times::default() }
     }
 }

@@ -1,0 +1,363 @@
+//! Requests whose prompt is processed by another engine.
+//!
+//! Such a request reserves slots for its whole prompt, then its rows come, in pieces that the next
+//! batch writes. The first token of its answer is handed out as soon as it is known; when all rows
+//! are there as well, the request gets a place, its draft takes what the other engine has packed,
+//! and it decodes as a request would that was preempted and has rebuilt its rows. The invariant: a
+//! row is committed when all of them were written, and never before.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use aquila_compute::KvShape;
+use aquila_kv::{Group, KvCache, Sequence};
+use aquila_spec::DraftGroup;
+
+use crate::error::Failure;
+use crate::executor::{Import, ScheduledBatch, Unpack};
+use crate::listener::{FinishReason, Outcome};
+use crate::request::RequestId;
+use crate::scheduler::Scheduler;
+use crate::scheduler::output_processor::Last;
+use crate::scheduler::plan::{HEADROOM, headroom};
+use crate::scheduler::request_state::{LastRound, RequestState, Running, TARGET, Waiting};
+use crate::transfer::{Delivery, KvRows, Prefilled};
+
+/// A request that has slots and no rows yet.
+pub(crate) struct Receiving {
+    pub state: Box<RequestState>,
+    pub sequence: Sequence,
+    /// How many rows every layer has got, by group, store and layer.
+    got: Vec<Vec<Vec<usize>>>,
+    /// Rows that the executor was not told yet.
+    rows: Vec<KvRows>,
+    /// What was packed for its draft, once its prompt is processed.
+    prefilled: Option<Option<Vec<u8>>>,
+}
+
+/// What came from another engine and the executor was not told yet.
+pub(crate) struct Arrived {
+    rows: Vec<KvRows>,
+    /// What was packed; none where the draft's last rows are run again.
+    packed: Option<Vec<u8>>,
+}
+
+impl Receiving {
+    fn new(state: Box<RequestState>, sequence: Sequence, kv: &[Vec<KvShape>]) -> Self {
+        let have = sequence.committed(TARGET);
+        let stores = |shapes: &Vec<KvShape>| {
+            shapes.iter().map(|shape| vec![have; shape.layers]).collect::<Vec<_>>()
+        };
+        let got = kv.iter().map(stores).collect();
+        Self { state, sequence, got, rows: Vec::new(), prefilled: None }
+    }
+
+    /// Takes rows, or says what is wrong with them.
+    fn take(
+        &mut self,
+        rows: KvRows,
+        kv: &[Vec<KvShape>],
+        declared: &[DraftGroup],
+    ) -> Result<(), String> {
+        let there = || format!("store {} of group {}", rows.store, rows.group);
+        let shape = kv.get(rows.group).and_then(|stores| stores.get(rows.store));
+        let Some(shape) = shape else { return Err(format!("there is no {}", there())) };
+        if rows.layers.start >= rows.layers.end || rows.layers.end > shape.layers {
+            let (layers, all) = (&rows.layers, shape.layers);
+            return Err(format!("layers {layers:?} of {}, which has {all}", there()));
+        }
+        let goal = goal_of(self.state.params.prompt, rows.group, declared);
+        let got = &mut self.got[rows.group][rows.store][rows.layers.clone()];
+        if got.iter().any(|&got| got != rows.rows.start)
+            || rows.rows.start > rows.rows.end
+            || rows.rows.end > goal
+        {
+            let (from, wanted) = (&rows.rows, got[0]..goal);
+            return Err(format!("rows {from:?} of {}, not of {wanted:?}", there()));
+        }
+        let bytes = rows.layers.len() * rows.rows.len() * shape.bytes_per_layer();
+        if rows.bytes.len() != bytes {
+            return Err(format!("{} bytes of {}, not {bytes}", rows.bytes.len(), there()));
+        }
+        got.fill(rows.rows.end);
+        // A draft's rows are of no use to a request that does not draft.
+        if rows.group < self.state.groups().len() {
+            self.rows.push(rows);
+        }
+        Ok(())
+    }
+
+    /// Whether nothing more is to come.
+    fn is_complete(&self, declared: &[DraftGroup]) -> bool {
+        let prompt = self.state.params.prompt;
+        let groups = self.got.iter().take(self.state.groups().len()).enumerate();
+        let all = |(group, stores): (usize, &Vec<Vec<usize>>)| {
+            let goal = goal_of(prompt, group, declared);
+            stores.iter().flatten().all(|&got| got == goal)
+        };
+        self.prefilled.is_some() && { groups }.all(all)
+    }
+
+    /// The same as a request that runs, with what the executor is to be told.
+    fn run(self) -> Running {
+        let Self { mut state, sequence, rows, prefilled, .. } = self;
+        state.source = None;
+        let packed = prefilled.flatten().or((!state.params.drafts()).then(Vec::new));
+        let goal = state.prefill_goal();
+        let mut running = Running::new(state, sequence, goal, goal);
+        running.unpacking = packed.is_some();
+        if packed.is_none() {
+            running.read = goal.saturating_sub(running.state.rows_of_seed());
+        }
+        running.arrived = Some(Arrived { rows, packed });
+        running
+    }
+
+    /// Adds the rows that came since the last batch; answers whose they are, if there are any.
+    pub fn import(&mut self, batch: &mut ScheduledBatch) -> Option<RequestId> {
+        let any = !self.rows.is_empty();
+        import(&mut self.rows, &self.sequence, batch);
+        any.then(|| self.state.id())
+    }
+
+    /// Gives its slots back.
+    pub fn discard(self, cache: &mut KvCache) -> Box<RequestState> {
+        cache.discard(self.sequence);
+        self.state
+    }
+}
+
+impl Running {
+    /// Lets its last rows be run again, on which its next tree stands.
+    fn run_last_rows_again(&mut self, cache: &mut KvCache) {
+        self.read = self.goal.saturating_sub(self.state.rows_of_seed());
+        for &group in self.state.groups() {
+            let rows = self.read - self.sequence.committed(group);
+            cache.commit(&mut self.sequence, group, rows);
+        }
+    }
+}
+
+/// Why a request ends whose prompt does not come.
+fn not_received(why: &str) -> FinishReason {
+    FinishReason::Abort(format!("its prompt was not received: {why}"))
+}
+
+/// How many rows of a group the prompt leaves, the first token known.
+fn goal_of(prompt: usize, group: usize, declared: &[DraftGroup]) -> usize {
+    let certain = |draft: &DraftGroup| draft.certain_rows(prompt + 1, prompt, true);
+    group.checked_sub(1).map_or(prompt, |draft| declared.get(draft).map_or(0, certain))
+}
+
+impl Scheduler {
+    /// Takes what comes for a request that is received; false if there is none of that name.
+    pub fn deliver(&mut self, id: RequestId, delivery: Delivery) -> bool {
+        let Some(at) = self.receiving_at(id) else {
+            // Before it has slots nothing comes but that nothing will come.
+            let Delivery::Failed(why) = delivery else { return false };
+            let waits = self.waiting.get_by_id(id).is_some_and(|w| w.state.source.is_some());
+            if waits && let Some(waiting) = self.waiting.take_by_id(id) {
+                self.finish(waiting.state, not_received(&why));
+            }
+            return waits;
+        };
+        let taken = match delivery {
+            Delivery::Rows(rows) => {
+                let declared = self.profile.declaration.as_ref().map_or(&[][..], |d| &d.groups);
+                self.receiving[at].take(rows, &self.profile.kv, declared)
+            }
+            Delivery::Prefilled(prefilled) => self.take_prefilled(id, *prefilled),
+            Delivery::Failed(why) => Err(why),
+        };
+        if let Err(why) = taken
+            && let Some(at) = self.receiving_at(id)
+        {
+            let state = self.receiving.remove(at).discard(&mut self.cache);
+            self.finish(state, not_received(&why));
+        }
+        self.count();
+        true
+    }
+
+    fn receiving_at(&self, id: RequestId) -> Option<usize> {
+        self.receiving.iter().position(|receiving| receiving.state.id() == id)
+    }
+
+    /// The prompt is processed: hands out the first token.
+    fn take_prefilled(&mut self, id: RequestId, prefilled: Prefilled) -> Result<(), String> {
+        // Listeners are told nothing before it is known what they said to the round before.
+        let replies = self.outputs.replies();
+        self.follow_listeners(replies);
+        let Some(at) = self.receiving_at(id) else { return Ok(()) };
+        let vocabulary = self.vocabulary();
+        let Receiving { state, prefilled: draft, .. } = &mut self.receiving[at];
+        let Prefilled { tokens, ended, prompt, rows, seed, groups, cached_tokens, draft: packed } =
+            prefilled;
+        if draft.is_some() {
+            return Err("its prompt was processed twice".into());
+        }
+        let is_token = |id: u32| (id as usize) < vocabulary;
+        if tokens.len() > 1
+            || tokens.is_empty() && ended.is_none()
+            || !tokens.iter().all(|token| is_token(token.id))
+        {
+            return Err("the first token is none".into());
+        }
+        *draft = Some(packed);
+        Arc::make_mut(&mut state.params).set_seed(seed);
+        if let Some(awaited) = &mut state.awaited {
+            *awaited = (*awaited).max(state.params.prompt);
+            state.rows = rows;
+        }
+        state.seen = true;
+        state.usage.cached_tokens = cached_tokens;
+        state.usage.completion_tokens = tokens.len();
+        state.tokens.extend(tokens.iter().map(|token| token.id));
+        state.last_round = LastRound { tokens: tokens.len(), drafts: None };
+        if state.params.drafts() && groups < state.groups().len() {
+            state.decode_plainly();
+            self.stats.lost_drafts.fetch_add(1, Relaxed);
+        }
+        if state.params.prompt_logprobs.is_some() {
+            self.outputs.prompt(id, prompt);
+        }
+        self.stats.received.fetch_add(1, Relaxed);
+        let full = state.tokens.len() >= state.params.longest;
+        match ended.or(full.then_some(FinishReason::Length)) {
+            None => self.outputs.tokens(id, tokens),
+            Some(reason) => {
+                let state = self.receiving.remove(at).discard(&mut self.cache);
+                if tokens.is_empty() {
+                    self.finish(state, reason);
+                } else {
+                    self.drafting.leave(id.0);
+                    let RequestState { usage, rows, .. } = *state;
+                    let outcome = Outcome { reason, usage, rows };
+                    self.outputs.last(id, Last { tokens, outcome, drafts: None });
+                }
+            }
+        }
+        let replies = self.outputs.round_ends();
+        self.follow_listeners(replies);
+        Ok(())
+    }
+
+    /// Reserves slots for requests that are to be received, in the order of their arrival, while
+    /// memory lasts; gives a place to those whose rows are all there.
+    pub(crate) fn plan_receiving(&mut self) {
+        let declared = self.profile.declaration.as_ref().map_or(&[][..], |d| &d.groups);
+        let mut at = 0;
+        while at < self.receiving.len() && self.running.len() < self.config.max_running_requests {
+            if self.receiving[at].is_complete(declared) {
+                let running = self.receiving.remove(at).run();
+                if !running.unpacking {
+                    self.stats.rebuilt_drafts.fetch_add(1, Relaxed);
+                }
+                self.running.push(running);
+            } else {
+                at += 1;
+            }
+        }
+        while self.receiving.len() < self.config.max_running_requests {
+            // Requests of one family have the same prompt, which the cache will then have.
+            let is_received = |waiting: &Waiting| {
+                let family = waiting.state.family;
+                let running = self.running.iter().filter(|r| r.is_reading()).map(|r| &r.state);
+                let mut all = running.chain(self.receiving.iter().map(|r| &r.state));
+                family.is_some() && all.any(|state| state.family == family)
+            };
+            let next = |waiting: &Waiting| waiting.state.source.is_some() && !is_received(waiting);
+            let Some(at) = self.waiting.find_highest(0, next) else { break };
+            let running = self.running.iter().map(headroom);
+            let received = self.receiving.iter().map(|r| r.state.remaining());
+            let kept_back = running.chain(received.map(|rows| rows.min(HEADROOM))).sum();
+            match self.waiting.take(at).reserve(&mut self.cache, kept_back) {
+                Ok((mut state, sequence)) => {
+                    self.waiting.overtake(state.id());
+                    let have = sequence.committed(TARGET);
+                    if let Some(source) = &mut state.source {
+                        source.begin(have);
+                    }
+                    self.receiving.push(Receiving::new(state, sequence, &self.profile.kv));
+                }
+                Err(Waiting { state }) if self.running.is_empty() && self.receiving.is_empty() => {
+                    let why = Failure::DoesNotFit(state.id()).to_string();
+                    self.finish(state, FinishReason::Abort(why));
+                }
+                Err(waiting) => {
+                    self.waiting.put(waiting);
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Lets the youngest request that is received process its prompt here, later, and frees its
+    /// slots; false if there is none.
+    pub(crate) fn preempt_receiving(&mut self) -> bool {
+        let Some(receiving) = self.receiving.pop() else { return false };
+        let mut state = receiving.discard(&mut self.cache);
+        state.source = None;
+        state.usage.preemptions += 1;
+        self.stats.preemptions.fetch_add(1, Relaxed);
+        self.waiting.put(Waiting { state });
+        true
+    }
+
+    /// Commits the rows of requests whose drafts have taken what was packed, or lets their last rows
+    /// be run again.
+    pub(crate) fn settle_unpacked(&mut self, requests: &[RequestId], unpacked: &[bool]) {
+        for (&id, &unpacked) in requests.iter().zip(unpacked) {
+            let at = self.running.iter().position(|r| r.state.id() == id && r.unpacking);
+            let Some(at) = at else { continue };
+            let request = &mut self.running[at];
+            request.unpacking = false;
+            if !unpacked {
+                let departed = request.departed();
+                request.told = None;
+                request.run_last_rows_again(&mut self.cache);
+                self.departed.extend(departed);
+                self.stats.rebuilt_drafts.fetch_add(1, Relaxed);
+                continue;
+            }
+            let declared = self.profile.declaration.as_ref().map_or(&[][..], |d| &d.groups);
+            let Running { state, sequence, told, .. } = request;
+            for &group in state.groups() {
+                let goal = goal_of(state.params.prompt, group.index(), declared);
+                let rows = goal - sequence.committed(group);
+                self.cache.commit(sequence, group, rows);
+            }
+            self.cache.publish(sequence, &state.tokens);
+            // Slots of committed rows may be others now.
+            told.iter_mut().flatten().for_each(|told| *told = 0);
+        }
+    }
+}
+
+/// Moves rows to the batch that writes them.
+fn import(rows: &mut Vec<KvRows>, sequence: &Sequence, batch: &mut ScheduledBatch) {
+    for rows in rows.drain(..) {
+        let mut slots = Vec::new();
+        sequence.extend_slots(Group::new(rows.group), rows.rows.clone(), &mut slots);
+        batch.imports.push(Import { rows, slots });
+    }
+}
+
+/// Adds what came for a request to the batch that writes it. Where nothing was packed for its
+/// draft, its last rows are run again.
+pub(crate) fn import_arrived(
+    request: &mut Running,
+    cache: &mut KvCache,
+    batch: &mut ScheduledBatch,
+) -> bool {
+    let Some(Arrived { mut rows, packed }) = request.arrived.take() else { return false };
+    import(&mut rows, &request.sequence, batch);
+    match packed {
+        Some(packed) => {
+            let (request, tokens) = (request.state.id(), request.state.tokens.clone());
+            batch.unpack.push(Unpack { request, tokens, packed });
+        }
+        None => request.run_last_rows_again(cache),
+    }
+    true
+}

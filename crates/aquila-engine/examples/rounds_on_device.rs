@@ -1,6 +1,6 @@
 //! Rounds of the shipped models on a device, without cargo and without the sources.
 //!
-//! `rounds_on_device cpu|cuda|cuda-plain [golden] [grid] [tables]`: the ids of transformers; every
+//! `rounds_on_device cpu|cuda|cuda-plain [golden] [grid] [transfer] [tables]`: the ids of transformers; every
 //! algorithm, chains and trees, greedy, seeded and with penalties, against plain decoding on the
 //! same device, ids and log-probabilities without tolerance; acceptance beside the tables of the
 //! code that trained the heads. `AQUILA_MODELS` names the folder of the archives, `AQUILA_FIXTURES`
@@ -16,9 +16,10 @@ use std::time::Instant;
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::cuda::{Arithmetic, CudaBackend};
 use aquila_compute::{Backend, KvDtype};
-use aquila_engine::{EngineConfig, Scheduler};
+use aquila_engine::{EngineConfig, EnginePair, Scheduler};
 use aquila_spec::{LoadOn, Opened, Shape};
 use serde_json::Value;
+use support::across::across;
 use support::answers::*;
 use support::shipped::{config, named_on};
 
@@ -51,7 +52,7 @@ fn main() {
             device.equals_cpu() & device.check(&asked)
         }
         _ => {
-            println!("rounds_on_device cpu|cuda|cuda-plain [golden] [grid] [tables]");
+            println!("rounds_on_device cpu|cuda|cuda-plain [golden] [grid] [transfer] [tables]");
             false
         }
     };
@@ -74,6 +75,7 @@ where
         for (word, part) in [
             ("golden", Self::golden as fn(&Self) -> bool),
             ("grid", Self::grid),
+            ("transfer", Self::transfer),
             ("tables", Self::tables),
         ] {
             if asked(word) {
@@ -182,6 +184,38 @@ where
             let each = tokens as f64 / rounds.max(1) as f64;
             println!("| {name} | {engines} | {answered} | {differ} | {each:.2} |");
             sound &= differ == 0 && rounds > 0;
+        }
+        sound
+    }
+
+    /// Whether two engines, one of which processes prompts, answer and draft as one does.
+    fn transfer(&self) -> bool {
+        let prompts = grid_prompts();
+        let mut sound = true;
+        for name in ALGORITHMS.into_iter().chain([PLAIN]) {
+            let shapes = match name {
+                PLAIN => vec![Shape::PLAIN],
+                _ => vec![Shape::chain(3), shape(3, 4, 12)],
+            };
+            for (at, shape) in shapes.into_iter().enumerate() {
+                let (mode, change) = MODES[at];
+                let config = |page_size| EngineConfig { page_size, ..config(shape) };
+                let want = answers(&mut self.engine(name, config(1)), &prompts, TOKENS, change);
+                let decode = self.engine(name, config(1)).overlapped().expect("a thread");
+                let mut pair = EnginePair::new(self.engine(name, config(16)), decode);
+                let got = across(&mut pair, &prompts, TOKENS, change);
+                let differ = got.iter().zip(&want).filter(|(a, b)| a != b).count();
+                let counts = pair.decode.stats().snapshot();
+                println!(
+                    "two engines, {name}, {shape}, {mode}: {differ} of {} answers differ, {} \
+                     received, {} drafts rebuilt",
+                    got.len(),
+                    counts.received,
+                    counts.rebuilt_drafts
+                );
+                sound &= differ == 0 && counts.received == got.len() as u64;
+                sound &= counts.rebuilt_drafts == 0;
+            }
         }
         sound
     }

@@ -8,3 +8,4 @@ mod experts;
 mod made;
 mod projections;
 mod rowwise;
+mod transfer;

@@ -2,19 +2,20 @@
 //! histograms are those of one engine, whatever drafts, and no slot is lost on either side.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 
 use aquila_engine::{
-    Alter, Delivery, EngineConfig, EnginePair, FinishReason, Request, Scheduler, Snapshot,
+    Alter, Delivery, EngineConfig, EngineHandle, EnginePair, FinishReason, HandOver, KvRows,
+    Prefilled, Request, RequestId, Scheduler, Snapshot, Source, Transfer,
 };
 use aquila_spec::policy::{
     Adaptive, AdaptiveTable, Auto, AutoSettings, CostTable, Policy, Timed, Timing,
 };
 use aquila_spec::{Shape, Verify};
 
+use crate::support::across::{across, heard_across, request};
 use crate::support::answers::*;
 use crate::support::shipped::{config, inline};
-use crate::support::{Heard, Notes};
 
 const TARGET_ONLY: Verify = Verify::TargetOnly { single: 1.0, accumulated: 1.0 };
 
@@ -23,22 +24,6 @@ fn some_prompts(every: usize) -> Vec<Vec<u32>> {
     // Texts that are shorter than the layers of a draft look ahead.
     prompts.extend([vec![17], vec![5, 900]]);
     prompts
-}
-
-/// A request and what its listener hears.
-fn request(
-    prompt: &[u32],
-    tokens: usize,
-    change: Change,
-    index: usize,
-) -> (Request, Arc<Mutex<Heard>>) {
-    let heard = Arc::new(Mutex::new(Heard::default()));
-    let notes = Notes { heard: heard.clone(), stop_after: None };
-    let mut request = Request::new(prompt.to_vec(), tokens, Box::new(notes));
-    request.limits.stop_ids = vec![0, 2];
-    request.logprobs = Some(0);
-    change(&mut request, index);
-    (request, heard)
 }
 
 fn run(pair: &mut EnginePair) {
@@ -53,53 +38,6 @@ fn run(pair: &mut EnginePair) {
         engine.check().unwrap();
         assert_eq!(engine.stats().snapshot().used_slots, 0, "no slot is lost");
     }
-}
-
-/// What each prompt gets, and what the engine that has processed it said of it.
-fn heard_across(
-    pair: &mut EnginePair,
-    prompts: &[Vec<u32>],
-    tokens: usize,
-    change: Change,
-) -> Vec<(Heard, Heard)> {
-    let submit = |(index, prompt): (usize, &Vec<u32>)| {
-        let (first, processed) = request(prompt, tokens, change, index);
-        let (second, decoded) = request(prompt, tokens, change, index);
-        pair.submit(first, second).unwrap();
-        (processed, decoded)
-    };
-    let all: Vec<_> = prompts.iter().enumerate().map(submit).collect();
-    while !pair.is_idle() {
-        pair.step();
-        pair.prefill.check().unwrap();
-        pair.decode.check().unwrap();
-    }
-    pair.prefill.wait_for_listeners();
-    pair.decode.wait_for_listeners();
-    let heard = |heard: &Arc<Mutex<Heard>>| heard.lock().unwrap().clone();
-    all.iter().map(|(processed, decoded)| (heard(processed), heard(decoded))).collect()
-}
-
-fn across(
-    pair: &mut EnginePair,
-    prompts: &[Vec<u32>],
-    tokens: usize,
-    change: Change,
-) -> Vec<Answer> {
-    let heard = heard_across(pair, prompts, tokens, change);
-    let answer = |(processed, heard): &(Heard, Heard)| {
-        assert!(processed.tokens.len() <= 1, "a prompt leaves one token");
-        assert_eq!(processed.tokens, heard.tokens[..processed.tokens.len()], "the same token");
-        Answer {
-            ids: heard.ids(),
-            logprobs: heard.tokens.iter().map(|t| t.logprob.map(f32::to_bits)).collect(),
-            reason: Some(heard.reason().clone()),
-            spec: heard.spec.clone(),
-            states: heard.rows.hidden_states.values.iter().map(|x| x.to_bits()).collect(),
-            experts: heard.rows.routed_experts.values.clone(),
-        }
-    };
-    heard.iter().map(answer).collect()
 }
 
 fn pair(name: &str, prefill: EngineConfig, decode: EngineConfig) -> EnginePair {
@@ -374,7 +312,7 @@ fn rows_may_come_layer_by_layer_and_token_by_token() {
                 let rows = if number % 2 == 0 { 1 } else { count };
                 for (nth, first) in (0..count).step_by(rows).enumerate() {
                     let part = nth * rows * row..(nth + 1) * rows * row;
-                    parts.push(Delivery::Rows(aquila_engine::KvRows {
+                    parts.push(Delivery::Rows(KvRows {
                         layers: layer..layer + 1,
                         rows: piece.rows.start + first..piece.rows.start + first + rows,
                         bytes: [&keys[part.clone()], &values[part]].concat(),
@@ -394,7 +332,7 @@ fn rows_that_cannot_be_right_end_their_request_alone() {
     let prompts = some_prompts(8);
     let config = config(Shape::chain(3));
     let want = answers(&mut inline("EAGLE3", config.clone()), &prompts, 16, greedy);
-    type Spoil = fn(&mut aquila_engine::KvRows);
+    type Spoil = fn(&mut KvRows);
     let spoils: [(Spoil, &str); 6] = [
         (|rows| rows.group = 9, "there is no store 0 of group 9"),
         (|rows| rows.store = 3, "there is no store 3 of group"),
@@ -542,18 +480,18 @@ fn a_request_that_nobody_claims_waits_and_holds_nothing() {
     let mut pair = pair("EAGLE3", config(Shape::chain(3)), config(Shape::chain(3)));
     let (mut first, heard) = request(&[5, 6, 7], 8, greedy, 0);
     struct Nobody;
-    impl aquila_engine::HandOver for Nobody {
-        fn rows(&self, _: aquila_engine::KvRows) {
+    impl HandOver for Nobody {
+        fn rows(&self, _: KvRows) {
             panic!("nothing is sent unasked");
         }
-        fn prefilled(&self, _: aquila_engine::Prefilled) {
+        fn prefilled(&self, _: Prefilled) {
             panic!("nothing is processed unasked");
         }
         fn failed(&self, why: &str) {
             assert_eq!(why, "aborted");
         }
     }
-    first.transfer = aquila_engine::Transfer::HandOver(Arc::new(Nobody));
+    first.transfer = Transfer::HandOver(Arc::new(Nobody));
     let id = pair.prefill.submit(first).unwrap();
     let (other, answered) = request(&[5, 6, 7], 8, greedy, 0);
     pair.prefill.submit(other).unwrap();
@@ -566,4 +504,72 @@ fn a_request_that_nobody_claims_waits_and_holds_nothing() {
     assert!(pair.prefill.abort(id));
     assert!(!pair.prefill.claim(id, 0), "it is gone");
     assert_eq!(*heard.lock().unwrap().reason(), FinishReason::Abort("aborted".into()));
+}
+
+/// Gives what a prompt leaves to an engine on another thread, once the name there is known.
+struct ToHandle {
+    to: EngineHandle,
+    name: Mutex<Option<RequestId>>,
+    named: Condvar,
+}
+
+impl ToHandle {
+    fn deliver(&self, delivery: Delivery) {
+        let name = self.named.wait_while(self.name.lock().unwrap(), |name| name.is_none());
+        self.to.deliver(name.unwrap().unwrap(), delivery);
+    }
+}
+
+impl HandOver for ToHandle {
+    fn rows(&self, rows: KvRows) {
+        self.deliver(Delivery::Rows(rows));
+    }
+
+    fn prefilled(&self, prefilled: Prefilled) {
+        self.deliver(Delivery::Prefilled(Box::new(prefilled)));
+    }
+
+    fn failed(&self, why: &str) {
+        self.deliver(Delivery::Failed(why.into()));
+    }
+}
+
+struct FromHandle(EngineHandle, RequestId);
+
+impl Source for FromHandle {
+    fn begin(&mut self, have: usize) {
+        self.0.claim(self.1, have);
+    }
+}
+
+#[test]
+fn engines_on_threads_of_their_own_share_requests() {
+    let prompts = some_prompts(4);
+    let config = EngineConfig { page_size: 4, ..config(shape(3, 2, 8)) };
+    let want = answers(&mut inline("EAGLE3", config.clone()), &prompts, 24, warm);
+    let engine = || inline("EAGLE3", config.clone());
+    let prefill = EngineHandle::start(engine()).unwrap();
+    let decode = EngineHandle::start(engine().overlapped().unwrap()).unwrap();
+    let mut all = Vec::new();
+    for (index, prompt) in prompts.iter().enumerate() {
+        let (mut first, _) = request(prompt, 24, warm, index);
+        let (mut second, heard) = request(prompt, 24, warm, index);
+        let (name, named) = (Mutex::default(), Condvar::new());
+        let to = Arc::new(ToHandle { to: decode.clone(), name, named });
+        first.transfer = Transfer::HandOver(to.clone());
+        let id = prefill.submit(first).unwrap();
+        second.transfer = Transfer::Receive(Box::new(FromHandle(prefill.clone(), id)));
+        *to.name.lock().unwrap() = Some(decode.submit(second).unwrap());
+        to.named.notify_all();
+        all.push(heard);
+    }
+    // Neither stops before its requests have ended.
+    prefill.drain();
+    decode.drain();
+    for (heard, want) in all.iter().zip(&want) {
+        let heard = heard.lock().unwrap();
+        assert_eq!((heard.ids(), &heard.spec), (want.ids.clone(), &want.spec));
+    }
+    assert_eq!(prefill.stats().snapshot().used_slots, 0);
+    assert_eq!(decode.stats().snapshot().received, prompts.len() as u64);
 }

@@ -80,8 +80,10 @@ pub fn check_packed(
     for shape in SHAPES {
         let flags = [&["check", "--speculative-algorithm", name], flags, shape].concat();
         failures.extend(second_machine::failures_of_trees(algorithms, &flags, &prompts())?);
-        // Where flags leave trees open, what is drafted depends on what rounds cost.
-        let invariant = invariant && !shape.is_empty();
+        if shape.is_empty() {
+            // Flags leave trees open: what is drafted would depend on what rounds cost.
+            continue;
+        }
         let flags = [&flags[..], &["--context-length", "256", "--page-size", "4"]].concat();
         let differ =
             second_machine::failures_of_answers(algorithms, &flags, &prompts(), invariant)?;

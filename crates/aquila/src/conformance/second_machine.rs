@@ -11,7 +11,7 @@ use aquila_compute::cpu::CpuBackend;
 use aquila_compute::{KvDtype, PlanBounds, WeightFormat};
 use aquila_engine::{EnginePair, Request, Scheduler};
 use aquila_model::{Checkpoint, Decoder};
-use aquila_spec::{Allowance, DraftRequest, HostProposer, MOST_DRAFT_GROUPS, Opened, Shape};
+use aquila_spec::{Allowance, DraftRequest, HostProposer, LoadOn, MOST_DRAFT_GROUPS, Shape};
 
 use super::{Ear, Heard, TOKENS, parse};
 use crate::Algorithms;
@@ -42,7 +42,7 @@ pub(super) fn failures_of_trees(
     let decoder = Decoder::load(&backend, &checkpoint, format, longest + 1, &mut |_| ())?;
     let load = || -> Result<Option<Box<dyn HostProposer>>> {
         let allowance = allowance(shape, longest);
-        Ok(Opened::load(&*opened, &backend, &decoder, &allowance)?.host)
+        Ok(LoadOn::<CpuBackend>::load(&*opened, &backend, &decoder, &allowance)?.host)
     };
     let mut failures = Vec::new();
     for (index, prompt) in prompts.iter().enumerate() {

@@ -1,6 +1,7 @@
 //! A small real model, engines over it, and listeners that write down what they hear.
 #![allow(dead_code)]
 
+pub mod across;
 pub mod answers;
 pub mod counting;
 pub mod deferring;

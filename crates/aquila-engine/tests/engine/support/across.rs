@@ -1,0 +1,72 @@
+//! The answers of two engines, one of which processes the prompts.
+
+use std::sync::{Arc, Mutex};
+
+use aquila_engine::{EnginePair, Request};
+
+use super::answers::{Answer, Change};
+use super::{Heard, Notes};
+
+/// A request and what its listener hears.
+pub fn request(
+    prompt: &[u32],
+    tokens: usize,
+    change: Change,
+    index: usize,
+) -> (Request, Arc<Mutex<Heard>>) {
+    let heard = Arc::new(Mutex::new(Heard::default()));
+    let notes = Notes { heard: heard.clone(), stop_after: None };
+    let mut request = Request::new(prompt.to_vec(), tokens, Box::new(notes));
+    request.limits.stop_ids = vec![0, 2];
+    request.logprobs = Some(0);
+    change(&mut request, index);
+    (request, heard)
+}
+
+/// What each prompt gets, and what the engine that has processed it said of it.
+pub fn heard_across(
+    pair: &mut EnginePair,
+    prompts: &[Vec<u32>],
+    tokens: usize,
+    change: Change,
+) -> Vec<(Heard, Heard)> {
+    let submit = |(index, prompt): (usize, &Vec<u32>)| {
+        let (first, processed) = request(prompt, tokens, change, index);
+        let (second, decoded) = request(prompt, tokens, change, index);
+        pair.submit(first, second).unwrap();
+        (processed, decoded)
+    };
+    let all: Vec<_> = prompts.iter().enumerate().map(submit).collect();
+    while !pair.is_idle() {
+        pair.step();
+        pair.prefill.check().unwrap();
+        pair.decode.check().unwrap();
+    }
+    pair.prefill.wait_for_listeners();
+    pair.decode.wait_for_listeners();
+    let heard = |heard: &Arc<Mutex<Heard>>| heard.lock().unwrap().clone();
+    all.iter().map(|(processed, decoded)| (heard(processed), heard(decoded))).collect()
+}
+
+/// What each prompt gets.
+pub fn across(
+    pair: &mut EnginePair,
+    prompts: &[Vec<u32>],
+    tokens: usize,
+    change: Change,
+) -> Vec<Answer> {
+    let heard = heard_across(pair, prompts, tokens, change);
+    let answer = |(processed, heard): &(Heard, Heard)| {
+        assert!(processed.tokens.len() <= 1, "a prompt leaves one token");
+        assert_eq!(processed.tokens, heard.tokens[..processed.tokens.len()], "the same token");
+        Answer {
+            ids: heard.ids(),
+            logprobs: heard.tokens.iter().map(|t| t.logprob.map(f32::to_bits)).collect(),
+            reason: Some(heard.reason().clone()),
+            spec: heard.spec.clone(),
+            states: heard.rows.hidden_states.values.iter().map(|x| x.to_bits()).collect(),
+            experts: heard.rows.routed_experts.values.clone(),
+        }
+    };
+    heard.iter().map(answer).collect()
+}

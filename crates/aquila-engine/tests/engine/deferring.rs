@@ -5,7 +5,7 @@ use std::sync::Arc;
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::round::Returned;
 use aquila_compute::{Backend, WeightFormat};
-use aquila_engine::{EngineConfig, Request, Runner, Scheduler};
+use aquila_engine::{EngineConfig, EnginePair, Request, Runner, Scheduler};
 use aquila_model::{
     Checkpoint, Decoder, Eagle3Head, EagleCheckpoint, HeadCheckpoint, LoadFormat, MtpCheckpoint,
     resolve,
@@ -16,6 +16,7 @@ use aquila_spec::{
     TrustedNgrams, Verify,
 };
 
+use crate::support::across::across;
 use crate::support::answers::*;
 use crate::support::deferring::Deferring;
 use crate::support::scripted::{Scripted, any_tree};
@@ -169,5 +170,19 @@ fn a_round_in_which_drafts_resume_is_read_once() {
     let config = EngineConfig { parked_rows: 16, ..small(shape(5, 16, 64)) };
     for name in ["EAGLE3", "STANDALONE"] {
         compare(name, &config, greedy, true);
+    }
+}
+
+#[test]
+fn requests_are_handed_from_one_deferring_engine_to_another() {
+    let prompts: Vec<Vec<u32>> = prompts().into_iter().step_by(10).map(|(_, ids)| ids).collect();
+    for (name, shape) in [("EAGLE3", shape(3, 4, 12)), ("MTP+NGRAM", Shape::chain(3))] {
+        let config = config(shape);
+        let cpu = Arc::new(CpuBackend::new(IsaChoice::Auto, 1).unwrap());
+        let want = answers(&mut scheduler(name, cpu, &config), &prompts, 16, warm);
+        let engine = || scheduler(name, Arc::new(Deferring::new()), &config);
+        let mut pair = EnginePair::new(engine(), engine());
+        assert_eq!(across(&mut pair, &prompts, 16, warm), want, "{name}");
+        assert_eq!(pair.decode.stats().snapshot().rebuilt_drafts, 0, "{name}");
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use aquila_engine::{
     Alter, Delivery, EngineConfig, EngineHandle, EnginePair, FinishReason, HandOver, KvRows,
-    Prefilled, Request, RequestId, Scheduler, Snapshot, Source, Transfer,
+    Prefilled, Priorities, Request, RequestId, Scheduler, Snapshot, Source, Transfer,
 };
 use aquila_spec::policy::{
     Adaptive, AdaptiveTable, Auto, AutoSettings, CostTable, Policy, Timed, Timing,
@@ -228,6 +228,40 @@ fn preemption_on_either_side_changes_nothing() {
         assert_eq!(across(&mut pair, &prompts, 40, change), want, "{name}");
         assert!(counts(&pair.decode).preemptions > 0, "{name}: the pool was meant to be too small");
         run(&mut pair);
+    }
+}
+
+#[test]
+fn a_prompt_preempted_in_its_middle_is_sent_once() {
+    let mut prompts = some_prompts(1);
+    prompts.sort_by_key(|prompt| std::cmp::Reverse(prompt.len()));
+    prompts.truncate(2);
+    fn with_priority(request: &mut Request, index: usize) {
+        warm(request, index);
+        request.priority = Some(10 * index as i64);
+    }
+    let config = EngineConfig { chunked_prefill_size: 16, ..config(shape(3, 2, 8)) };
+    let want = answers(&mut inline("MTP", config.clone()), &prompts, 24, with_priority);
+    let one_at_a_time = EngineConfig { max_running_requests: 1, ..config.clone() };
+    let sent = Arc::new(AtomicUsize::new(0));
+    let mut pair = pair("MTP", one_at_a_time, config).altered(counting(&sent));
+    pair.prefill
+        .prioritize(Priorities::Ranked { low_values_first: false, preemption_threshold: 1 });
+    let mut all = Vec::new();
+    for (index, prompt) in prompts.iter().enumerate() {
+        let (first, _) = request(prompt, 24, with_priority, index);
+        let (second, heard) = request(prompt, 24, with_priority, index);
+        pair.submit(first, second).unwrap();
+        all.push(heard);
+        // The first is in the middle of its prompt when the second comes.
+        (0..4).for_each(|_| pair.step());
+    }
+    run(&mut pair);
+    assert!(counts(&pair.prefill).preemptions > 0, "the second was meant to go first");
+    assert_eq!(sent.load(Relaxed), prompts.iter().map(Vec::len).sum::<usize>());
+    for (heard, want) in all.iter().zip(&want) {
+        let heard = heard.lock().unwrap();
+        assert_eq!((heard.ids(), &heard.spec), (want.ids.clone(), &want.spec));
     }
 }
 

@@ -55,7 +55,7 @@ impl HandOver for End {
 struct SourceEnd(End);
 
 impl Source for SourceEnd {
-    fn begin(&mut self, have: usize) {
+    fn begin(&mut self, _: RequestId, have: usize) {
         lock(&self.0.messages).push_back(Message::Claim(self.0.number, have));
     }
 }

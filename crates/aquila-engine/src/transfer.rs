@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::listener::{FinishReason, Token, TokenRows};
+use crate::request::RequestId;
 
 /// Which other engine has a part in a request.
 #[derive(Default)]
@@ -39,9 +40,9 @@ pub trait HandOver: Send + Sync {
 /// Brings what a prompt has left elsewhere. It is dropped when all of that is here, or when nothing
 /// of it is wanted any more.
 pub trait Source: Send {
-    /// The slots of the request are reserved, and of its rows the first `have` of every group are
-    /// there.
-    fn begin(&mut self, have: usize);
+    /// The slots of the request of this engine's number are reserved, and of its rows the first
+    /// `have` of every group are there.
+    fn begin(&mut self, request: RequestId, have: usize);
 }
 
 /// Keys and values of some rows of a request.

@@ -275,8 +275,9 @@ impl Scheduler {
                 Ok((mut state, sequence)) => {
                     self.waiting.overtake(state.id());
                     let have = sequence.committed(TARGET);
+                    let id = state.id();
                     if let Some(source) = &mut state.source {
-                        source.begin(have);
+                        source.begin(id, have);
                     }
                     self.receiving.push(Receiving::new(state, sequence, &self.profile.kv));
                 }

@@ -1,0 +1,283 @@
+//! What two workers say to each other.
+//!
+//! A message is a header (mark, version, kind, length of the payload, checksum of kind and payload)
+//! and a payload.
+//! The one invariant: whatever bytes come, reading them gives a message or nothing, and takes no
+//! more memory than they do.
+
+use aquila_compute::round::HostRows;
+use aquila_engine::{FinishReason, KvRows, Prefilled, StopCause, Token, TokenRows};
+
+use crate::bytes::{Reader, Writer};
+use crate::identity::Identity;
+
+/// The version of the protocol: another one is refused.
+pub(crate) const VERSION: u8 = 1;
+const MARK: [u8; 2] = *b"AQ";
+/// Bytes of a header.
+pub(crate) const HEADER: usize = 12;
+
+/// A number that is drawn for one connection, so that a proof is good for that one alone.
+pub(crate) type Nonce = [u8; 16];
+
+/// One of them.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Message {
+    /// A decode worker begins.
+    Hello {
+        /// Its nonce.
+        nonce: Nonce,
+    },
+    /// The prefill worker's answer.
+    Welcome {
+        /// Its nonce.
+        nonce: Nonce,
+        /// That it knows the secret; empty where it has none.
+        proof: Vec<u8>,
+    },
+    /// What the decode worker is.
+    Join {
+        /// That it knows the secret; empty where it has none.
+        proof: Vec<u8>,
+        /// What must be equal on both.
+        identity: Identity,
+    },
+    /// The prefill worker takes it.
+    Ready {
+        /// What must be equal on both.
+        identity: Identity,
+    },
+    /// It does not, for this reason; the connection ends.
+    Refused(String),
+    /// The decode worker has slots for the request of a room.
+    Claim {
+        /// The room.
+        room: u64,
+        /// Of its rows, the first so many of every group are cached there.
+        have: usize,
+    },
+    /// There is nothing to say yet.
+    Wait,
+    /// Rows of the request of the room that was claimed.
+    Rows(KvRows),
+    /// The end of its prompt; the connection is free for another room.
+    Prefilled(Box<Prefilled>),
+    /// The request was given up; the connection is free for another room.
+    Failed(String),
+}
+
+/// What a header says of the payload behind it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Header {
+    kind: u8,
+    pub(crate) length: usize,
+    checksum: u32,
+}
+
+impl Header {
+    /// Reads a header.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn read(bytes: &[u8; HEADER]) -> Result<Self, &'static str> {
+        let [m0, m1, version, kind, rest @ ..] = bytes;
+        if [*m0, *m1] != MARK {
+            return Err("a message does not begin as one");
+        }
+        if *version != VERSION {
+            return Err("its version is another one");
+        }
+        let number =
+            |at: usize| u32::from_le_bytes([rest[at], rest[at + 1], rest[at + 2], rest[at + 3]]);
+        Ok(Self { kind: *kind, length: number(0) as usize, checksum: number(4) })
+    }
+
+    /// Reads the payload of this header.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn message(self, payload: Vec<u8>) -> Result<Message, &'static str> {
+        if checksum(self.kind, &[&payload]) != self.checksum {
+            return Err("a checksum is wrong");
+        }
+        Message::read(self.kind, payload).ok_or("a message is not of its form")
+    }
+}
+
+impl Message {
+    /// The header and the payload, in pieces so that rows are not copied.
+    pub(crate) fn pieces(&self) -> [std::borrow::Cow<'_, [u8]>; 2] {
+        let mut head = Writer(vec![0; HEADER]);
+        let mut rows: &[u8] = &[];
+        let kind = match self {
+            Self::Hello { nonce } => {
+                head.0.extend(nonce);
+                0
+            }
+            Self::Welcome { nonce, proof } => {
+                head.0.extend(nonce);
+                head.bytes(proof);
+                1
+            }
+            Self::Join { proof, identity } => {
+                head.bytes(proof);
+                identity.write(&mut head);
+                2
+            }
+            Self::Ready { identity } => {
+                identity.write(&mut head);
+                3
+            }
+            Self::Refused(why) => {
+                head.text(why);
+                4
+            }
+            Self::Claim { room, have } => {
+                head.u64(*room);
+                head.size(*have);
+                5
+            }
+            Self::Wait => 6,
+            Self::Rows(piece) => {
+                for number in [
+                    piece.group,
+                    piece.store,
+                    piece.layers.start,
+                    piece.layers.end,
+                    piece.rows.start,
+                    piece.rows.end,
+                ] {
+                    head.size(number);
+                }
+                rows = &piece.bytes;
+                7
+            }
+            Self::Prefilled(prefilled) => {
+                write_prefilled(&mut head, prefilled);
+                8
+            }
+            Self::Failed(why) => {
+                head.text(why);
+                9
+            }
+        };
+        let checksum = checksum(kind, &[&head.0[HEADER..], rows]);
+        let length = (head.0.len() - HEADER + rows.len()) as u32;
+        head.0[..2].copy_from_slice(&MARK);
+        head.0[2..4].copy_from_slice(&[VERSION, kind]);
+        head.0[4..8].copy_from_slice(&length.to_le_bytes());
+        head.0[8..HEADER].copy_from_slice(&checksum.to_le_bytes());
+        [head.0.into(), rows.into()]
+    }
+
+    fn read(kind: u8, mut payload: Vec<u8>) -> Option<Self> {
+        let mut reader = Reader(&payload);
+        let message = match kind {
+            0 => Self::Hello { nonce: reader.array()? },
+            1 => Self::Welcome { nonce: reader.array()?, proof: reader.bytes()?.to_vec() },
+            2 => {
+                let proof = reader.bytes()?.to_vec();
+                Self::Join { proof, identity: Identity::read(&mut reader)? }
+            }
+            3 => Self::Ready { identity: Identity::read(&mut reader)? },
+            4 => Self::Refused(reader.text()?),
+            5 => Self::Claim { room: reader.u64()?, have: reader.size()? },
+            6 => Self::Wait,
+            7 => {
+                let mut number = || reader.size();
+                let (group, store) = (number()?, number()?);
+                let (layers, rows) = (number()?..number()?, number()?..number()?);
+                let head = payload.len() - reader.0.len();
+                let bytes = payload.split_off(head);
+                return Some(Self::Rows(KvRows { group, store, layers, rows, bytes }));
+            }
+            8 => Self::Prefilled(Box::new(read_prefilled(&mut reader)?)),
+            9 => Self::Failed(reader.text()?),
+            _ => return None,
+        };
+        reader.0.is_empty().then_some(message)
+    }
+}
+
+fn checksum(kind: u8, payload: &[&[u8]]) -> u32 {
+    let mut checksum = crc32fast::Hasher::new();
+    checksum.update(&[kind]);
+    payload.iter().for_each(|piece| checksum.update(piece));
+    checksum.finalize()
+}
+
+fn write_prefilled(writer: &mut Writer, prefilled: &Prefilled) {
+    let Prefilled { tokens, ended, prompt, rows, seed, groups, cached_tokens, draft } = prefilled;
+    writer.list(tokens, write_token);
+    writer.option(ended.as_ref(), |writer, reason| match reason {
+        FinishReason::Stop(StopCause::Token(id)) => {
+            writer.u8(0);
+            writer.u32(*id);
+        }
+        FinishReason::Stop(StopCause::Listener) => writer.u8(1),
+        FinishReason::Length => writer.u8(2),
+        FinishReason::Abort(why) => {
+            writer.u8(3);
+            writer.text(why);
+        }
+    });
+    writer.list(prompt, write_token);
+    let TokenRows { from, hidden_states, routed_experts } = rows;
+    writer.size(*from);
+    writer.size(hidden_states.width);
+    writer.list(&hidden_states.values, |writer, value| writer.u32(value.to_bits()));
+    writer.size(routed_experts.width);
+    writer.list(&routed_experts.values, |writer, &value| writer.u32(value));
+    writer.u64(*seed);
+    writer.size(*groups);
+    writer.size(*cached_tokens);
+    writer.option(draft.as_deref(), Writer::bytes);
+}
+
+fn read_prefilled(reader: &mut Reader<'_>) -> Option<Prefilled> {
+    Some(Prefilled {
+        tokens: reader.list(6, read_token)?,
+        ended: reader.option(|reader| {
+            Some(match reader.u8()? {
+                0 => FinishReason::Stop(StopCause::Token(reader.u32()?)),
+                1 => FinishReason::Stop(StopCause::Listener),
+                2 => FinishReason::Length,
+                3 => FinishReason::Abort(reader.text()?),
+                _ => return None,
+            })
+        })?,
+        prompt: reader.list(6, read_token)?,
+        rows: TokenRows {
+            from: reader.size()?,
+            hidden_states: HostRows {
+                width: reader.size()?,
+                values: reader.list(4, |reader| reader.u32().map(f32::from_bits))?,
+            },
+            routed_experts: HostRows {
+                width: reader.size()?,
+                values: reader.list(4, Reader::u32)?,
+            },
+        },
+        seed: reader.u64()?,
+        groups: reader.size()?,
+        cached_tokens: reader.size()?,
+        draft: reader.option(|reader| reader.bytes().map(<[u8]>::to_vec))?,
+    })
+}
+
+fn write_token(writer: &mut Writer, token: &Token) {
+    writer.u32(token.id);
+    writer.option(token.logprob, |writer, logprob| writer.u32(logprob.to_bits()));
+    writer.list(&token.top, |writer, (id, logprob)| {
+        writer.u32(*id);
+        writer.u32(logprob.to_bits());
+    });
+}
+
+fn read_token(reader: &mut Reader<'_>) -> Option<Token> {
+    Some(Token {
+        id: reader.u32()?,
+        logprob: reader.option(|reader| reader.u32().map(f32::from_bits))?,
+        top: reader.list(8, |reader| Some((reader.u32()?, f32::from_bits(reader.u32()?))))?,
+    })
+}

@@ -1,0 +1,235 @@
+//! Rooms: where the request of a client that came to a prefill worker meets the decode worker that
+//! goes on with it.
+//!
+//! A room is opened by the request and claimed by the decode worker, in either order. The one
+//! invariant: a room is opened once and claimed once, and ends: its rows were sent, its request was
+//! given up, or nobody claimed it in time.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use aquila_engine::{HandOver, KvRows, Prefilled, RequestId};
+
+use crate::error::{Error, Result};
+use crate::message::Message;
+
+/// Bytes of rows that one message has at most, if its layers can be sent apart.
+const PIECE: usize = 4 << 20;
+
+/// One of them, as the engine sees it.
+pub struct Room {
+    number: u64,
+    opened: Instant,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Bytes of all rooms that wait to be sent.
+    unsent: Arc<AtomicUsize>,
+}
+
+#[derive(Default)]
+struct State {
+    request: Option<RequestId>,
+    claimed: bool,
+    /// Whether the last message is queued.
+    ended: bool,
+    /// Whether nobody takes messages any more.
+    closed: bool,
+    queue: VecDeque<Message>,
+}
+
+/// What a room has for the one who claimed it.
+pub(crate) enum Next {
+    Message(Message),
+    /// Nothing came for so long.
+    Nothing,
+    /// Nothing will come.
+    Over,
+}
+
+fn size(message: &Message) -> usize {
+    match message {
+        Message::Rows(rows) => rows.bytes.len(),
+        _ => 0,
+    }
+}
+
+impl Room {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, message: Message, last: bool) {
+        let mut state = self.lock();
+        if state.closed || state.ended {
+            return;
+        }
+        self.unsent.fetch_add(size(&message), Ordering::Relaxed);
+        state.queue.push_back(message);
+        state.ended = last;
+        self.changed.notify_all();
+    }
+
+    /// The request of this room is in the engine's queue.
+    pub fn admitted(&self, request: RequestId) {
+        self.lock().request = Some(request);
+        self.changed.notify_all();
+    }
+
+    /// Claims it for one decode worker.
+    pub(crate) fn claim(&self) -> Result<()> {
+        let mut state = self.lock();
+        if std::mem::replace(&mut state.claimed, true) {
+            let why = "another decode worker has claimed it".to_owned();
+            return Err(Error::Room { room: self.number, why });
+        }
+        Ok(())
+    }
+
+    /// Waits for its request to be in the engine's queue; none where that did not come to be, or
+    /// not in time.
+    pub(crate) fn request(&self, patience: Duration) -> Option<RequestId> {
+        let state = self.lock();
+        let waits = |state: &mut State| state.request.is_none() && !state.ended && !state.closed;
+        let (state, _) = self
+            .changed
+            .wait_timeout_while(state, patience, waits)
+            .unwrap_or_else(PoisonError::into_inner);
+        state.request
+    }
+
+    /// Waits for the next message.
+    pub(crate) fn next(&self, patience: Duration) -> Next {
+        let state = self.lock();
+        let waits = |state: &mut State| state.queue.is_empty() && !state.ended && !state.closed;
+        let (mut state, _) = self
+            .changed
+            .wait_timeout_while(state, patience, waits)
+            .unwrap_or_else(PoisonError::into_inner);
+        match state.queue.pop_front() {
+            Some(message) => {
+                self.unsent.fetch_sub(size(&message), Ordering::Relaxed);
+                Next::Message(message)
+            }
+            None if state.ended || state.closed => Next::Over,
+            None => Next::Nothing,
+        }
+    }
+
+    /// Drops what is queued; nothing more is taken.
+    fn close(&self) {
+        let mut state = self.lock();
+        let unsent: usize = state.queue.drain(..).map(|message| size(&message)).sum();
+        self.unsent.fetch_sub(unsent, Ordering::Relaxed);
+        state.closed = true;
+        self.changed.notify_all();
+    }
+}
+
+impl HandOver for Room {
+    fn rows(&self, rows: KvRows) {
+        // Rows are in the order of their layers, so layers can be sent one after the other.
+        let layers = rows.layers.len().max(1);
+        let of_layer = rows.bytes.len() / layers;
+        if layers == 1 || rows.bytes.len() <= PIECE {
+            return self.push(Message::Rows(rows), false);
+        }
+        let together = (PIECE / of_layer.max(1)).clamp(1, layers);
+        for first in rows.layers.clone().step_by(together) {
+            let piece = first..(first + together).min(rows.layers.end);
+            let from = (first - rows.layers.start) * of_layer;
+            let bytes = rows.bytes[from..from + piece.len() * of_layer].to_vec();
+            self.push(
+                Message::Rows(KvRows { layers: piece, bytes, rows: rows.rows.clone(), ..rows }),
+                false,
+            );
+        }
+    }
+
+    fn prefilled(&self, prefilled: Prefilled) {
+        self.push(Message::Prefilled(Box::new(prefilled)), true);
+    }
+
+    fn failed(&self, why: &str) {
+        self.push(Message::Failed(why.to_owned()), true);
+    }
+}
+
+/// All rooms of a prefill worker.
+#[derive(Default)]
+pub(crate) struct Rooms {
+    open: Mutex<HashMap<u64, Arc<Room>>>,
+    opened: Condvar,
+    unsent: Arc<AtomicUsize>,
+}
+
+impl Rooms {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Room>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens a room.
+    pub(crate) fn open(&self, number: u64) -> Result<Arc<Room>> {
+        let room = Arc::new(Room {
+            number,
+            opened: Instant::now(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            unsent: self.unsent.clone(),
+        });
+        match self.lock().entry(number) {
+            std::collections::hash_map::Entry::Occupied(_) => {
+                let why = "another request has opened it".to_owned();
+                Err(Error::Room { room: number, why })
+            }
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                entry.insert(room.clone());
+                self.opened.notify_all();
+                Ok(room)
+            }
+        }
+    }
+
+    /// Waits for a room to be opened.
+    pub(crate) fn find(&self, number: u64, patience: Duration) -> Option<Arc<Room>> {
+        let open = self.lock();
+        let (open, _) = self
+            .opened
+            .wait_timeout_while(open, patience, |open| !open.contains_key(&number))
+            .unwrap_or_else(PoisonError::into_inner);
+        open.get(&number).cloned()
+    }
+
+    /// Ends a room.
+    pub(crate) fn close(&self, number: u64) {
+        let closed = self.lock().remove(&number);
+        if let Some(room) = closed {
+            room.close();
+        }
+    }
+
+    /// Ends the rooms that nobody has claimed for so long; answers their requests.
+    pub(crate) fn expire(&self, unclaimed: Duration) -> Vec<(u64, Option<RequestId>)> {
+        let old: Vec<Arc<Room>> = {
+            let mut open = self.lock();
+            let is_old = |room: &Room| room.opened.elapsed() > unclaimed && !room.lock().claimed;
+            open.extract_if(|_, room| is_old(room)).map(|(_, room)| room).collect()
+        };
+        let end = |room: &Arc<Room>| {
+            room.close();
+            (room.number, room.lock().request)
+        };
+        old.iter().map(end).collect()
+    }
+
+    /// Bytes that wait to be sent.
+    pub(crate) fn unsent(&self) -> usize {
+        self.unsent.load(Ordering::Relaxed)
+    }
+
+    /// How many rooms are open.
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
+    }
+}

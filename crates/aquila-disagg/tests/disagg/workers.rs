@@ -1,0 +1,202 @@
+//! Workers over real sockets: texts are those of one engine, and whatever goes wrong ends in a
+//! clear reason on both sides, with no slot lost.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use aquila_disagg::{Error, PrefillAddress, Secret};
+use aquila_engine::FinishReason;
+
+use crate::support::*;
+
+fn ended(answer: &Receiver<Answer>) -> Answer {
+    answer.recv_timeout(PATIENCE).expect("a request ends")
+}
+
+/// Why a request was given up.
+fn why(answer: &Receiver<Answer>) -> String {
+    match ended(answer).outcome.reason {
+        FinishReason::Abort(why) => why,
+        other => panic!("it should have failed: {other:?}"),
+    }
+}
+
+#[test]
+fn texts_and_drafts_are_those_of_one_engine() {
+    let (prefill, decode) = (Prefill::new(), Decode::new());
+    let port = prefill.worker.port();
+    let submit = |index: usize| {
+        let room = (1 << 62) + index as u64;
+        // A room is opened before it is claimed, or after.
+        let before = (!index.is_multiple_of(3)).then(|| prefill.submit(index, room));
+        let answer = decode.submit(index, port, room);
+        (before.unwrap_or_else(|| prefill.submit(index, room)), answer)
+    };
+    let all: Vec<_> = (0..12).map(submit).collect();
+    for (index, (wanted, (first, got))) in alone(12).iter().zip(&all).enumerate() {
+        assert_eq!(ended(first).outcome.reason, FinishReason::Length, "request {index}");
+        let got = ended(got);
+        assert_eq!(got.tokens, wanted.tokens, "request {index}");
+        assert_eq!(got.outcome.usage.spec, wanted.outcome.usage.spec, "request {index}");
+    }
+    for engine in [&prefill.engine, &decode.engine] {
+        no_slot_is_lost(engine);
+    }
+    for peers in [prefill.worker.peers(), decode.worker.peers()] {
+        let counts = peers.snapshot();
+        let [(_, counts)] = &counts[..] else { panic!("one peer, not {counts:?}") };
+        assert_eq!((counts.transfers, counts.failures, peers.strangers()), (12, 0, 0));
+        assert!(counts.bytes > 100_000, "{counts:?}");
+    }
+    assert_eq!(prefill.worker.load(), (0, 0));
+}
+
+#[test]
+fn a_room_is_opened_once_and_claimed_once() {
+    let (prefill, decode) = (Prefill::new(), Decode::new());
+    let port = prefill.worker.port();
+    let first = prefill.submit(8, 5);
+    assert!(matches!(prefill.worker.open(5), Err(Error::Room { room: 5, .. })));
+    let (one, two) = (decode.submit(8, port, 5), decode.submit(8, port, 5));
+    let reasons = [ended(&one), ended(&two)].map(|answer| answer.outcome.reason);
+    let failed: Vec<_> =
+        reasons.iter().filter(|reason| matches!(reason, FinishReason::Abort(_))).collect();
+    assert_eq!(failed.len(), 1, "{reasons:?}");
+    ended(&first);
+    for engine in [&prefill.engine, &decode.engine] {
+        no_slot_is_lost(engine);
+    }
+}
+
+#[test]
+fn a_room_that_nobody_claims_or_opens_expires() {
+    let short = Duration::from_millis(200);
+    let prefill = prefill_with(Secret::default(), identity(), short);
+    let unclaimed = prefill.submit(3, 1);
+    assert!(matches!(ended(&unclaimed).outcome.reason, FinishReason::Abort(_)));
+    let decode = Decode::new();
+    let unopened = decode.submit(3, prefill.worker.port(), 2);
+    let why = why(&unopened);
+    assert!(why.contains("room") || why.contains("no request has opened it"), "{why}");
+    for engine in [&prefill.engine, &decode.engine] {
+        no_slot_is_lost(engine);
+    }
+    assert_eq!(prefill.worker.load(), (0, 0));
+}
+
+#[test]
+fn workers_that_do_not_fit_say_why() {
+    let secret = |text: &str| Secret::new(text.as_bytes());
+    let none = Secret::default;
+    let other = identity().with("KV dtype", "bfloat16");
+    for (of_prefill, of_decode, identity_of_decode, wanted) in [
+        (secret("a"), secret("b"), identity(), "the shared secrets differ"),
+        (secret("a"), none(), identity(), "has a shared secret"),
+        (none(), secret("b"), identity(), "has a shared secret"),
+        (secret("a"), secret("a"), other, "the KV dtype is bfloat16 here and none there"),
+    ] {
+        let prefill = prefill_with(of_prefill, identity(), PATIENCE);
+        let decode = decode_with(of_decode, identity_of_decode);
+        let why = why(&decode.submit(1, prefill.worker.port(), 9));
+        assert!(why.contains(wanted), "{why}");
+        assert_eq!(decode.worker.peers().strangers(), 1);
+        no_slot_is_lost(&decode.engine);
+    }
+}
+
+#[test]
+fn a_host_that_nobody_named_is_not_connected_to() {
+    let address = |host: &str| PrefillAddress { host: host.into(), port: None, room: 1 };
+    let decode = Decode::new();
+    let error = decode.worker.source(&address("192.0.2.1")).err().unwrap().to_string();
+    assert!(error.contains("192.0.2.1 is not a prefill host"), "{error}");
+    assert!(decode.worker.source(&address("[::1]")).is_ok());
+    let known = decode_with(Secret::new(b"a"), identity());
+    assert!(known.worker.source(&address("192.0.2.1")).is_ok());
+}
+
+#[test]
+fn strangers_are_dropped_and_counted() {
+    let prefill = Prefill::new();
+    for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 64], b"AQ\x01\x05"] {
+        let mut socket = TcpStream::connect(("127.0.0.1", prefill.worker.port())).unwrap();
+        socket.write_all(bytes).unwrap();
+        socket.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut answer = Vec::new();
+        // A connection that is dropped with bytes unread is reset.
+        let _ = socket.read_to_end(&mut answer);
+        assert!(answer.is_empty(), "nothing is said to a stranger");
+    }
+    while prefill.worker.peers().strangers() < 3 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // It serves those who speak the protocol.
+    let decode = Decode::new();
+    prefill.submit(1, 1);
+    let answer = ended(&decode.submit(1, prefill.worker.port(), 1));
+    assert_eq!(answer.tokens, alone(2)[1].tokens);
+}
+
+/// Forwards connections to a port, each up to so many bytes of what comes back.
+fn cut_after(port: u16, bytes: usize) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let here = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for socket in listener.incoming().flatten() {
+            let there = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            let (mut from, mut to) = (socket.try_clone().unwrap(), there.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+            std::thread::spawn(move || {
+                let (mut some, mut socket) = ((&there).take(bytes as u64), socket);
+                let _ = std::io::copy(&mut some, &mut socket);
+                let _ = socket.shutdown(std::net::Shutdown::Both);
+                let _ = there.shutdown(std::net::Shutdown::Both);
+            });
+        }
+    });
+    here
+}
+
+#[test]
+fn a_connection_that_is_cut_ends_the_request_on_both_sides() {
+    // Rooms that were not claimed before the cut expire.
+    let prefill = prefill_with(Secret::default(), identity(), Duration::from_secs(5));
+    let decode = Decode::new();
+    let wanted = alone(8);
+    for (room, bytes) in [20, 150, 5_000, 60_000].into_iter().enumerate() {
+        let port = cut_after(prefill.worker.port(), bytes);
+        let first = prefill.submit(7, room as u64);
+        let answer = decode.submit(7, port, room as u64);
+        // Others do not notice.
+        let other = 100 + room as u64;
+        prefill.submit(6, other);
+        let neighbour = decode.submit(6, prefill.worker.port(), other);
+        assert_eq!(ended(&neighbour).tokens, wanted[6].tokens);
+        let why = why(&answer);
+        assert!(why.contains("not received") && why.contains("127.0.0.1"), "{why}");
+        ended(&first);
+    }
+    no_slot_is_lost(&decode.engine);
+    no_slot_is_lost(&prefill.engine);
+}
+
+#[test]
+fn an_abort_on_the_decode_worker_ends_the_other_side_too() {
+    let (prefill, decode) = (Prefill::new(), Decode::new());
+    // The room is claimed, and its request has not come.
+    let (mut request, answer) = request(4);
+    let address =
+        PrefillAddress { host: "127.0.0.1".into(), port: Some(prefill.worker.port()), room: 3 };
+    request.transfer = aquila_engine::Transfer::Receive(decode.worker.source(&address).unwrap());
+    let id = decode.engine.submit(request).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    decode.engine.abort(id);
+    ended(&answer);
+    no_slot_is_lost(&decode.engine);
+    // A request that comes now can be claimed by another.
+    prefill.submit(4, 4);
+    let again = decode.submit(4, prefill.worker.port(), 4);
+    assert_eq!(ended(&again).tokens, alone(5)[4].tokens);
+}

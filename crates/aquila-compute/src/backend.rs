@@ -63,6 +63,9 @@ pub trait Backend: Send + Sync + 'static {
     /// One line for people: device, instruction set, threads.
     fn describe(&self) -> String;
 
+    /// Which kernels it has: two backends that answer alike compute the same bits.
+    fn kernel_family(&self) -> String;
+
     /// Packs matrices `[outputs, inputs]` of equal inputs as one projection whose outputs follow
     /// each other in the order given.
     fn pack(&self, parts: &[HostTensor], format: WeightFormat) -> Result<Self::Weight>;

@@ -52,7 +52,7 @@ pub struct PrefillAddress {
 pub struct DecodeWorker {
     settings: DecodeSettings,
     transport: Box<dyn Transport>,
-    engine: Arc<EngineHandle>,
+    engine: EngineHandle,
     peers: Peers,
     /// Connections that wait for the next request, by address.
     idle: Mutex<HashMap<String, Vec<Box<dyn Link>>>>,
@@ -63,7 +63,7 @@ impl DecodeWorker {
     pub fn new(
         transport: Box<dyn Transport>,
         settings: DecodeSettings,
-        engine: Arc<EngineHandle>,
+        engine: EngineHandle,
     ) -> Arc<Self> {
         let (peers, idle) = (Peers::default(), Mutex::default());
         Arc::new(Self { settings, transport, engine, peers, idle })

@@ -48,7 +48,7 @@ pub struct PrefillWorker {
 
 struct Shared {
     settings: PrefillSettings,
-    engine: Arc<EngineHandle>,
+    engine: EngineHandle,
     rooms: Rooms,
     peers: Peers,
     connections: AtomicUsize,
@@ -63,7 +63,7 @@ impl PrefillWorker {
     pub fn start(
         transport: &dyn Transport,
         settings: PrefillSettings,
-        engine: Arc<EngineHandle>,
+        engine: EngineHandle,
     ) -> Result<Self> {
         let accept = transport.listen(&settings.address)?;
         let shared = Arc::new(Shared {

@@ -27,6 +27,7 @@ mod decoder;
 mod draft_head;
 mod dummy;
 mod error;
+mod fingerprint;
 mod hub;
 mod inspect;
 mod layer_spec;

@@ -7,6 +7,7 @@ use aquila_spec::ngram::Corpora;
 
 use crate::corpus_file::CorpusFolder;
 use crate::cors::AllowedOrigins;
+use crate::disaggregation::Role;
 use crate::keys::Keys;
 use crate::tls::Tls;
 
@@ -95,6 +96,8 @@ pub struct Settings {
     pub limits: Limits,
     /// Why rounds overlap, or why not.
     pub overlap_reason: String,
+    /// This server's part in requests that two workers serve, if it has one.
+    pub role: Option<Role>,
     /// The corpora that clients may change, where drafts come from them.
     pub corpora: Option<Arc<Corpora>>,
     /// The folder that clients may add files from as corpora.

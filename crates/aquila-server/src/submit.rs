@@ -6,12 +6,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use aquila_disagg::PrefillAddress;
 use aquila_engine::FinishReason;
 use aquila_text::{AnswerSink, CheckedParams};
 use tokio::sync::mpsc;
 
 use crate::active_requests::Hold;
 use crate::answer::{Answer, Collector, Event, Relay};
+use crate::disaggregation::Transfers;
 use crate::http_metrics::HttpMetrics;
 use crate::refusal::Refusal;
 use crate::state::App;
@@ -23,6 +25,8 @@ pub(crate) struct Ask {
     pub name: String,
     pub prompt: Vec<u32>,
     pub params: CheckedParams,
+    /// Where the prompt is processed for each answer, if two workers have a part in it.
+    pub prefill: Vec<PrefillAddress>,
 }
 
 /// What a request holds while its answers are made.
@@ -124,14 +128,21 @@ impl App {
         let mut guards = RequestGuards { guards: Vec::new(), prompts: Vec::new(), deadline };
         for (number, ask) in asks.into_iter().enumerate() {
             let first = guards.prompts.len();
+            let mut transfers = Transfers::open(self, &ask.prefill)?;
             let hold = self.active_requests.begin(engine, &ask.name);
-            let submitted = self.generator.submit(ask.prompt, &ask.params, deadline, |choice| {
+            let sink = |choice: u32| {
                 let stopwatch = self.metrics.stopwatch(asked, choice == 0);
                 sink(first + choice as usize, stopwatch)
-            });
-            match submitted {
-                Ok(ids) => hold.add(ids),
+            };
+            let transfer = |_| transfers.next();
+            let Ask { prompt, params, .. } = &ask;
+            match self.generator.submit_across(prompt.clone(), params, deadline, sink, transfer) {
+                Ok(ids) => {
+                    transfers.admitted(&ids);
+                    hold.add(ids);
+                }
                 Err(error) => {
+                    transfers.close();
                     self.metrics.refused();
                     return Err(Refusal::of(error, param));
                 }

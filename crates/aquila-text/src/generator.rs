@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use aquila_engine::{
     EngineHandle, FinishReason, Listener, Outcome, RequestId, StopCause, SubmitError, Token,
-    TokenRows, Usage, Verdict,
+    TokenRows, Transfer, Usage, Verdict,
 };
 
 use aquila_spec::SpecStats;
@@ -140,7 +140,20 @@ impl Generator {
         prompt: Vec<u32>,
         params: &CheckedParams,
         deadline: Option<Instant>,
+        sink: impl FnMut(u32) -> Box<dyn AnswerSink>,
+    ) -> Result<Vec<RequestId>, GenerateError> {
+        self.submit_across(prompt, params, deadline, sink, |_| Transfer::None)
+    }
+
+    /// The same for answers in which another engine has a part; `transfer` is called once for each
+    /// as well.
+    pub fn submit_across(
+        &self,
+        prompt: Vec<u32>,
+        params: &CheckedParams,
+        deadline: Option<Instant>,
         mut sink: impl FnMut(u32) -> Box<dyn AnswerSink>,
+        mut transfer: impl FnMut(u32) -> Transfer,
     ) -> Result<Vec<RequestId>, GenerateError> {
         let family = (params.n > 1).then(|| self.families.fetch_add(1, Ordering::Relaxed));
         let mut ids = Vec::with_capacity(params.n as usize);
@@ -155,13 +168,9 @@ impl Generator {
                 stopped: None,
                 sink: sink(choice),
             });
-            match self.engine.submit(params.request(
-                prompt.clone(),
-                choice,
-                family,
-                deadline,
-                listener,
-            )) {
+            let mut request = params.request(prompt.clone(), choice, family, deadline, listener);
+            request.transfer = transfer(choice);
+            match self.engine.submit(request) {
                 Ok(id) => ids.push(id),
                 Err(error) => {
                     ids.into_iter().for_each(|id| self.engine.abort(id));

@@ -16,10 +16,11 @@ use crate::Algorithms;
 use crate::after_help::AFTER_HELP;
 use crate::error::{Error, Result};
 use crate::flags::{
-    AccessFlags, EngineFlags, LogFormat, LogLevel, ModelFlags, SamplingFlags, ServerFlags, named,
+    AccessFlags, DisaggregationFlags, EngineFlags, LogFormat, LogLevel, ModelFlags, SamplingFlags,
+    ServerFlags, named,
 };
 use crate::notice::notice;
-use crate::start::start_with_corpora;
+use crate::start::{Started, start_server};
 
 /// Serve a model over HTTP: OpenAI's API and SGLang's.
 #[derive(Args)]
@@ -33,6 +34,9 @@ pub struct Serve {
 
     #[command(flatten)]
     access: AccessFlags,
+
+    #[command(flatten)]
+    disaggregation: DisaggregationFlags,
 
     #[command(flatten)]
     sampling: SamplingFlags,
@@ -59,6 +63,7 @@ impl Serve {
             return Err(Error::Usage("--served-model-name must not be empty".into()));
         }
         let mut defaults = self.sampling.params()?;
+        self.disaggregation.check()?;
         // First of all that takes time: whoever finds the port taken need not wait for a model.
         let address = Address::take(&self.server.host, self.server.port)?;
         let mut settings = Settings {
@@ -71,6 +76,7 @@ impl Serve {
             default_max_tokens: defaults.max_tokens.take(),
             limits,
             overlap_reason: self.engine.overlap(self.model.device()?).why.into(),
+            role: None,
             corpora: None,
             corpus_folder: self.server.corpus_folder()?,
         };
@@ -85,9 +91,11 @@ impl Serve {
         }
         let mut engine = self.engine.clone();
         engine.returned = self.server.returned();
-        let (generator, corpora) =
-            start_with_corpora(&self.model, &engine, defaults, algorithms, false)?;
+        engine.prefills_only = self.disaggregation.is_prefill();
+        let Started { generator, corpora, identity } =
+            start_server(&self.model, &engine, defaults, algorithms, false)?;
         settings.corpora = corpora;
+        settings.role = self.disaggregation.role(identity, generator.engine())?;
         let memory = RequestMemory::of(&generator, &settings);
         notice(format_args!("requests  {}", named::request_memory(&memory)));
         if memory.total() > available_memory() {

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use aquila_compute::Backend;
 use aquila_compute::cpu::CpuBackend;
 use aquila_compute::cuda::CudaBackend;
+use aquila_disagg::Identity;
 use aquila_engine::{
     AdmissionOrder, Budget, EngineConfig, EngineHandle, Priorities, Runner, Scheduler,
     available_memory,
 };
-use aquila_model::{Checkpoint, Decoder, Needs, TokenMap, memory};
+use aquila_model::{Checkpoint, Decoder, Location, Needs, TokenMap, memory};
 use aquila_spec::ngram::{Corpora, NgramSources};
 use aquila_spec::policy::{Adaptive, Auto};
 use aquila_spec::{LoadOn, Opened, Opening, Shape, Verify};
@@ -36,24 +37,35 @@ pub fn start(
     algorithms: &Algorithms,
     quiet: bool,
 ) -> Result<Generator> {
-    Ok(start_with_corpora(model, flags, defaults, algorithms, quiet)?.0)
+    Ok(start_server(model, flags, defaults, algorithms, quiet)?.generator)
 }
 
-/// As [`start`], with the corpora that drafts come from, where they do.
-pub fn start_with_corpora(
+/// What a server starts with.
+pub struct Started {
+    /// The model.
+    pub generator: Generator,
+    /// The corpora that drafts come from, where they do.
+    pub corpora: Option<Arc<Corpora>>,
+    /// What another worker must be to have a part in the same requests.
+    pub identity: Identity,
+}
+
+/// As [`start`], with what else a server needs.
+pub fn start_server(
     model: &ModelFlags,
     flags: &EngineFlags,
     defaults: SamplingParams,
     algorithms: &Algorithms,
     quiet: bool,
-) -> Result<(Generator, Option<Arc<Corpora>>)> {
-    let Built { engine, checkpoint, corpora } = build(model, flags, algorithms, quiet)?;
+) -> Result<Started> {
+    let Built { engine, checkpoint, corpora, identity } = build(model, flags, algorithms, quiet)?;
     let tokenizer = checkpoint.folder().map(Tokenizer::load).transpose()?.flatten();
     let defaults = defaults.or(&model_defaults(&checkpoint)?);
     let handle = EngineHandle::start(engine)
         .map_err(|e| Error::Other(format!("cannot start the engine's thread: {e}")))?;
     let eos = checkpoint.eos_token_ids().to_vec();
-    Ok((Generator::new(handle, tokenizer, eos, defaults), corpora))
+    let generator = Generator::new(handle, tokenizer, eos, defaults);
+    Ok(Started { generator, corpora, identity })
 }
 
 /// An engine, and what belongs to it.
@@ -64,6 +76,8 @@ pub struct Built {
     pub checkpoint: Checkpoint,
     /// The corpora that drafts come from, where they do.
     pub corpora: Option<Arc<Corpora>>,
+    /// What another worker must be to have a part in the same requests.
+    pub identity: Identity,
 }
 
 /// Loads the model into an engine that runs when it is stepped.
@@ -264,14 +278,14 @@ where
         Some(opened) => Some(opened.load(&*backend, &decoder, &config.allowance(format))?),
         None => None,
     };
-    let described = backend.describe();
+    let (described, family) = (backend.describe(), backend.kernel_family());
     let mut engine = Scheduler::new(Runner::new(backend, decoder, algorithm, &config)?, config)?;
     match speculative.as_ref().map(|s| (s, &s.policy)) {
         Some((_, PolicyPlan::Adaptive { table, num_steps })) => {
             let policy = Adaptive::new(table.clone(), *num_steps, Vec::new())?;
             engine.draft_by(Box::new(policy))?;
         }
-        Some((s, PolicyPlan::Auto { settings, costs, limit })) => {
+        Some((s, PolicyPlan::Auto { settings, costs, limit })) if !flags.prefills_only => {
             let config = engine.config();
             let key = format!(
                 "{}; {described}; {} as {}; {} {}; {}; page size {}, {} running, KV pool of {}",
@@ -296,7 +310,7 @@ where
                 engine.draft_by(Box::new(Auto::new(settings.clone(), table)))?;
             }
         }
-        Some((_, PolicyPlan::Fixed(_))) | None => {}
+        Some((_, PolicyPlan::Fixed(_) | PolicyPlan::Auto { .. })) | None => {}
     }
     if flags.schedule_policy == SchedulePolicy::Lpm {
         engine.admit_by(AdmissionOrder::LongestPrefix);
@@ -306,7 +320,16 @@ where
         let failed = |e| Error::Other(format!("cannot start the executor's thread: {e}"));
         engine = engine.overlapped().map_err(failed)?;
     }
-    Ok(Built { engine, checkpoint, corpora: ngram.map(|sources| sources.corpora) })
+    let draft = speculative.as_ref().and_then(|s| s.draft.as_deref().zip(Some(s)));
+    let draft = draft.map(|(name, s)| find(name, s.draft_revision.as_deref(), true)).transpose()?;
+    let fingerprint = |location: &Location| location.fingerprint(model.random_seed);
+    let identity = Identity::default()
+        .with("model", fingerprint(&model.find(true)?)?)
+        .with("dtype", model.formats())
+        .with("algorithm", speculative.as_ref().map_or("none", |s| s.entry.name()))
+        .with("draft", draft.as_ref().map(fingerprint).transpose()?.unwrap_or("none".into()))
+        .with("kernel family", family);
+    Ok(Built { engine, checkpoint, corpora: ngram.map(|sources| sources.corpora), identity })
 }
 
 /// Opens what drafts for `target`.

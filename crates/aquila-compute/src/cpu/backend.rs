@@ -91,6 +91,11 @@ impl Backend for CpuBackend {
         format!("cpu, {}, {} threads", self.isa(), self.threads())
     }
 
+    fn kernel_family(&self) -> String {
+        // Instruction sets change the speed and nothing else.
+        "cpu".into()
+    }
+
     fn pack(&self, parts: &[HostTensor], format: WeightFormat) -> Result<CpuWeight> {
         CpuWeight::pack(parts, format, &self.pool)
     }

@@ -183,6 +183,14 @@ impl Backend for CudaBackend {
         self.description.clone()
     }
 
+    fn kernel_family(&self) -> String {
+        match self.arithmetic {
+            Arithmetic::Tensor => self.description.clone(),
+            // Its bits are the CPU's.
+            Arithmetic::Plain => "cpu".into(),
+        }
+    }
+
     fn pack(&self, parts: &[HostTensor], format: WeightFormat) -> Result<CudaWeight> {
         let (device, pack) = (&self.device, &self.kernels.pack);
         let weight = CudaWeight::new(device, pack, parts, format, self.arithmetic)?;

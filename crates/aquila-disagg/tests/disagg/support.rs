@@ -20,7 +20,7 @@ use aquila_spec::{Algorithm, Drafter, Eagle3, RecurrentDraft, Shape};
 /// How long a test waits for what must come.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-pub fn engine() -> Arc<EngineHandle> {
+pub fn engine() -> EngineHandle {
     let config = EngineConfig {
         page_size: 4,
         max_total_tokens: 4000,
@@ -51,7 +51,7 @@ pub fn engine() -> Arc<EngineHandle> {
     let draft = RecurrentDraft::new(&*backend, drafter, config.slots(), config.kv_dtype).unwrap();
     let algorithm = Algorithm::on_device(draft);
     let runner = Runner::new(backend, target, Some(algorithm), &config).unwrap();
-    Arc::new(EngineHandle::start(Scheduler::new(runner, config).unwrap()).unwrap())
+    EngineHandle::start(Scheduler::new(runner, config).unwrap()).unwrap()
 }
 
 /// What became of a request: its tokens, or why it was given up, and its draft counts.
@@ -90,7 +90,7 @@ pub fn request(index: usize) -> (Request, Receiver<Answer>) {
 
 /// What one engine answers.
 pub fn alone(count: usize) -> Vec<Answer> {
-    static ENGINE: OnceLock<Arc<EngineHandle>> = OnceLock::new();
+    static ENGINE: OnceLock<EngineHandle> = OnceLock::new();
     let engine = ENGINE.get_or_init(engine);
     engine.flush_cache();
     let ask = |index| {
@@ -127,7 +127,7 @@ pub fn decode_with(secret: Secret, identity: Identity) -> Decode {
 
 /// A worker that processes prompts.
 pub struct Prefill {
-    pub engine: Arc<EngineHandle>,
+    pub engine: EngineHandle,
     pub worker: PrefillWorker,
 }
 
@@ -148,7 +148,7 @@ impl Prefill {
 
 /// A worker that decodes.
 pub struct Decode {
-    pub engine: Arc<EngineHandle>,
+    pub engine: EngineHandle,
     pub worker: Arc<DecodeWorker>,
 }
 

@@ -125,7 +125,7 @@ async fn read_past(app: &Shared, request: Request) -> Result<(), Refusal> {
 }
 
 /// A JSON response with the request's name in its headers, where clients look for it.
-fn json(value: &impl serde::Serialize, name: Option<&str>) -> Response {
+pub(crate) fn json(value: &impl serde::Serialize, name: Option<&str>) -> Response {
     let body = serde_json::to_vec(value).expect("answers are always JSON");
     let mut response = ([(header::CONTENT_TYPE, "application/json")], body).into_response();
     if let Some(name) = name.and_then(|name| name.parse().ok()) {

@@ -55,6 +55,7 @@ pub fn settings() -> Settings {
         default_max_tokens: None,
         limits: Limits::default(),
         overlap_reason: "the test says so".into(),
+        role: None,
         corpora: None,
         corpus_folder: None,
     }

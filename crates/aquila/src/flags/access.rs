@@ -96,7 +96,7 @@ impl AccessFlags {
 
 /// A variable of the environment. One that is set and empty is a mistake: it would leave open what
 /// its owner wanted closed.
-fn variable(name: &str) -> Result<Option<String>> {
+pub(super) fn variable(name: &str) -> Result<Option<String>> {
     match std::env::var(name) {
         Ok(value) if value.is_empty() => {
             Err(Error::Usage(format!("{name} is set and empty: give it a key, or unset it")))

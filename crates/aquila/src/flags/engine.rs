@@ -107,6 +107,11 @@ pub struct EngineFlags {
     /// What requests may get beside tokens, where a command has requests that can ask.
     #[arg(skip)]
     pub returned: Returned,
+
+    /// Whether prompts are processed for other workers, which decode: what rounds cost is then
+    /// nobody's concern.
+    #[arg(skip)]
+    pub prefills_only: bool,
 }
 
 /// Who is admitted next.

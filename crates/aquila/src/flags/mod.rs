@@ -1,6 +1,7 @@
 //! Flags that commands share: one home for each, with its help and default.
 
 mod access;
+mod disaggregation;
 mod engine;
 mod head;
 mod log_level;
@@ -16,6 +17,7 @@ mod speculative;
 mod verify;
 
 pub use access::AccessFlags;
+pub use disaggregation::DisaggregationFlags;
 pub use engine::{EngineFlags, SchedulePolicy};
 pub use log_level::{LogFormat, LogLevel};
 pub use model::{Device, ModelFlags};

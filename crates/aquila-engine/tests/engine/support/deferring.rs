@@ -96,6 +96,10 @@ impl Backend for Deferring {
     type State = Cpu<<CpuBackend as Backend>::State>;
     type Graph = ();
 
+    fn kernel_family(&self) -> String {
+        self.cpu.kernel_family()
+    }
+
     fn describe(&self) -> String {
         "deferring".into()
     }

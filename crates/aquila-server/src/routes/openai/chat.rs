@@ -132,10 +132,15 @@ pub(crate) async fn chat(State(app): State<Shared>, request: Request) -> Result<
     drop(body);
 
     let id = chat.common.name.unwrap_or_else(|| app.identifiers.next("chatcmpl-"));
-    let ask = Ask { name: id.clone(), prompt, params: params.clone() };
+    let mut asks =
+        vec![Ask { name: id.clone(), prompt, params: params.clone(), prefill: Vec::new() }];
+    chat.common.bootstrap.assign(&app, &mut asks)?;
+    if app.hands_over() {
+        return app.hand_over(asks, "messages").await;
+    }
     let head = Head { id, created: unix_time() };
     if chat.common.stream {
-        let pieces = app.submit_streaming(vec![ask], "messages")?;
+        let pieces = app.submit_streaming(asks, "messages")?;
         let include_usage = chat.common.include_usage;
         let begun = vec![false; params.n as usize];
         let usage = UsageReport::default();
@@ -143,7 +148,7 @@ pub(crate) async fn chat(State(app): State<Shared>, request: Request) -> Result<
         let format = Chunks { app, head, params, include_usage, begun, usage };
         return Ok(stream::respond(pieces, format, &name));
     }
-    let answers = app.ask_for_all(vec![ask], "messages").await?;
+    let answers = app.ask_for_all(asks, "messages").await?;
     Ok(respond(&whole(&app, &head, &params, &answers), Some(&head.id)))
 }
 

@@ -87,8 +87,13 @@ pub(crate) async fn completions(
     let (echoes, prompts) = body.work(echo).await?;
     drop(body);
     let id = common.name.unwrap_or_else(|| app.identifiers.next("cmpl-"));
-    let ask = |prompt| Ask { name: id.clone(), prompt, params: params.clone() };
-    let asks: Vec<Ask> = prompts.into_iter().map(ask).collect();
+    let ask =
+        |prompt| Ask { name: id.clone(), prompt, params: params.clone(), prefill: Vec::new() };
+    let mut asks: Vec<Ask> = prompts.into_iter().map(ask).collect();
+    common.bootstrap.assign(&app, &mut asks)?;
+    if app.hands_over() {
+        return app.hand_over(asks, "prompt").await;
+    }
     let head = Head { id: id.clone(), created: unix_time() };
     if common.stream {
         let pieces = app.submit_streaming(asks, "prompt")?;

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 
 pub(super) use self::logprobs::finite;
 use crate::answer::Answer;
+use crate::disaggregation::Bootstrap;
 use crate::fields::Fields;
 use crate::refusal::Refusal;
 use crate::unserved::{EVERYWHERE, GRAMMARS, OPENAI, STREAM_OPTIONS};
@@ -46,6 +47,7 @@ struct Common {
     /// The name by which the client may abort the request.
     name: Option<String>,
     params: SamplingParams,
+    bootstrap: Bootstrap,
 }
 
 impl Common {
@@ -67,6 +69,7 @@ impl Common {
             priority: fields.take("priority")?,
             name: fields.take("rid")?,
             params: fields.sampling(SAMPLING)?,
+            bootstrap: Bootstrap::take(fields)?,
         })
     }
 }

@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 use super::item::{End, Item, Report, SoFar};
 use crate::answer::{Answer, StreamEvent};
 use crate::body;
+use crate::disaggregation::Bootstrap;
 use crate::fields::{Fields, OneOrMany};
 use crate::intake::Received;
 use crate::refusal::Refusal;
@@ -82,6 +83,9 @@ pub(crate) async fn generate(
     let stream = fields.flag("stream")?;
     let (asks, plans) = asks(&app, body, fields, prompts, param).await?;
     is_list |= plans.iter().any(|plan| plan.n > 1);
+    if app.hands_over() {
+        return app.hand_over(asks, param).await;
+    }
     let room = app.returned_room.hold(app.generator.engine(), &asks)?;
     let name = asks[0].name.clone();
 
@@ -180,6 +184,7 @@ async fn asks(
     let experts_from = experts_from.spread(count, "routed_experts_start_len")?;
     let speculation = fields.speculation()?;
     let priority = fields.take("priority")?;
+    let bootstrap = Bootstrap::take(&mut fields)?;
     fields.finish("", WITHOUT_EFFECT)?;
 
     let tokens = app.tokens(&body, prompts, param).await?;
@@ -220,8 +225,9 @@ async fn asks(
             routed_experts_from: experts.then_some(experts_from),
         };
         plans.push(Plan { report, keep_stop: wish.keep_stop, n: params.n as usize });
-        asks.push(Ask { name, prompt, params });
+        asks.push(Ask { name, prompt, params, prefill: Vec::new() });
     }
+    bootstrap.assign(app, &mut asks)?;
     Ok((asks, plans))
 }
 

@@ -32,7 +32,8 @@ pub(crate) async fn health_generate(State(app): State<Shared>) -> Result<Respons
     };
     let params = app.generator.check(one).map_err(|error| Refusal::of(error, "health"))?;
     let name = app.identifiers.next("health-");
-    let asking = app.ask_for_all(vec![Ask { name, prompt: vec![0], params }], "health");
+    let asking =
+        app.ask_for_all(vec![Ask { name, prompt: vec![0], params, prefill: Vec::new() }], "health");
     let answered = tokio::time::timeout(ONE_TOKEN, asking).await;
     answered.map_err(|_| Refusal::busy("no token came in time"))??;
     Ok(().into_response())

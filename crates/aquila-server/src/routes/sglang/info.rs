@@ -8,6 +8,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use crate::disaggregation::Role;
 use crate::routes::json as respond;
 use crate::state::Shared;
 
@@ -33,7 +34,7 @@ pub(crate) async fn server(State(app): State<Shared>) -> Response {
         "tp_size": 1,
         "dp_size": 1,
         "load_balance_method": "round_robin",
-        "disaggregation_mode": "null",
+        "disaggregation_mode": app.settings.role.as_ref().map_or("null", Role::name),
         "speculative_algorithm": app.generator.engine().algorithm(),
         "speculative_num_steps": config.shape.steps(),
         "speculative_eagle_topk": config.shape.topk(),

@@ -32,8 +32,11 @@ pub const ROWS: &[Flags] = &[
             "--ssl-keyfile FILE",
             "--served-model-name NAME",
             "--enable-return-hidden-states",
+            "--disaggregation-mode MODE",
+            "--disaggregation-bootstrap-port PORT",
         ],
     ),
+    flags(Taken("`tcp`; others are refused by name"), &["--disaggregation-transfer-backend NAME"]),
     flags(Taken("refused for a model without experts"), &["--enable-return-routed-experts"]),
     flags(
         Taken("of the memory that is free at start, on the device that the model runs on"),

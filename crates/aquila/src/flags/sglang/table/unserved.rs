@@ -1,12 +1,12 @@
 //! What drafts otherwise, and models of kinds that are not served.
 
-use super::Fate::{Ignored, Only, Refused};
+use super::Fate::{Ignored, Refused};
 use super::{Flags, flags};
 
 const NO_EXPERTS: &str = "no mixture of experts is served";
 const NO_IMAGES: &str = "only text is served";
 const NO_MAMBA: &str = "no model with recurrent state is served";
-const NO_TRANSFER: &str = "prefill and decode run in one process";
+const NO_TRANSFER: &str = "rows go over TCP, and are taken as they come";
 const NO_DFLASH: &str = "its algorithm is not supported yet";
 const AS_MODEL: &str =
     "what drafts is kept as the model is; it changes the speed and never the text";
@@ -90,14 +90,8 @@ pub const ROWS: &[Flags] = &[
         ],
     ),
     flags(
-        Only(&["null"], "prefill and decode run in one process: there is no disaggregation yet"),
-        &["--disaggregation-mode MODE"],
-    ),
-    flags(
         Ignored(NO_TRANSFER),
         &[
-            "--disaggregation-transfer-backend NAME",
-            "--disaggregation-bootstrap-port PORT",
             "--disaggregation-ib-device NAME",
             "--disaggregation-decode-enable-offload-kvcache",
             "--disaggregation-decode-polling-interval N",

@@ -6,12 +6,13 @@
 
 use std::sync::Arc;
 
-use aquila_disagg::{DecodeWorker, PrefillAddress, PrefillWorker, Room};
-use aquila_engine::{RequestId, Transfer};
+use aquila_disagg::{DecodeWorker, PeerCounts, PrefillAddress, PrefillWorker, Room};
+use aquila_engine::{RequestId, Snapshot, Transfer};
 use axum::response::Response;
 use serde_json::json;
 
 use crate::fields::{Fields, OneOrMany};
+use crate::metrics::{Page, escaped};
 use crate::refusal::Refusal;
 use crate::routes::json as respond;
 use crate::state::App;
@@ -39,6 +40,57 @@ impl Role {
             Self::Prefill(_) => "prefill",
             Self::Decode(_) => "decode",
         }
+    }
+}
+
+impl Role {
+    /// What went from worker to worker, by the other one.
+    pub(crate) fn write_metrics(&self, page: &mut Page, engine: &Snapshot) {
+        let (peers, rooms) = match self {
+            Self::Prefill(worker) => (worker.peers(), Some(worker.load())),
+            Self::Decode(worker) => (worker.peers(), None),
+        };
+        let counts = peers.snapshot();
+        type Count = fn(&PeerCounts) -> f64;
+        let of_peers: [(&str, &str, Count); 5] = [
+            ("transfers", "Requests whose rows were transferred", |c| c.transfers as f64),
+            ("transfer_failures", "Requests of which that failed", |c| c.failures as f64),
+            ("transfer_bytes", "Bytes that were transferred", |c| c.bytes as f64),
+            ("transfer_wait_seconds", "From the claim of a request to its first rows", |c| {
+                c.waited.as_secs_f64()
+            }),
+            ("transfer_seconds", "From the first rows of a request to its last", |c| {
+                c.transferred.as_secs_f64()
+            }),
+        ];
+        for (name, help, count) in of_peers {
+            let name = format!("aquila:{name}_total");
+            page.head(&name, "counter", help);
+            for (peer, counts) in &counts {
+                page.line(&name, &format!(",peer=\"{}\"", escaped(peer)), count(counts));
+            }
+        }
+        for (name, help, value) in [
+            ("transfer_strangers", "Connections dropped in their handshake", peers.strangers()),
+            ("handed_over", "Requests handed over to decode workers", engine.handed_over),
+            ("received", "Requests received from prefill workers", engine.received),
+            (
+                "rebuilt_drafts",
+                "Received requests whose draft ran its last rows again",
+                engine.rebuilt_drafts,
+            ),
+            (
+                "lost_drafts",
+                "Received requests decoded plainly, without rows of the draft",
+                engine.lost_drafts,
+            ),
+        ] {
+            page.single(&format!("aquila:{name}_total"), "counter", help, value as f64);
+        }
+        let Some((rooms, unsent)) = rooms else { return };
+        page.single("aquila:transfer_rooms", "gauge", "Requests not yet transferred", rooms as f64);
+        let help = "Bytes that wait to be sent";
+        page.single("aquila:transfer_unsent_bytes", "gauge", help, unsent as f64);
     }
 }
 

@@ -9,6 +9,7 @@ use aquila_engine::{DraftingState, FinishReason, Snapshot};
 use aquila_spec::{Shape, SpecStats};
 use aquila_text::End;
 
+use crate::disaggregation::Role;
 use crate::http_metrics::HttpMetrics;
 
 /// Upper bounds in seconds, for what users wait for.
@@ -164,6 +165,7 @@ impl Metrics {
         engine: &Snapshot,
         spec: &SpecStats,
         drafting: &DraftingState,
+        role: Option<&Role>,
     ) -> String {
         let mut page = Page { text: String::with_capacity(8 << 10), model: escaped(name) };
         let read = |counter: &AtomicU64| counter.load(Relaxed) as f64;
@@ -279,6 +281,9 @@ impl Metrics {
             histogram.write(&mut page, &format!("sglang:{name}"), help);
         }
         self.http.write(&mut page);
+        if let Some(role) = role {
+            role.write_metrics(&mut page, engine);
+        }
         if let Some(bytes) = resident_bytes() {
             let help = "Resident memory size in bytes";
             page.single("process_resident_memory_bytes", "gauge", help, bytes as f64);
@@ -312,7 +317,7 @@ impl Page {
 }
 
 /// A label's value.
-fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 

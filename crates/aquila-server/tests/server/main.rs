@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod corpora;
+mod disaggregation;
 mod draining;
 mod failures;
 mod gate;

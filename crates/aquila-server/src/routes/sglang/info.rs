@@ -126,6 +126,7 @@ pub(crate) async fn metrics(State(app): State<Shared>) -> Response {
     let engine = app.generator.engine().stats().snapshot();
     let spec = app.generator.engine().stats().speculation();
     let drafting = app.generator.engine().stats().drafting();
-    let page = app.metrics.page(&app.settings.model.served_name, &engine, &spec, &drafting);
+    let (name, role) = (&app.settings.model.served_name, app.settings.role.as_ref());
+    let page = app.metrics.page(name, &engine, &spec, &drafting, role);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response()
 }

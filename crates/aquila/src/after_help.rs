@@ -5,6 +5,8 @@ pub const AFTER_HELP: &str = "\
 Environment:
   AQUILA_API_KEY         a key that clients of aquila serve may send, as --api-key
   AQUILA_ADMIN_API_KEY   the key for routes that change the server, as --admin-api-key
+  AQUILA_DISAGGREGATION_SECRET
+                         the secret of prefill and decode workers
   AQUILA_LOG             how much is logged, as a tracing filter: debug, aquila_engine=info
   AQUILA_MODELS          a folder with archives of shipped models, looked into first
   HF_HOME, HF_HUB_CACHE  where models of the hub are: $HF_HOME/hub, or $HF_HUB_CACHE itself

@@ -1,7 +1,7 @@
 //! What two workers say to each other.
 //!
-//! A message is a header (mark, version, kind, length of the payload, checksum of kind and payload)
-//! and a payload.
+//! A message is a header (mark, version, kind, length of the payload), a payload, and the checksum of
+//! kind and payload. The checksum comes last, so that it is computed while bytes are on their way.
 //! The one invariant: whatever bytes come, reading them gives a message or nothing, and takes no
 //! more memory than they do.
 
@@ -14,8 +14,12 @@ use crate::identity::Identity;
 /// The version of the protocol: another one is refused.
 pub(crate) const VERSION: u8 = 1;
 const MARK: [u8; 2] = *b"AQ";
-/// Bytes of a header.
-pub(crate) const HEADER: usize = 12;
+/// Bytes of a header, of a checksum, and of what stands before the bytes of rows.
+pub(crate) const HEADER: usize = 8;
+pub(crate) const CHECKSUM: usize = 4;
+const BEFORE_ROWS: usize = 6 * 8;
+/// The kind of messages that have rows.
+const ROWS: u8 = 7;
 
 /// A number that is drawn for one connection, so that a proof is good for that one alone.
 pub(crate) type Nonce = [u8; 16];
@@ -69,9 +73,8 @@ pub enum Message {
 /// What a header says of the payload behind it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
-    kind: u8,
+    pub(crate) kind: u8,
     pub(crate) length: usize,
-    checksum: u32,
 }
 
 impl Header {
@@ -80,33 +83,36 @@ impl Header {
     /// # Errors
     /// What is wrong with it.
     pub(crate) fn read(bytes: &[u8; HEADER]) -> Result<Self, &'static str> {
-        let [m0, m1, version, kind, rest @ ..] = bytes;
-        if [*m0, *m1] != MARK {
+        let [m0, m1, version, kind, length @ ..] = *bytes;
+        if [m0, m1] != MARK {
             return Err("a message does not begin as one");
         }
-        if *version != VERSION {
+        if version != VERSION {
             return Err("its version is another one");
         }
-        let number =
-            |at: usize| u32::from_le_bytes([rest[at], rest[at + 1], rest[at + 2], rest[at + 3]]);
-        Ok(Self { kind: *kind, length: number(0) as usize, checksum: number(4) })
+        let length = u32::from_le_bytes(length) as usize;
+        if kind == ROWS && length < BEFORE_ROWS {
+            return Err("a message is too short");
+        }
+        Ok(Self { kind, length })
     }
 
-    /// Reads the payload of this header.
-    ///
-    /// # Errors
-    /// What is wrong with it.
-    pub(crate) fn message(self, payload: Vec<u8>) -> Result<Message, &'static str> {
-        if checksum(self.kind, &[&payload]) != self.checksum {
-            return Err("a checksum is wrong");
-        }
-        Message::read(self.kind, payload).ok_or("a message is not of its form")
+    /// Bytes of the payload before those of rows.
+    pub(crate) fn before_rows(&self) -> usize {
+        if self.kind == ROWS { BEFORE_ROWS } else { self.length }
     }
 }
 
+/// A message as bytes but for its checksum: header and values, then the bytes of rows, which are not
+/// copied.
+pub(crate) struct Encoded<'a> {
+    pub(crate) head: Vec<u8>,
+    pub(crate) rows: &'a [u8],
+}
+
 impl Message {
-    /// The header and the payload, in pieces so that rows are not copied.
-    pub(crate) fn pieces(&self) -> [std::borrow::Cow<'_, [u8]>; 2] {
+    /// As bytes.
+    pub(crate) fn encode(&self) -> Encoded<'_> {
         let mut head = Writer(vec![0; HEADER]);
         let mut rows: &[u8] = &[];
         let kind = match self {
@@ -150,7 +156,7 @@ impl Message {
                     head.size(number);
                 }
                 rows = &piece.bytes;
-                7
+                ROWS
             }
             Self::Prefilled(prefilled) => {
                 write_prefilled(&mut head, prefilled);
@@ -161,17 +167,16 @@ impl Message {
                 9
             }
         };
-        let checksum = checksum(kind, &[&head.0[HEADER..], rows]);
         let length = (head.0.len() - HEADER + rows.len()) as u32;
         head.0[..2].copy_from_slice(&MARK);
         head.0[2..4].copy_from_slice(&[VERSION, kind]);
-        head.0[4..8].copy_from_slice(&length.to_le_bytes());
-        head.0[8..HEADER].copy_from_slice(&checksum.to_le_bytes());
-        [head.0.into(), rows.into()]
+        head.0[4..HEADER].copy_from_slice(&length.to_le_bytes());
+        Encoded { head: head.0, rows }
     }
 
-    fn read(kind: u8, mut payload: Vec<u8>) -> Option<Self> {
-        let mut reader = Reader(&payload);
+    /// Reads a message of this kind, whose checksum was right; none if it is not of its form.
+    pub(crate) fn read(kind: u8, values: &[u8], rows: Vec<u8>) -> Option<Self> {
+        let mut reader = Reader(values);
         let message = match kind {
             0 => Self::Hello { nonce: reader.array()? },
             1 => Self::Welcome { nonce: reader.array()?, proof: reader.bytes()?.to_vec() },
@@ -183,13 +188,11 @@ impl Message {
             4 => Self::Refused(reader.text()?),
             5 => Self::Claim { room: reader.u64()?, have: reader.size()? },
             6 => Self::Wait,
-            7 => {
+            ROWS => {
                 let mut number = || reader.size();
                 let (group, store) = (number()?, number()?);
-                let (layers, rows) = (number()?..number()?, number()?..number()?);
-                let head = payload.len() - reader.0.len();
-                let bytes = payload.split_off(head);
-                return Some(Self::Rows(KvRows { group, store, layers, rows, bytes }));
+                let (layers, of_rows) = (number()?..number()?, number()?..number()?);
+                Self::Rows(KvRows { group, store, layers, rows: of_rows, bytes: rows })
             }
             8 => Self::Prefilled(Box::new(read_prefilled(&mut reader)?)),
             9 => Self::Failed(reader.text()?),
@@ -197,13 +200,6 @@ impl Message {
         };
         reader.0.is_empty().then_some(message)
     }
-}
-
-fn checksum(kind: u8, payload: &[&[u8]]) -> u32 {
-    let mut checksum = crc32fast::Hasher::new();
-    checksum.update(&[kind]);
-    payload.iter().for_each(|piece| checksum.update(piece));
-    checksum.finalize()
 }
 
 fn write_prefilled(writer: &mut Writer, prefilled: &Prefilled) {

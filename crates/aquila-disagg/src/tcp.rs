@@ -8,10 +8,16 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::link::{Accept, Link, SMALL, Transport};
-use crate::message::{HEADER, Header, Message};
+use crate::message::{CHECKSUM, Encoded, HEADER, Header, Message};
 
 /// How long a peer may take nothing of what is sent.
 const STUCK: Duration = Duration::from_secs(20);
+/// Bytes of rows that are written at once, and checksummed while the cache has them.
+const PIECE: usize = 1 << 20;
+/// The shortest wait that a socket can be asked for here.
+const LEAST: Duration = Duration::from_millis(1);
+/// Where a header has the kind.
+const KIND: usize = 3;
 /// When a listener tries again that could not accept.
 const AGAIN: Duration = Duration::from_millis(50);
 
@@ -110,21 +116,44 @@ impl TcpLink {
         Error::connection(&self.peer, error)
     }
 
-    /// Reads some bytes, in at most `patience`; 0 where the peer hung up.
-    fn some(&mut self, into: &mut [u8], patience: Duration) -> Result<usize> {
-        self.stream
-            .set_read_timeout(Some(patience.max(Duration::from_millis(1))))
-            .map_err(|e| Error::connection(&self.peer, e))?;
-        loop {
-            match self.stream.read(into) {
+    /// Reads until there are `length` bytes. A short run of them must be there by the deadline; a
+    /// long one may take longer, as long as something comes.
+    fn fill(&mut self, bytes: &mut Vec<u8>, length: usize, deadline: Instant) -> Result<()> {
+        while bytes.len() < length {
+            let left = deadline.saturating_duration_since(Instant::now()).max(LEAST);
+            self.stream.set_read_timeout(Some(left)).map_err(|e| self.failed(e))?;
+            let missing = length - bytes.len();
+            let read = if length <= SMALL {
+                let mut some = [0; 512];
+                let read = self.stream.read(&mut some[..missing.min(512)]);
+                read.inspect(|&read| bytes.extend(&some[..read]))
+            } else {
+                // Memory is taken as bytes come, so a length alone takes none.
+                (&self.stream).take(missing as u64).read_to_end(bytes)
+            };
+            match read {
+                Ok(_) if bytes.len() == length => (),
+                Ok(read) if read > 0 && length <= SMALL => (),
+                Ok(_) if bytes.is_empty() && length == HEADER => {
+                    return Err(Error::HungUp { peer: self.peer.clone() });
+                }
+                Ok(_) => return Err(self.failed(ErrorKind::UnexpectedEof.into())),
                 Err(e) if e.kind() == ErrorKind::Interrupted => (),
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                    return Err(Error::Silent { peer: self.peer.clone(), waited: patience });
+                    return Err(Error::Silent { peer: self.peer.clone(), waited: left });
                 }
-                read => return read.map_err(|e| self.failed(e)),
+                Err(e) => return Err(self.failed(e)),
             }
         }
+        Ok(())
     }
+}
+
+/// The checksum of a message of this kind, before anything of its payload.
+fn checksum(kind: u8) -> crc32fast::Hasher {
+    let mut checksum = crc32fast::Hasher::new();
+    checksum.update(&[kind]);
+    checksum
 }
 
 impl Link for TcpLink {
@@ -133,48 +162,49 @@ impl Link for TcpLink {
     }
 
     fn send(&mut self, message: &Message) -> Result<usize> {
-        let pieces = message.pieces();
-        for piece in &pieces {
+        let Encoded { mut head, rows } = message.encode();
+        let mut checksum = checksum(head[KIND]);
+        checksum.update(&head[HEADER..]);
+        if rows.is_empty() {
+            head.extend(checksum.finalize().to_le_bytes());
+            self.stream.write_all(&head).map_err(|e| self.failed(e))?;
+            return Ok(head.len());
+        }
+        self.stream.write_all(&head).map_err(|e| self.failed(e))?;
+        for piece in rows.chunks(PIECE) {
+            checksum.update(piece);
             self.stream.write_all(piece).map_err(|e| self.failed(e))?;
         }
-        Ok(pieces.iter().map(|piece| piece.len()).sum())
+        let last = checksum.finalize().to_le_bytes();
+        self.stream.write_all(&last).map_err(|e| self.failed(e))?;
+        Ok(head.len() + rows.len() + last.len())
     }
 
     fn receive(&mut self, limit: usize, patience: Duration) -> Result<(Message, usize)> {
         let deadline = Instant::now() + patience;
-        let left = || deadline.saturating_duration_since(Instant::now());
-        let mut header = [0; HEADER];
-        let mut filled = 0;
-        while filled < HEADER {
-            match self.some(&mut header[filled..], left())? {
-                0 if filled == 0 => return Err(Error::HungUp { peer: self.peer.clone() }),
-                0 => return Err(self.failed(ErrorKind::UnexpectedEof.into())),
-                read => filled += read,
-            }
-        }
-        let protocol = |why| Error::protocol(&self.peer, why);
-        let header = Header::read(&header).map_err(protocol)?;
+        let mut first = Vec::new();
+        self.fill(&mut first, HEADER, deadline)?;
+        let header = first.first_chunk().expect("it is filled");
+        let header = Header::read(header).map_err(|why| Error::protocol(&self.peer, why))?;
         if header.length > limit {
-            return Err(protocol("a message is too long"));
+            return Err(Error::protocol(&self.peer, "a message is too long"));
         }
-        // Memory is taken as bytes come, so a length alone takes none.
-        let mut payload = Vec::new();
-        while payload.len() < header.length {
-            let filled = payload.len();
-            payload.resize(header.length.min(filled.max(SMALL) * 2), 0);
-            let mut at = filled;
-            while at < payload.len() {
-                // A short message comes in time as a whole, a long one without a pause.
-                let patience = if header.length <= SMALL { left() } else { patience };
-                match self.some(&mut payload[at..], patience)? {
-                    0 => return Err(self.failed(ErrorKind::UnexpectedEof.into())),
-                    read => at += read,
-                }
-            }
+        let mut checksum = checksum(header.kind);
+        let mut values = Vec::new();
+        self.fill(&mut values, header.before_rows(), deadline)?;
+        checksum.update(&values);
+        let mut rows = Vec::with_capacity(header.length - values.len());
+        self.fill(&mut rows, header.length - values.len(), deadline)?;
+        checksum.update(&rows);
+        let mut last = Vec::new();
+        self.fill(&mut last, CHECKSUM, deadline)?;
+        if last != checksum.finalize().to_le_bytes() {
+            return Err(Error::protocol(&self.peer, "a checksum is wrong"));
         }
-        let bytes = HEADER + payload.len();
-        let message = header.message(payload).map_err(|why| Error::protocol(&self.peer, why))?;
-        Ok((message, bytes))
+        let bytes = HEADER + header.length + CHECKSUM;
+        let message = Message::read(header.kind, &values, rows);
+        let form = || Error::protocol(&self.peer, "a message is not of its form");
+        Ok((message.ok_or_else(form)?, bytes))
     }
 
     fn has_hung_up(&mut self) -> bool {

@@ -122,10 +122,10 @@ fn strangers_are_dropped_and_counted() {
     let prefill = Prefill::new();
     for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 64], b"AQ\x01\x05"] {
         let mut socket = TcpStream::connect(("127.0.0.1", prefill.worker.port())).unwrap();
-        socket.write_all(bytes).unwrap();
-        socket.shutdown(std::net::Shutdown::Write).unwrap();
         let mut answer = Vec::new();
-        // A connection that is dropped with bytes unread is reset.
+        // A connection that is dropped with bytes unread is reset, maybe before all were sent.
+        let _ = socket.write_all(bytes);
+        let _ = socket.shutdown(std::net::Shutdown::Write);
         let _ = socket.read_to_end(&mut answer);
         assert!(answer.is_empty(), "nothing is said to a stranger");
     }

@@ -571,7 +571,7 @@ impl HandOver for ToHandle {
 struct FromHandle(EngineHandle, RequestId);
 
 impl Source for FromHandle {
-    fn begin(&mut self, have: usize) {
+    fn begin(&mut self, _: RequestId, have: usize) {
         self.0.claim(self.1, have);
     }
 }

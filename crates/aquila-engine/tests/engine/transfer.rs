@@ -212,7 +212,7 @@ fn cached_pages_of_a_decode_engine_are_not_sent() {
 }
 
 #[test]
-fn preemption_on_either_side_changes_nothing() {
+fn preemption_of_received_requests_changes_nothing() {
     let cut = |ids: Vec<u32>| ids[ids.len().saturating_sub(48)..].to_vec();
     let prompts: Vec<Vec<u32>> = some_prompts(3).into_iter().map(cut).collect();
     for (name, shape, change) in [

@@ -59,6 +59,10 @@ impl Backend for Null {
     type State = Told;
     type Graph = ();
 
+    fn kernel_family(&self) -> String {
+        self.describe()
+    }
+
     fn describe(&self) -> String {
         "nothing".into()
     }

@@ -153,7 +153,8 @@ fn name(operation: Operation, scene: &Scene<CpuBackend>) -> &'static str {
         Operation::ClearFirst => "clear",
         Operation::Propose => "propose",
         Operation::Sample => "sample",
-        Operation::Outputs | Operation::Read => "read",
+        Operation::Outputs | Operation::Read | Operation::ReadSlots => "read",
+        Operation::WriteSlots => "write",
     }
 }
 

@@ -111,18 +111,11 @@ impl Bootstrap {
         })
     }
 
-    /// Notes the prefill worker of each answer; nothing where this server has no role.
+    /// Notes the prefill worker of each answer. Where this server has no role, it does all of a
+    /// request, whatever a router says.
     pub fn assign(self, app: &App, asks: &mut [Ask]) -> Result<(), Refusal> {
         let Self { host, port, room } = self;
-        let Some(role) = &app.settings.role else {
-            return match room {
-                Some(OneOrMany::One(Some(_)) | OneOrMany::Many(_)) => Err(Refusal::param(
-                    "bootstrap_room",
-                    "is for prefill and decode workers, and this server is neither",
-                )),
-                _ => Ok(()),
-            };
-        };
+        let Some(role) = &app.settings.role else { return Ok(()) };
         let missing = || {
             let why = format!("is missing: this is a {} worker, behind a router", role.name());
             Refusal::param("bootstrap_room", why)

@@ -163,9 +163,6 @@ pub(crate) const WITHOUT_EFFECT: &[&str] = &[
     "routed_dp_rank",
     "routing_key",
     // SGLang's router sends them to every worker.
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
     "bootstrap_pair_key",
     "custom_params",
     "custom_labels",

@@ -32,7 +32,6 @@ pub use isa::{Isa, IsaChoice};
 pub use kv::CpuKv;
 pub use moe::{CpuExperts, CpuRouting};
 pub use plan::CpuPlan;
-pub(crate) use pool::Pool;
 pub use rows::CpuRows;
 pub use table::CpuTable;
 pub use watch::{Operation, Watch};

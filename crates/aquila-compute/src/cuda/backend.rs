@@ -13,11 +13,11 @@ use super::memory::{CudaKv, CudaRope, CudaTable, CudaVector, MOVES};
 use super::plan::CudaPlan;
 use super::projection::{Projection, Projections};
 use super::rows::CudaRows;
+use super::choose::Whose;
 use super::state::CudaState;
 use super::transfer::{self, Staging};
 use super::weight::CudaWeight;
 use super::{Arithmetic, Graph, Mark, arguments};
-use crate::cpu::Pool;
 use crate::round::{
     Batch, Candidates, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, ReturnedRows,
     Simulate, StateBounds, Tree, TreeLimits,
@@ -46,8 +46,6 @@ pub struct CudaBackend {
     moves: Mutex<Mailbox>,
     /// Keys and values on their way from and to other machines.
     staging: Mutex<Staging>,
-    /// For the steps of a round that run on the host.
-    pool: Pool,
     description: String,
 }
 
@@ -74,9 +72,6 @@ impl CudaBackend {
         let name = device.context.name().map_err(&about)?;
         let gib = device.context.total_mem().map_err(&about)? as f64 / (1u64 << 30) as f64;
         let kernels = Kernels::load(&device, shared_bytes, image)?;
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let pool = Pool::new(cores)
-            .map_err(|e| Error::Unavailable(format!("cannot start {cores} threads: {e}")))?;
         let moves = Mutex::new(Mailbox::new(&device, "moves", 2 * MOVES)?);
         Ok(Self {
             device: Arc::new(device),
@@ -86,7 +81,6 @@ impl CudaBackend {
             arithmetic,
             projections: Projections::new(multiprocessors, shared_bytes),
             attention: Attention::default(),
-            pool,
             description: format!(
                 "cuda:{ordinal}, {name}, compute capability {major}.{minor}, \
                  {multiprocessors} multiprocessors, {gib:.0} GiB, {arithmetic}"
@@ -577,27 +571,25 @@ impl Backend for CudaBackend {
     }
 
     fn state(&self, bounds: StateBounds) -> Result<CudaState> {
-        Ok(CudaState::new(bounds))
+        CudaState::new(&self.device, bounds)
     }
 
     fn begin_round(&self, state: &mut CudaState, batch: Batch) -> Result<()> {
-        state.round.begin(batch);
-        Ok(())
+        state.begin(&self.device, &self.kernels, batch)
     }
 
     fn plan_rows(
         &self,
         state: &mut CudaState,
         pass: PassRows,
-        _bound: Extent,
+        bound: Extent,
         plan: &mut CudaPlan,
     ) -> Result<()> {
-        self.place(state.round.plan_rows(pass), plan)
+        state.plan_rows(&self.device, &self.kernels, pass, bound, plan)
     }
 
     fn start_trees(&self, state: &mut CudaState, given: Vec<(usize, Tree)>) -> Result<()> {
-        state.round.start_trees(given);
-        Ok(())
+        state.start_trees(&self.device, &self.kernels, &given)
     }
 
     fn propose(
@@ -606,49 +598,45 @@ impl Backend for CudaBackend {
         logits: &CudaRows,
         ids: Option<DraftIds<'_>>,
     ) -> Result<()> {
-        state.propose(&self.device, &self.pool, logits, ids)
+        state.choose(&self.device, &self.kernels, Whose::Level, logits, ids)?;
+        state.grow(&self.device, &self.kernels)
     }
 
     fn build_trees(&self, state: &mut CudaState, limits: TreeLimits) -> Result<()> {
-        state.round.finish_trees();
-        state.round.limit_trees(limits);
-        Ok(())
+        state.build_trees(&self.device, &self.kernels, limits)
     }
 
     fn sample(&self, state: &mut CudaState, logits: &CudaRows) -> Result<()> {
-        state.sample(&self.device, &self.pool, logits)
+        state.choose(&self.device, &self.kernels, Whose::Target, logits, None)
     }
 
     fn accept(
         &self,
         state: &mut CudaState,
-        _logits: &CudaRows,
+        logits: &CudaRows,
         simulate: Option<&Simulate>,
     ) -> Result<()> {
-        state.accept(simulate);
-        Ok(())
+        state.accept(&self.device, &self.kernels, logits, simulate)
     }
 
     fn compact_slots(&self, state: &CudaState, kv: &mut CudaKv) -> Result<()> {
-        self.move_slots(kv, &state.round.kept().slots)
+        state.compact_slots(&self.device, &self.kernels, kv)
     }
 
     fn compact_rows(&self, state: &CudaState, rows: &mut CudaRows) -> Result<()> {
-        self.move_rows(rows, &state.round.kept().rows)
+        state.compact_rows(&self.device, &self.kernels, rows)
     }
 
     fn publish(&self, state: &mut CudaState) -> Result<()> {
-        state.round.publish();
-        Ok(())
+        state.publish(&self.device, &self.kernels)
     }
 
     fn park_rows(&self, state: &CudaState, rows: &mut CudaRows) -> Result<()> {
-        self.move_rows(rows, state.round.parked())
+        state.park_rows(&self.device, &self.kernels, rows)
     }
 
     fn begin_extend(&self, state: &mut CudaState, rows: ExtendRows) -> Result<()> {
-        state.round.begin_extend(rows);
-        Ok(())
+        state.begin_extend(&self.device, &self.kernels, rows)
     }
 
     fn seed_trees(
@@ -657,7 +645,8 @@ impl Backend for CudaBackend {
         logits: &CudaRows,
         ids: Option<DraftIds<'_>>,
     ) -> Result<()> {
-        state.seed(&self.device, &self.pool, logits, ids)
+        state.choose(&self.device, &self.kernels, Whose::Seeds, logits, ids)?;
+        state.take_seeds(&self.device, &self.kernels)
     }
 
     fn keep_states(
@@ -667,7 +656,7 @@ impl Backend for CudaBackend {
         kept: KeptLayout,
         rows: &mut CudaRows,
     ) -> Result<()> {
-        self.move_rows(rows, &state.round.kept_states(layer, kept))
+        state.keep_states(&self.device, &self.kernels, layer, kept, rows)
     }
 
     fn outputs(
@@ -770,8 +759,8 @@ impl CudaBackend {
         &self,
         input: &CudaRows,
         plan: &CudaPlan,
-        count: arguments::Address,
-        list: arguments::Address,
+        count: super::c_layout::Address,
+        list: super::c_layout::Address,
         bound: usize,
         out: &mut CudaRows,
     ) -> Result<()> {

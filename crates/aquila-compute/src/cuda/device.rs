@@ -13,10 +13,10 @@ use cudarc::driver::sys::{
 };
 use cudarc::driver::{
     CudaContext, CudaEvent, CudaSlice, CudaStream, DevicePtr, DeviceRepr, DriverError,
-    PinnedHostSlice, result,
+    PinnedHostSlice, ValidAsZeroBits, result,
 };
 
-use super::arguments::Address;
+use super::c_layout::Address;
 use super::kernels::Kernel;
 use crate::{Error, Result};
 
@@ -231,6 +231,12 @@ impl Device {
         result::mem_get_info().map_err(failed("asking about the device's memory"))
     }
 
+    /// Waits for all that was enqueued.
+    pub(super) fn wait(&self) -> Result<()> {
+        self.outside_capture("waiting")?;
+        self.stream.synchronize().map_err(failed("waiting for the device"))
+    }
+
     /// An event that remembers when the device reached it.
     pub(super) fn mark(&self) -> Result<CudaEvent> {
         self.stream
@@ -240,42 +246,47 @@ impl Device {
 }
 
 /// Values of the device in page-locked memory, which grows to the most that was ever fetched.
-#[derive(Default)]
-pub(super) struct HostCopy {
-    memory: Option<PinnedHostSlice<f32>>,
+pub(super) struct HostCopy<T> {
+    memory: Option<PinnedHostSlice<T>>,
     count: usize,
 }
 
-impl HostCopy {
-    /// Waits for all that was enqueued and copies `count` values from the start of `memory`.
+impl<T> Default for HostCopy<T> {
+    fn default() -> Self {
+        Self { memory: None, count: 0 }
+    }
+}
+
+impl<T: DeviceRepr + ValidAsZeroBits> HostCopy<T> {
+    /// Enqueues a copy of `count` values from the start of `memory`, which are there after
+    /// [`Device::wait`].
     pub(super) fn fetch(&mut self, device: &Device, memory: &Memory, count: usize) -> Result<()> {
         device.outside_capture("reading")?;
-        assert!(count * 4 <= memory.bytes, "a copy stays within its memory");
+        let bytes = count * size_of::<T>();
+        assert!(bytes <= memory.bytes, "a copy stays within its memory");
         self.count = count;
         if count == 0 {
             return Ok(());
         }
-        let lacks = |copy: &PinnedHostSlice<f32>| copy.len() < count;
+        let lacks = |copy: &PinnedHostSlice<T>| copy.len() < count;
         if self.memory.as_ref().is_none_or(lacks) {
             // Without flags: write-combined memory, the default, is slow for the host to read.
-            // SAFETY: every bit pattern is an f32, and no value is read before it was fetched.
-            let made = unsafe { device.context.alloc_pinned_with_flags::<f32>(count, 0) };
-            let bytes = count * 4;
-            let lacking = |_| Error::OutOfMemory { what: "logits on the host".into(), bytes };
+            // SAFETY: every bit pattern is a value, and none is read before it was fetched.
+            let made = unsafe { device.context.alloc_pinned_with_flags::<T>(count, 0) };
+            let lacking = |_| Error::OutOfMemory { what: "a copy on the host".into(), bytes };
             self.memory = Some(made.map_err(lacking)?);
         }
         let copy = self.memory.as_mut().expect("it was made");
         let values = copy.as_mut_slice().map_err(failed("reading"))?;
-        // SAFETY: the range was checked, and the copy lives until the stream has caught up.
+        // SAFETY: the range was checked; the copy is not read or freed before the stream has caught up.
         device.enqueue(&[], || unsafe {
             let stream = device.stream.cu_stream();
             result::memcpy_dtoh_async(&mut values[..count], memory.at(0), stream)
-        })?;
-        device.stream.synchronize().map_err(failed("waiting for the device"))
+        })
     }
 
     /// What was fetched last.
-    pub(super) fn values(&self) -> &[f32] {
+    pub(super) fn values(&self) -> &[T] {
         let values = self.memory.as_ref().and_then(|memory| memory.as_slice().ok());
         &values.unwrap_or_default()[..self.count]
     }
@@ -304,6 +315,11 @@ impl Drop for PinnedCopy {
 }
 
 impl Mailbox {
+    /// How many words fit.
+    pub(super) fn words(&self) -> usize {
+        self.copies[0].words.len()
+    }
+
     /// A mailbox of `words` words.
     pub(super) fn new(device: &Device, what: &str, words: usize) -> Result<Self> {
         let memory = device.allocate(what, words * 4)?;

@@ -84,8 +84,42 @@ pub(super) struct TensorProjections {
     pub(super) wide: [[Kernel; 2]; 2],
 }
 
+/// The steps of a round.
+pub(super) struct Steps {
+    pub(super) admit: Kernel,
+    pub(super) change_slots: Kernel,
+    pub(super) begin_rows: Kernel,
+    pub(super) start_trees: Kernel,
+    pub(super) grow: Kernel,
+    pub(super) build_trees: Kernel,
+    pub(super) prune_trees: Kernel,
+    pub(super) retain_nodes: Kernel,
+    pub(super) plan_target: Kernel,
+    pub(super) plan_extend: Kernel,
+    pub(super) plan_level: Kernel,
+    pub(super) plan_layer_level: Kernel,
+    pub(super) scan: Kernel,
+    pub(super) bucket: Kernel,
+    pub(super) rank: Kernel,
+    pub(super) race: Kernel,
+    pub(super) near: Kernel,
+    pub(super) draw: Kernel,
+    pub(super) tell_logprobs: Kernel,
+    pub(super) accept: Kernel,
+    pub(super) accept_weighed: Kernel,
+    pub(super) compact_slots: Kernel,
+    pub(super) compact_rows: Kernel,
+    pub(super) publish: Kernel,
+    pub(super) park_rows: Kernel,
+    pub(super) begin_extend: Kernel,
+    pub(super) begin_catch_up: Kernel,
+    pub(super) take_seeds: Kernel,
+    pub(super) keep_states: Kernel,
+}
+
 /// Every kernel of `kernels.cu`.
 pub(super) struct Kernels {
+    pub(super) steps: Steps,
     pub(super) change_tables: Kernel,
     pub(super) embed: ByElement,
     pub(super) rms_norm_plain: Kernel,
@@ -220,7 +254,39 @@ impl Kernels {
                 Some((kernels, clusters))
             }
         };
+        let steps = Steps {
+            admit: load("admit")?,
+            change_slots: load("change_slots")?,
+            begin_rows: load("begin_rows")?,
+            start_trees: load("start_trees")?,
+            grow: load("grow")?,
+            build_trees: load("build_trees")?,
+            prune_trees: load("prune_trees")?,
+            retain_nodes: load("retain_nodes")?,
+            plan_target: load("plan_target")?,
+            plan_extend: load("plan_extend")?,
+            plan_level: load("plan_level")?,
+            plan_layer_level: load("plan_layer_level")?,
+            scan: large("scan")?,
+            bucket: large("bucket")?,
+            rank: large("rank")?,
+            race: large("race")?,
+            near: large("near")?,
+            draw: large("draw")?,
+            tell_logprobs: load("tell_logprobs")?,
+            accept: load("accept")?,
+            accept_weighed: large("accept_weighed")?,
+            compact_slots: load("compact_slots")?,
+            compact_rows: load("compact_rows")?,
+            publish: load("publish")?,
+            park_rows: load("park_rows")?,
+            begin_extend: load("begin_extend")?,
+            begin_catch_up: load("begin_catch_up")?,
+            take_seeds: load("take_seeds")?,
+            keep_states: load("keep_states")?,
+        };
         Ok(Self {
+            steps,
             change_tables: load("change_tables")?,
             embed: pair("embed")?,
             rms_norm_plain: load("rms_norm_plain")?,

@@ -10,17 +10,23 @@
 
 pub mod contract;
 
+mod admission;
 mod arguments;
 mod attention;
 mod backend;
+mod c_layout;
+mod choose;
 mod device;
 mod graph;
 mod kernels;
+mod layout;
 mod memory;
+mod outcome;
 mod plan;
 mod projection;
 mod rows;
 mod state;
+mod steps;
 mod transfer;
 mod weight;
 

@@ -7,6 +7,7 @@
 use super::arguments;
 use super::device::{Device, Mailbox, Memory};
 use super::kernels::Kernel;
+use crate::round::Extent;
 use crate::{BlockTables, Error, ForwardPlan, PlanBounds, Result};
 
 /// Words before the first part of a placed plan: rows, outputs, and room to keep 16-byte alignment.
@@ -19,6 +20,8 @@ pub struct CudaPlan {
     mailbox: Mailbox,
     changes: Mailbox,
     tables: Memory,
+    /// The block tables of the state that planned the rows, where one did.
+    planned: Option<Memory>,
     bounds: PlanBounds,
     /// The block tables as the host knows them, to check plans against.
     host_tables: BlockTables,
@@ -43,6 +46,7 @@ impl CudaPlan {
             mailbox: Mailbox::new(device, "a plan", words)?,
             changes: Mailbox::new(device, "a plan", 2 * CHANGES.min(bounds.slots))?,
             tables: device.allocate("block tables", 4 * bounds.slots)?,
+            planned: None,
             bounds,
             host_tables: BlockTables::default(),
             rows: 0,
@@ -57,7 +61,7 @@ impl CudaPlan {
 
     /// The memory that the addresses of [`CudaPlan::parts`] lie in.
     pub(super) fn memory(&self) -> [&Memory; 2] {
-        [&self.mailbox.memory, &self.tables]
+        [&self.mailbox.memory, self.planned.as_ref().unwrap_or(&self.tables)]
     }
 
     pub(super) fn parts(&self) -> arguments::Plan {
@@ -72,9 +76,33 @@ impl CudaPlan {
             sources: at(COUNTS + 7 * rows),
             outputs: at(COUNTS + 8 * rows),
             destinations: at(COUNTS + 8 * rows + outputs),
-            tables: self.tables.at(0),
+            tables: self.memory()[1].at(0),
             tree_slots: at(COUNTS + 8 * rows + 2 * outputs),
         }
+    }
+
+    /// Refuses more rows or outputs than the plan has room for.
+    pub(super) fn holds(&self, rows: usize, outputs: usize) -> Result<()> {
+        if rows <= self.bounds.rows && outputs <= self.bounds.outputs {
+            return Ok(());
+        }
+        let bounds = self.bounds;
+        Err(Error::Tensor(format!("a pass of {rows} rows and {outputs} outputs exceeds {bounds:?}")))
+    }
+
+    /// Notes that a state plans the rows, which has these block tables; `bound` and `longest` are all
+    /// that the host knows of them. Kernels keep within what they are given, whatever the rows say.
+    pub(super) fn bound(
+        &mut self,
+        tables: &Memory,
+        bound: Extent,
+        has_sources: bool,
+        longest: usize,
+    ) {
+        self.planned = Some(tables.clone());
+        (self.rows, self.outputs) = (bound.rows, bound.outputs);
+        (self.has_sources, self.longest) = (has_sources, longest);
+        (self.slots, self.tokens, self.positions) = (0, 0, 0);
     }
 
     pub(super) fn place(
@@ -83,6 +111,7 @@ impl CudaPlan {
         change_tables: &Kernel,
         host: &ForwardPlan,
     ) -> Result<()> {
+        self.planned = None;
         self.host_tables.change(host);
         check(host, &self.host_tables, self.bounds)?;
         self.change_tables(device, change_tables, host)?;

@@ -1,134 +1,447 @@
-//! The steps of a round, in their first form: on the host, over logits that are copied there.
+//! The rows of all running requests and the round that runs, in device memory.
 //!
-//! Forward passes run on the device; plans go there and logits come back once for each of `propose`,
-//! `sample` and `seed_trees`.
+//! The host keeps what never changes of a request and how long its text may be by now; what was
+//! chosen is on the device, and the host reads it once, at the end of a round. So steps only enqueue.
+//! Each step is a kernel or a few, and [`crate::round::RoundState`] defines what it does.
 
-use super::device::{Device, HostCopy};
-use super::rows::CudaRows;
-use crate::cpu::Pool;
-use crate::round::{
-    Candidates, DraftQuery, RequestOutput, ReturnedRows, RoundState, Simulate, StateBounds,
+use std::sync::Arc;
+
+use super::admission::Lists;
+use super::choose::Telling;
+use super::device::{Device, HostCopy, Mailbox, Memory};
+use super::kernels::Kernels;
+use super::layout::{
+    Admission, MOST_GROUPS, Node, Offered, Query, Round, Row, Sequence, State, Task,
 };
-use crate::{DraftIds, Result, sampling};
+use crate::round::{
+    Batch, Proposal, RequestParams, RowWork, Shape, StateBounds, Verify,
+};
+use crate::{DraftIds, Error, Result};
+
+/// Thread blocks that share a row of logits at most.
+pub(super) const MOST_PARTS: usize = 32;
+/// Buckets of `choose.cu`, twice for each output.
+const BUCKETS: usize = 1024;
+/// Words that travel with a batch before more room is made for them.
+const WORDS: usize = 1 << 14;
 
 /// The rows of all running requests, and the round that runs.
 pub struct CudaState {
-    pub(super) round: RoundState,
-    logits: FetchedRows,
-    hidden_states: FetchedRows,
-    routed_experts: FetchedRows,
+    pub(super) bounds: StateBounds,
+    pub(super) parts: State,
+    memory: Vec<Memory>,
+    /// The block tables of all groups, which plans read.
+    tables: Memory,
+    pub(super) records: Memory,
+    /// Queries that there is room for, and those of the pass that was planned last at most.
+    pub(super) outputs: usize,
+    pub(super) asked: usize,
+    /// The round and its tasks on their way.
+    tasks: Mailbox,
+    /// What comes with a batch and is not there in every one: requests and slots.
+    pub(super) news: Option<Mailbox>,
+    /// Trees that the host has drafted.
+    pub(super) given: Option<Mailbox>,
+    pub(super) rates: Mailbox,
+    pub(super) sent_rates: Vec<f64>,
+    /// The vocabulary of a draft that knows only some tokens: where the host has it, how many
+    /// tokens there are, and a copy.
+    ids: Option<(usize, usize, Memory)>,
+    /// By place.
+    pub(super) held: Vec<Option<Held>>,
+    pub(super) round: HostRound,
+    pub(super) telling: Telling,
+    pub(super) read_records: HostCopy<u32>,
+    pub(super) read_hidden_states: HostCopy<f32>,
+    pub(super) read_routed_experts: HostCopy<f32>,
 }
 
-/// Rows on the host.
+/// A request that holds KV, as far as the host knows it.
+pub(super) struct Held {
+    pub params: Arc<RequestParams>,
+    /// The tokens that it came with.
+    pub sent: Vec<u32>,
+    /// How many tokens its text had when it was last read, and has at most now.
+    pub known: usize,
+    pub tokens: usize,
+    /// Lists on the device that its row names.
+    _lists: Lists,
+}
+
+/// What the host knows of the round that runs: which kernels it needs.
 #[derive(Default)]
-struct FetchedRows {
-    copy: HostCopy,
-    stride: usize,
-    width: usize,
+pub(super) struct HostRound {
+    /// The place of each row, and whether it decodes.
+    pub rows: Vec<(usize, bool)>,
+    pub number: u64,
+    /// The longest context of a row at most.
+    pub longest: usize,
+    /// The widest tree.
+    pub topk: usize,
+    /// Whether a tree may have branches.
+    pub branches: bool,
+    /// Whether a draft may be paused after the round.
+    pub pauses: bool,
+    /// What requests of the round need of the choice of tokens.
+    pub target: Needs,
+    pub draft: Needs,
+    /// Whether some have distributions verified.
+    pub weighed: bool,
+    /// Likely tokens that are told with a token at most; none where no log-probabilities are.
+    pub tops: Option<usize>,
 }
 
-impl FetchedRows {
-    /// Copies the first `count` rows here.
-    fn fetch(&mut self, device: &Device, rows: &CudaRows, count: usize) -> Result<()> {
-        rows.hold("rows to fetch", count, rows.width)?;
-        (self.stride, self.width) = (rows.stride, rows.width);
-        self.copy.fetch(device, &rows.values, count * rows.stride)
-    }
-
-    fn row(&self, row: usize) -> &[f32] {
-        &self.copy.values()[row * self.stride..][..self.width]
-    }
+/// Which parts of the choice of tokens requests need.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Needs {
+    pub sampled: bool,
+    pub filtered: bool,
+    pub drawn: bool,
 }
 
 impl CudaState {
-    pub(super) fn new(bounds: StateBounds) -> Self {
-        Self {
-            round: RoundState::new(bounds),
-            logits: FetchedRows::default(),
-            hidden_states: FetchedRows::default(),
-            routed_experts: FetchedRows::default(),
+    pub(super) fn new(device: &Device, bounds: StateBounds) -> Result<Self> {
+        let StateBounds { places, stride, shape, vocabulary, .. } = bounds;
+        let (steps, topk, nodes) = (shape.steps(), shape.topk(), shape.nodes());
+        let groups = 1 + bounds.groups.len();
+        if groups > MOST_GROUPS {
+            return Err(Error::Tensor(format!("{groups} KV groups, {MOST_GROUPS} at most")));
         }
-    }
-
-    pub(super) fn propose(
-        &mut self,
-        device: &Device,
-        pool: &Pool,
-        rows: &CudaRows,
-        ids: Option<DraftIds<'_>>,
-    ) -> Result<()> {
-        let (queries, count) = self.round.level_queries();
-        let proposed = candidates(&mut self.logits, device, pool, rows, &queries, count, ids)?;
-        self.round.take_level(proposed);
-        Ok(())
-    }
-
-    pub(super) fn seed(
-        &mut self,
-        device: &Device,
-        pool: &Pool,
-        rows: &CudaRows,
-        ids: Option<DraftIds<'_>>,
-    ) -> Result<()> {
-        let (queries, count) = self.round.seed_queries();
-        let seeds = candidates(&mut self.logits, device, pool, rows, &queries, count, ids)?;
-        self.round.take_seeds(seeds);
-        Ok(())
-    }
-
-    pub(super) fn sample(&mut self, device: &Device, pool: &Pool, rows: &CudaRows) -> Result<()> {
-        let (chosen, weighed) = self.round.sample_queries();
-        let end = chosen.iter().chain(&weighed).map(|query| query.row + 1).max();
-        self.logits.fetch(device, rows, end.unwrap_or(0))?;
-        let logits = &self.logits;
-        let choices = pool.map(&chosen, |query| sampling::choose(logits.row(query.row), query));
-        let weights = pool
-            .map(&weighed, |query| sampling::filtered_probs(logits.row(query.row), query, None));
-        self.round.take_samples(choices, weights);
-        Ok(())
-    }
-
-    /// Over the logits that [`CudaState::sample`] has fetched.
-    pub(super) fn accept(&mut self, simulate: Option<&Simulate>) {
-        let Self { round, logits, .. } = self;
-        round.accept(simulate, |query| sampling::choose(logits.row(query.row), query));
-    }
-
-    /// Rows that requests get are rare, so all rows of the pass are copied.
-    pub(super) fn outputs(
-        &mut self,
-        device: &Device,
-        returned: ReturnedRows<'_, CudaRows>,
-    ) -> Result<Vec<Option<RequestOutput>>> {
-        let Self { round, hidden_states, routed_experts, .. } = self;
-        for (rows, fetched) in [
-            (returned.hidden_states, &mut *hidden_states),
-            (returned.routed_experts, &mut *routed_experts),
-        ] {
-            if let Some(rows) = rows {
-                fetched.fetch(device, rows, rows.capacity)?;
-            }
-        }
-        let returned = ReturnedRows {
-            hidden_states: returned.hidden_states.map(|_| &*hidden_states),
-            routed_experts: returned.routed_experts.map(|_| &*routed_experts),
+        let pool = Shape::most_nodes(steps, topk);
+        let tree = bounds.groups.iter().map(|group| group.tree.of(shape)).max().unwrap_or(0);
+        let table_stride = stride + nodes.max(tree) + steps + 2;
+        let tokens_stride = stride + steps + 2;
+        let outputs = bounds.outputs.max(places * topk);
+        let record = size_of::<Row>() + 3 * 4 * (steps + 1);
+        let drawn = match bounds.verify {
+            Verify::Rejection => places * (1 + (steps.max(1) - 1) * topk),
+            _ => 0,
         };
-        round.take_returned(returned, FetchedRows::row);
-        Ok(round.take_outputs())
+        let rest = if bounds.verify == Verify::Match { 0 } else { places * vocabulary };
+
+        let mut memory = Vec::new();
+        let mut room = |bytes: usize| -> Result<u64> {
+            let made = device.allocate("the rows of requests", bytes)?;
+            let address = made.at(0);
+            memory.push(made);
+            Ok(address)
+        };
+        let tasks = size_of::<Round>() + places * size_of::<Task>();
+        let tasks = Mailbox::new(device, "a batch", tasks.div_ceil(4))?;
+        let tables = device.allocate("block tables", 4 * groups * places * table_stride)?;
+        let records = device.allocate("the rows of a round", places * record)?;
+        let lookahead: Vec<u32> = bounds.groups.iter().map(|g| g.lookahead as u32).collect();
+        let prior: Vec<f32> = (0..topk.max(1)).map(Proposal::prior).collect();
+        let parts = State {
+            places: places as u32,
+            groups: groups as u32,
+            tokens_stride: tokens_stride as u32,
+            table_stride: table_stride as u32,
+            drafts: u32::from(bounds.drafts),
+            hidden: u32::from(bounds.hidden),
+            first_parked: bounds.first_parked as u32,
+            parked_rows: bounds.parked_rows as u32,
+            chunk: bounds.chunk as u32,
+            pool: pool as u32,
+            nodes: nodes as u32,
+            topk: topk as u32,
+            steps: steps as u32,
+            candidates: topk as u32,
+            record: record as u32,
+            vocabulary: vocabulary as u32,
+            lookahead: room(4 * lookahead.len())?,
+            prior: room(4 * prior.len())?,
+            round: tasks.memory.at(0),
+            tasks: tasks.memory.at(size_of::<Round>()),
+            records: records.at(0),
+            sequences: room(places * size_of::<Sequence>())?,
+            committed: room(4 * places * MOST_GROUPS)?,
+            tokens: room(4 * places * tokens_stride)?,
+            tables: tables.at(0),
+            seed_tokens: room(4 * places * topk)?,
+            seed_probabilities: room(4 * places * topk)?,
+            offered: room(places * pool * size_of::<Offered>())?,
+            beams: room(4 * places * topk)?,
+            trees: room(places * nodes * size_of::<Node>())?,
+            extending: room(8 * places * MOST_GROUPS)?,
+            layer_rows: room(4 * places * MOST_GROUPS)?,
+            moves: room(16 * places * (steps + 1))?,
+            queries: room(outputs * size_of::<Query>())?,
+            best: room(8 * outputs)?,
+            raw_best: room(8 * outputs)?,
+            limits: room(8 * outputs)?,
+            leader_scores: room(8 * outputs)?,
+            log_totals: room(8 * outputs)?,
+            part_scores: room(8 * outputs * MOST_PARTS)?,
+            leaders: room(4 * outputs)?,
+            part_tokens: room(4 * outputs * MOST_PARTS)?,
+            arrivals: room(4 * outputs)?,
+            counts: room(4 * outputs)?,
+            candidate_tokens: room(4 * outputs * topk)?,
+            candidate_probabilities: room(4 * outputs * topk)?,
+            bucket_weights: room(8 * outputs * 2 * BUCKETS)?,
+            bucket_counts: room(4 * outputs * 2 * BUCKETS)?,
+            drawn: room(4 * drawn * vocabulary)?,
+            drawn_totals: room(8 * drawn)?,
+            rest: room(8 * rest)?,
+        };
+        device.write(&memory[0], 0, &lookahead)?;
+        device.write(&memory[1], 0, &prior)?;
+        memory.extend([tables.clone(), records.clone(), tasks.memory.clone()]);
+        Ok(Self {
+            parts,
+            memory,
+            tables,
+            records,
+            outputs,
+            asked: 0,
+            tasks,
+            news: None,
+            given: None,
+            rates: Mailbox::new(device, "rates", 2 * (steps + 1))?,
+            sent_rates: Vec::new(),
+            ids: None,
+            held: (0..places).map(|_| None).collect(),
+            round: HostRound::default(),
+            telling: Telling::default(),
+            read_records: HostCopy::default(),
+            read_hidden_states: HostCopy::default(),
+            read_routed_experts: HostCopy::default(),
+            bounds,
+        })
+    }
+
+    /// The memory that the addresses of the state lie in.
+    pub(super) fn names(&self) -> Vec<&Memory> {
+        self.memory.iter().collect()
+    }
+
+    /// A place for words on their way, large enough.
+    pub(super) fn mailbox<'a>(
+        device: &Device,
+        mailbox: &'a mut Option<Mailbox>,
+        words: usize,
+    ) -> Result<&'a mut Mailbox> {
+        if mailbox.as_ref().is_none_or(|made| made.words() < words) {
+            let words = words.max(WORDS).next_power_of_two();
+            *mailbox = Some(Mailbox::new(device, "a batch", words)?);
+        }
+        Ok(mailbox.as_mut().expect("it was made"))
+    }
+
+    /// Begins a round.
+    pub(super) fn begin(
+        &mut self,
+        device: &Device,
+        kernels: &Kernels,
+        batch: Batch,
+    ) -> Result<()> {
+        self.round = HostRound { number: batch.round, ..HostRound::default() };
+        for &place in &batch.departed {
+            self.held[place] = None;
+        }
+        self.announce(device, kernels, &batch)?;
+        if batch.rows.is_empty() {
+            return Ok(());
+        }
+        let mut tasks = Vec::with_capacity(batch.rows.len());
+        for row in &batch.rows {
+            let held = self.held[row.place].as_mut();
+            let held = held.ok_or_else(|| Error::Device("a row of nobody".into()))?;
+            let decodes = matches!(row.work, RowWork::Decode { .. });
+            self.round.take(&held.params, &row.work, held.tokens);
+            held.tokens += match &row.work {
+                RowWork::Decode { shape, .. } => shape.steps() + 1,
+                RowWork::Prefill { .. } => 1,
+            };
+            self.round.rows.push((row.place, decodes));
+            tasks.push(task(row.place, &row.work));
+        }
+        let round = Round { number: batch.round, rows: tasks.len() as u32, ..Round::default() };
+        self.tasks.post(device, |words| {
+            let mut at = 0;
+            copy(words, &mut at, std::slice::from_ref(&round));
+            copy(words, &mut at, &tasks);
+            at
+        })?;
+        self.by_row(device, &kernels.steps.begin_rows)
+    }
+
+    /// Tells the device of requests that come and of slots.
+    fn announce(&mut self, device: &Device, kernels: &Kernels, batch: &Batch) -> Result<()> {
+        if batch.admitted.is_empty() && batch.tables.is_empty() {
+            return Ok(());
+        }
+        let mut admissions = Vec::with_capacity(batch.admitted.len());
+        let mut tokens_at = 0;
+        for admitted in &batch.admitted {
+            let (sequence, lists) = Lists::new(device, &self.bounds, admitted)?;
+            if admitted.tokens.len() > self.parts.tokens_stride as usize {
+                return Err(Error::Device("a text longer than was said at start".into()));
+            }
+            admissions.push(Admission {
+                sequence,
+                place: admitted.place as u32,
+                matched: admitted.matched as u32,
+                tokens_at,
+                unused: 0,
+            });
+            tokens_at += admitted.tokens.len() as u32;
+            let tokens = admitted.tokens.len();
+            self.held[admitted.place] = Some(Held {
+                params: admitted.params.clone(),
+                sent: admitted.tokens.clone(),
+                known: tokens,
+                tokens,
+                _lists: lists,
+            });
+        }
+        let State { places, table_stride, .. } = self.parts;
+        // What is beyond a table's end is beyond what the request can use of its pages.
+        let changes: Vec<[u32; 4]> = batch
+            .tables
+            .iter()
+            .map(|change| {
+                let from = (change.from as u32).min(table_stride);
+                let count = (change.slots.len() as u32).min(table_stride - from);
+                let table = (change.group as u32 * places + change.place as u32) * table_stride;
+                [table + from, count, tokens_at + change.slots.start as u32, 0]
+            })
+            .collect();
+        let heads = size_of_val(&*admissions) / 4 + 4 * changes.len();
+        let words = heads + tokens_at as usize + batch.slots.len();
+        let mailbox = Self::mailbox(device, &mut self.news, words)?;
+        mailbox.post(device, |words| {
+            let mut at = 0;
+            copy(words, &mut at, &admissions);
+            copy(words, &mut at, &changes);
+            batch.admitted.iter().for_each(|admitted| copy(words, &mut at, &admitted.tokens));
+            copy(words, &mut at, &batch.slots);
+            at
+        })?;
+        let memory = mailbox.memory.clone();
+        let (at_changes, at_words) = (size_of_val(&*admissions), 4 * heads);
+        let mut names = self.names();
+        names.push(&memory);
+        let admit = super::layout::AdmitArgs {
+            state: self.parts,
+            admissions: memory.at(0),
+            words: memory.at(at_words),
+        };
+        let change = super::layout::ChangeSlotsArgs {
+            state: self.parts,
+            changes: memory.at(at_changes),
+            words: memory.at(at_words),
+        };
+        let steps = &kernels.steps;
+        // SAFETY: places are below those of the state, and changes were cut at their tables.
+        unsafe {
+            device.launch(&steps.admit, [admissions.len(), 1, 1], 256, 0, &admit, &names)?;
+            device.launch(&steps.change_slots, [changes.len(), 1, 1], 256, 0, &change, &names)
+        }
+    }
+
+    /// The block tables that plans of this state read.
+    pub(super) fn tables(&self) -> &Memory {
+        &self.tables
+    }
+
+    /// The tokens of a draft's vocabulary on the device; none where it knows all.
+    pub(super) fn draft_ids(
+        &mut self,
+        device: &Device,
+        ids: Option<DraftIds<'_>>,
+    ) -> Result<Option<Memory>> {
+        let Some(DraftIds { ids, .. }) = ids else { return Ok(None) };
+        if let Some((at, count, memory)) = &self.ids
+            && (*at, *count) == (ids.as_ptr() as usize, ids.len())
+        {
+            return Ok(Some(memory.clone()));
+        }
+        let memory = device.allocate("a draft's vocabulary", 4 * ids.len())?;
+        device.write(&memory, 0, ids)?;
+        self.ids = Some((ids.as_ptr() as usize, ids.len(), memory.clone()));
+        Ok(Some(memory))
+    }
+
+    /// How long contexts of a pass may be.
+    pub(super) fn longest(&self) -> usize {
+        self.round.longest.min(self.parts.table_stride as usize)
     }
 }
 
-/// What a draft proposes by each query.
-fn candidates(
-    logits: &mut FetchedRows,
-    device: &Device,
-    pool: &Pool,
-    rows: &CudaRows,
-    queries: &[DraftQuery<'_>],
-    count: usize,
-    ids: Option<DraftIds<'_>>,
-) -> Result<Vec<Candidates>> {
-    let end = queries.iter().map(|query| query.query.row + 1).max().unwrap_or(0);
-    logits.fetch(device, rows, end)?;
-    Ok(pool.map(queries, |query| query.answer(logits.row(query.query.row), count, ids)))
+impl HostRound {
+    /// Takes note of what one request needs.
+    fn take(&mut self, params: &RequestParams, work: &RowWork, tokens: usize) {
+        let weighed = params.limits.verify != Verify::Match;
+        self.target.take(&params.sampling);
+        let asked = match work {
+            RowWork::Prefill { rows, outputs, .. } => {
+                self.longest = self.longest.max(rows.end + 1);
+                params.logprobs.max(params.prompt_logprobs).filter(|_| !outputs.is_empty())
+            }
+            RowWork::Decode { shape, pause, .. } => {
+                self.longest = self.longest.max(tokens + shape.steps() + 1);
+                self.topk = self.topk.max(shape.topk());
+                self.branches |= shape.topk() > 1;
+                self.pauses |= *pause || shape.steps() == 0;
+                self.weighed |= weighed;
+                params.logprobs
+            }
+        };
+        if params.drafts() {
+            self.topk = self.topk.max(params.limits.candidates);
+            self.draft.take(params.draft_sampling.as_ref().unwrap_or(&params.sampling));
+            self.draft.drawn |= params.limits.verify == Verify::Rejection;
+        }
+        self.tops = self.tops.max(asked);
+    }
+}
+
+impl Needs {
+    fn take(&mut self, sampling: &crate::sampling::Sampling) {
+        let sampled = !sampling.is_greedy();
+        self.sampled |= sampled;
+        self.filtered |= sampled && (sampling.top_k > 0 || sampling.top_p < 1.0);
+    }
+}
+
+/// What the device is told of one row.
+fn task(place: usize, work: &RowWork) -> Task {
+    let place = place as u32;
+    match work {
+        RowWork::Prefill { rows, outputs, last } => Task {
+            place,
+            first: rows.start as u32,
+            end: rows.end as u32,
+            first_output: outputs.start as u32,
+            end_output: outputs.end as u32,
+            last: u32::from(*last),
+            topk: 1,
+            nodes: 1,
+            ..Task::default()
+        },
+        RowWork::Decode { shape, rate, pause } => Task {
+            place,
+            decodes: 1,
+            steps: shape.steps() as u32,
+            topk: shape.topk() as u32,
+            nodes: shape.nodes() as u32,
+            pause: u32::from(*pause),
+            rate: *rate,
+            ..Task::default()
+        },
+    }
+}
+
+/// Copies plain structures to word `at` and moves it behind them.
+pub(super) fn copy<T: Copy>(words: &mut [u32], at: &mut usize, values: &[T]) {
+    let bytes = size_of_val(values);
+    assert!(bytes.is_multiple_of(4) && *at + bytes / 4 <= words.len(), "words stay in their mailbox");
+    // SAFETY: plain structures of numbers without padding, and the range was checked.
+    unsafe {
+        let to = words.as_mut_ptr().add(*at).cast::<u8>();
+        std::ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), to, bytes);
+    }
+    *at += bytes / 4;
 }

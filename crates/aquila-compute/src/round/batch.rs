@@ -5,11 +5,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::layers::KeptLayout;
-use super::{DraftGroup, HostRows, RequestParams, Shape};
+use super::{DraftGroup, HostRows, RequestParams, Shape, Verify};
 use crate::sampling::Choice;
 
 /// What a state must have room for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct StateBounds {
     /// Requests that hold KV at a time. Each has a place from 0 on.
     pub places: usize,
@@ -27,8 +27,14 @@ pub struct StateBounds {
     pub parked_rows: usize,
     /// Rows of the largest pass that processes what a paused draft missed.
     pub chunk: usize,
-    /// The deepest tree.
-    pub steps: usize,
+    /// The largest tree.
+    pub shape: Shape,
+    /// How the drafts of sampled requests are verified.
+    pub verify: Verify,
+    /// Tokens of the target's vocabulary.
+    pub vocabulary: usize,
+    /// Rows of logits of the target's largest pass.
+    pub outputs: usize,
 }
 
 /// One round, as the host tells it: departures before admissions, then block tables, then rows.

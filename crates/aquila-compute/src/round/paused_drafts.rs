@@ -63,6 +63,7 @@ fn first_row(place: usize, bounds: &StateBounds) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::round::{Shape, Verify};
 
     fn bounds(hidden: bool, parked_rows: usize) -> StateBounds {
         StateBounds {
@@ -74,7 +75,10 @@ mod tests {
             first_parked: 100,
             parked_rows,
             chunk: 8,
-            steps: 1,
+            shape: Shape::chain(1),
+            verify: Verify::Match,
+            vocabulary: 0,
+            outputs: 0,
         }
     }
 

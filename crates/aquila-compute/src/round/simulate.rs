@@ -63,6 +63,14 @@ pub struct SimulatedRound {
 }
 
 impl Simulate {
+    /// How likely each of the `drafts` drafts in a row is right, given that those before it were.
+    pub fn rate(&self, drafts: usize, round: u64) -> f64 {
+        match self {
+            Simulate::Length { mean, .. } => rate_of(*mean, drafts),
+            Simulate::Rate(schedule) => schedule.at(round),
+        }
+    }
+
     /// Keeps as many first children as the simulation says, and ends with the target's choice.
     pub fn accept(&self, tree: &Tree, chosen: &[u32], at: SimulatedRound) -> Accepted {
         let mut longest = vec![0];
@@ -78,10 +86,7 @@ impl Simulate {
                 let wanted = (mean - 1.0).clamp(0.0, drafts as f64);
                 wanted as usize + usize::from(draw(0) < wanted.fract())
             }
-            Simulate::Length { mean, method: SimulateMethod::Multinomial } => {
-                in_a_row(rate_of(*mean, drafts))
-            }
-            Simulate::Rate(schedule) => in_a_row(schedule.at(at.round)),
+            _ => in_a_row(self.rate(drafts, at.round)),
         };
         let path = longest[..=correct].to_vec();
         let mut tokens: Vec<u32> = path[1..].iter().map(|&at| tree.nodes()[at].token).collect();

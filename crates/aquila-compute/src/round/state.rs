@@ -124,7 +124,7 @@ impl RoundState {
     /// as those of prompts.
     fn plan_catch_up(&mut self) {
         self.catch_up.clear();
-        let last = self.bounds.steps + 1;
+        let last = self.bounds.shape.steps() + 1;
         let mut resumed = Vec::new();
         let mut room = 0;
         for (at, row) in self.rows.iter().enumerate().filter(|(_, row)| row.shape.steps() > 0) {

@@ -146,7 +146,7 @@ impl Rest {
         for (token, weight) in &mut self.tokens {
             while theirs.next_if(|(other, _)| other < token).is_some() {}
             let q = theirs.next_if(|(other, _)| other == token).map_or(0.0, |(_, w)| w / scale);
-            *weight = (*weight / total - q).max(0.0);
+            *weight = to_rest_unit((*weight / total - q).max(0.0));
         }
         self.tokens.retain(|&(_, weight)| weight > 0.0);
         self.total = self.tokens.iter().map(|&(_, weight)| weight).sum();
@@ -162,6 +162,12 @@ impl Rest {
         });
         under.or(self.tokens.last()).map(|&(token, _)| token)
     }
+}
+
+/// To the nearest multiple of 2^-52, for probabilities: sums of those are exact in f64, so no order of
+/// adding is part of the result.
+fn to_rest_unit(probability: f64) -> f64 {
+    (probability + 1.0) - 1.0
 }
 
 /// SGLang's rule: one coin for all children of a node.

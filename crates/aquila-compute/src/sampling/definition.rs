@@ -186,7 +186,7 @@ fn filtered(values: &[f32], sampling: &Sampling) -> Vec<u32> {
 }
 
 /// How far below the largest logit min-p keeps tokens: never so little that none is left.
-pub(super) fn min_p_floor(min_p: f32) -> f64 {
+pub(crate) fn min_p_floor(min_p: f32) -> f64 {
     if min_p < 1.0 { math::ln(f64::from(min_p)) } else { 0.0 }
 }
 

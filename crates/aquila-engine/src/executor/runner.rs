@@ -47,7 +47,10 @@ impl<B: Backend> Runner<B> {
             first_parked: config.max_rows(),
             parked_rows: config.parked_rows,
             chunk: config.chunked_prefill_size,
-            steps: config.shape.steps(),
+            shape: config.shape,
+            verify: config.verify,
+            vocabulary: decoder.spec().vocab_size,
+            outputs: config.max_outputs(),
         })?;
         Ok(Self { backend, decoder, scratch, stores, state, algorithm })
     }

@@ -4,10 +4,16 @@
 // follows from the sizes of the model and from absolute positions, never from how many rows a launch
 // has, so a row gives the same bits alone and among others.
 
+#include "accept.cu"
 #include "attend.cu"
+#include "begin.cu"
+#include "choose.cu"
 #include "pack.cu"
 #include "plain.cu"
+#include "plans.cu"
 #include "project_middle.cu"
 #include "project_skinny.cu"
 #include "project_wide.cu"
 #include "rows.cu"
+#include "trees.cu"
+#include "weigh.cu"

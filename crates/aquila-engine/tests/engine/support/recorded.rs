@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use aquila_compute::cpu::CpuBackend;
-use aquila_compute::round::{ExtendRows, RoundState, StateBounds};
+use aquila_compute::round::{ExtendRows, RoundState, Shape, StateBounds, Verify};
 use aquila_compute::{Backend, DraftIds, ForwardPlan, KvDtype, KvShape};
 use aquila_model::Result;
 use aquila_spec::{Declaration, DraftBound, Drafter, Proposer, RecurrentDraft};
@@ -90,7 +90,10 @@ pub fn run_nothing(backend: &CpuBackend, draft: super::shipped::Draft) {
         first_parked: 0,
         parked_rows: 0,
         chunk: 8,
-        steps: 3,
+        shape: Shape::chain(3),
+        verify: Verify::Match,
+        vocabulary: 0,
+        outputs: 0,
     });
     let bound = DraftBound { steps: 3, beam: 2, rows: 8, requests: 2 };
     draft.extend(backend, &mut state, ExtendRows::CatchUp(0), bound, None).unwrap();

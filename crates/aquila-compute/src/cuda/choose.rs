@@ -1,0 +1,189 @@
+//! The choice of tokens: which kernels of `choose.cu` and `weigh.cu` a batch needs.
+
+use super::c_layout::Address;
+use super::device::{Device, HostCopy, Memory};
+use super::kernels::Kernels;
+use super::layout::ChooseArgs;
+use super::rows::CudaRows;
+use super::state::{CudaState, MOST_PARTS, Needs};
+use crate::{DraftIds, Error, Result};
+
+/// Words of shared memory for the tokens of a path: `MOST_PATH` in `choice.cuh`.
+const PATH_WORDS: usize = 64;
+/// Bytes of `Ranking` in `choose.cu`.
+const RANKING_BYTES: usize = 1024 * 12 + 4096 * 8 + 16;
+/// Likely tokens that can be told with a token: `LIST` in `choose.cu`.
+const MOST_TOPS: usize = 4096;
+/// Values of a row that a thread block should have at least.
+const LEAST_PART: usize = 2048;
+/// Thread blocks that keep a device busy with rows of logits.
+const BUSY: usize = 512;
+
+/// Bytes of shared memory for a question about `values` values of a row.
+pub(super) fn question_bytes(values: usize) -> usize {
+    4 * (PATH_WORDS + values.div_ceil(32))
+}
+
+/// Log-probabilities on the device and on the host.
+#[derive(Default)]
+pub(super) struct Telling {
+    room: Option<Room>,
+    pub(super) logprobs: HostCopy<f32>,
+    pub(super) top_counts: HostCopy<u32>,
+    pub(super) tops: HostCopy<u32>,
+}
+
+struct Room {
+    logprobs: Memory,
+    top_counts: Memory,
+    tops: Memory,
+    /// Likely tokens of each output.
+    most: usize,
+}
+
+/// Where log-probabilities go; nowhere where nobody asked for any.
+#[derive(Default)]
+pub(super) struct TellingAddresses {
+    pub(super) logprobs: Address,
+    pub(super) top_counts: Address,
+    pub(super) tops: Address,
+    pub(super) most: usize,
+}
+
+impl Telling {
+    /// Makes room for `tops` likely tokens of each of `outputs` outputs.
+    fn prepare(&mut self, device: &Device, outputs: usize, tops: usize) -> Result<()> {
+        if tops > MOST_TOPS {
+            return Err(Error::Unavailable(format!(
+                "{tops} likely tokens are not available on CUDA: {MOST_TOPS} at most"
+            )));
+        }
+        let most = tops.max(1);
+        if self.room.as_ref().is_some_and(|room| room.most >= most) {
+            return Ok(());
+        }
+        self.room = Some(Room {
+            logprobs: device.allocate("log-probabilities", 4 * outputs)?,
+            top_counts: device.allocate("log-probabilities", 4 * outputs)?,
+            tops: device.allocate("log-probabilities", 8 * outputs * most)?,
+            most,
+        });
+        Ok(())
+    }
+
+    pub(super) fn addresses(&self, asked: Option<usize>) -> TellingAddresses {
+        match (&self.room, asked) {
+            (Some(room), Some(_)) => TellingAddresses {
+                logprobs: room.logprobs.at(0),
+                top_counts: room.top_counts.at(0),
+                tops: room.tops.at(0),
+                most: room.most,
+            },
+            _ => TellingAddresses::default(),
+        }
+    }
+
+    pub(super) fn memory(&self) -> impl Iterator<Item = &Memory> {
+        self.room.iter().flat_map(|room| [&room.logprobs, &room.top_counts, &room.tops])
+    }
+
+    /// Enqueues copies of what is told of `outputs` outputs.
+    pub(super) fn fetch(&mut self, device: &Device, outputs: usize) -> Result<usize> {
+        let Some(room) = &self.room else { return Ok(0) };
+        self.logprobs.fetch(device, &room.logprobs, outputs)?;
+        self.top_counts.fetch(device, &room.top_counts, outputs)?;
+        self.tops.fetch(device, &room.tops, 2 * outputs * room.most)?;
+        Ok(room.most)
+    }
+}
+
+/// Whose tokens are chosen.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Whose {
+    Target,
+    /// A draft's, after the nodes of a level.
+    Level,
+    /// A draft's, after the last certain token.
+    Seeds,
+}
+
+impl CudaState {
+    /// Answers the queries of the pass that was planned last.
+    pub(super) fn choose(
+        &mut self,
+        device: &Device,
+        kernels: &Kernels,
+        whose: Whose,
+        logits: &CudaRows,
+        ids: Option<DraftIds<'_>>,
+    ) -> Result<()> {
+        let outputs = self.asked;
+        logits.hold("logits", outputs, logits.width)?;
+        if outputs == 0 || self.round.rows.is_empty() {
+            return Ok(());
+        }
+        let target = whose == Whose::Target;
+        let tops = self.round.tops.filter(|_| target);
+        if let Some(tops) = tops {
+            self.telling.prepare(device, self.outputs, tops)?;
+        }
+        let ids = self.draft_ids(device, ids)?;
+        let size = logits.width;
+        let telling = self.telling.addresses(tops);
+        let arguments = ChooseArgs {
+            state: self.parts,
+            logits: logits.parts(),
+            ids: ids.as_ref().map_or(0, |ids| ids.at(0)),
+            logprobs: telling.logprobs,
+            top_counts: telling.top_counts,
+            tops: telling.tops,
+            size: size as u32,
+            draft: u32::from(!target),
+            level: u32::from(whose == Whose::Level),
+            most_tops: telling.most as u32,
+        };
+        let mut names = self.names();
+        names.extend(logits.memory().chain(&ids));
+        names.extend(self.telling.memory());
+        let parts = (BUSY / outputs).min(size / LEAST_PART).clamp(1, MOST_PARTS);
+        let part = size.div_ceil(parts).next_multiple_of(32);
+        let (by_part, by_output) = ([parts, outputs, 1], [outputs, 1, 1]);
+        let (of_part, of_row) = (question_bytes(part), question_bytes(size));
+        let Needs { sampled, filtered, drawn } =
+            if target { self.round.target } else { self.round.draft };
+        let several = !target && self.round.topk > 1;
+        let steps = &kernels.steps;
+        // SAFETY: the logits have `outputs` rows, the state has room for as many queries, and kernels
+        // look at no more than there are.
+        unsafe {
+            device.launch(&steps.scan, by_part, 256, of_part, &arguments, &names)?;
+            if filtered || several || tops.is_some() {
+                device.launch(&steps.bucket, by_part, 256, of_part, &arguments, &names)?;
+                let shared = RANKING_BYTES + of_row;
+                device.launch(&steps.rank, by_output, 512, shared, &arguments, &names)?;
+            }
+            if sampled {
+                device.launch(&steps.race, by_part, 256, of_part, &arguments, &names)?;
+            }
+            if sampled && several {
+                device.launch(&steps.near, by_output, 512, of_row, &arguments, &names)?;
+            }
+            if drawn && !target {
+                device.launch(&steps.draw, by_output, 512, of_row, &arguments, &names)?;
+            }
+            if tops.is_some() {
+                let grid = [outputs.div_ceil(128), 1, 1];
+                device.launch(&steps.tell_logprobs, grid, 128, 0, &arguments, &names)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses more outputs than there is room for.
+    pub(super) fn check_outputs(&self, outputs: usize) -> Result<()> {
+        if outputs <= self.outputs {
+            return Ok(());
+        }
+        Err(Error::Tensor(format!("{outputs} outputs, and there is room for {}", self.outputs)))
+    }
+}

@@ -1,0 +1,281 @@
+// Verification by probability: `verify.rs`. A thread block of 512 for each row.
+//
+// Weights are whole numbers of 2^-34, and what is left of a distribution of 2^-52, so that sums are
+// exact in any order.
+
+#include "path.cuh"
+
+extern __shared__ __align__(16) u8 choose_shared[];
+
+#define WEIGHERS 512
+#define REST_UNIT 4503599627370496.0  // 2^52
+
+// Streams of noise that must not be those of the target's own choices, nor each other.
+#define ACCEPT_STREAM 0x6163636570740001ull
+#define LAST_STREAM 0x6c61737400000002ull
+#define DRAFT_STREAM 0x6472616674000003ull
+
+// Shared memory of one thread block that weighs.
+struct Weighing {
+    u64 sums[WEIGHERS];
+    u64 total;
+    u32 removed[MOST_PATH], removed_count;
+    u32 found;
+};
+
+// The sum of `mine` of all threads.
+__device__ u64 sum_of(Weighing &w, u64 mine) {
+    __syncthreads();
+    if (threadIdx.x == 0) w.total = 0;
+    __syncthreads();
+    if (mine) atomicAdd(&w.total, mine);
+    __syncthreads();
+    return w.total;
+}
+
+// The token under `target`: the first, in the order of tokens, up to which weights add up to more; the
+// last that has any weight where none does, NONE where none has. `units` answers the weight of a value
+// of the row, `scale` is that of one unit.
+template <typename F> __device__ u32 token_under(Weighing &w, u32 size, double target, double scale, F units) {
+    u32 thread = threadIdx.x, part = (size + WEIGHERS - 1) / WEIGHERS;
+    u32 first = min(size, thread * part), end = min(size, first + part), last = NONE;
+    u64 mine = 0;
+    for (u32 i = first; i < end; i++) {
+        u64 unit = units(i);
+        mine += unit;
+        if (unit) last = i;
+    }
+    __syncthreads();
+    w.sums[thread] = mine;
+    if (thread == 0) w.found = NONE;
+    for (u32 step = 1; step < WEIGHERS; step <<= 1) {
+        __syncthreads();
+        u64 before = thread >= step ? w.sums[thread - step] : 0;
+        __syncthreads();
+        w.sums[thread] += before;
+    }
+    __syncthreads();
+    u64 until = w.sums[thread], sum = until - mine;
+    bool here = mine && (double)until * scale > target && !((double)sum * scale > target);
+    if (here) {
+        for (u32 i = first; i < end; i++) {
+            u64 unit = units(i);
+            sum += unit;
+            if (unit && (double)sum * scale > target) {
+                w.found = i;
+                break;
+            }
+        }
+    }
+    __syncthreads();
+    u32 found = w.found;
+    __syncthreads();
+    if (found != NONE) return found;
+    // Only rounding gets here: the last token of all.
+    if (thread == 0) w.found = 0;
+    __syncthreads();
+    if (last != NONE) atomicMax(&w.found, last + 1);
+    __syncthreads();
+    found = w.found;
+    __syncthreads();
+    return found - 1;
+}
+
+__device__ __forceinline__ bool is_removed(const Weighing &w, u32 token) {
+    for (u32 i = 0; i < w.removed_count; i++) {
+        if (w.removed[i] == token) return true;
+    }
+    return false;
+}
+
+// Takes a token out. All threads call this.
+__device__ void remove_token(Weighing &w, u32 token) {
+    __syncthreads();
+    if (threadIdx.x == 0 && w.removed_count < MOST_PATH) w.removed[w.removed_count++] = token;
+    __syncthreads();
+}
+
+// Draws drafts from the draft's own distribution, one after the other without putting back, and keeps
+// the distribution.
+extern "C" __global__ void __launch_bounds__(WEIGHERS) draw(const __grid_constant__ ChooseArgs a) {
+    __shared__ Weighing w;
+    begin();
+    const State &s = a.state;
+    u32 o = blockIdx.x, thread = threadIdx.x;
+    if (o >= s.round->outputs) return;
+    Query query = s.queries[o];
+    const Row &row = row_of(s, query.row);
+    const Sequence &sequence = sequence_of(s, row);
+    if (!is_drawn(sequence)) return;
+    u32 place = row.task.place;
+    u32 to = a.level ? drawn_of_level(s, place, offered_of(s, query.row)[query.node].depth, o - row.first_query) : drawn_of_seed(s, place);
+    float *weights = s.drawn + (size_t)to * s.vocabulary;
+    Question q = question(s, a.logits, a.ids, a.size, a.draft, a.level, o, 0, a.size, reinterpret_cast<u32 *>(choose_shared));
+    Filtered kept(s, q, o);
+    // Where nothing is possible, the lowest token is certain, whether the draft knows it or not.
+    u32 certain = kept.nothing ? lowest_allowed(sequence, q.banned, s.vocabulary) : NONE;
+    u64 mine = 0;
+    for (u32 i = thread; i < s.vocabulary; i += WEIGHERS) weights[i] = 0.0f;
+    __syncthreads();
+    for (u32 i = thread; i < a.size && !kept.nothing; i += WEIGHERS) {
+        u64 units = kept.units(q, i);
+        mine += units;
+        weights[q.token(i)] = (float)weight_of_units(units);
+    }
+    if (thread == 0 && kept.nothing) weights[certain] = 1.0f, mine = 17179869184ull;
+    u64 total = sum_of(w, mine);
+    if (thread == 0) s.drawn_totals[to] = weight_of_units(total), w.removed_count = 0;
+    __syncthreads();
+    u64 key = noise_key(sequence.draft.seed ^ DRAFT_STREAM, sequence.choice, q.position());
+    u32 count = min(s.round->count, s.candidates), drawn = 0;
+    auto units = [&](u32 token) { return is_removed(w, token) ? 0 : (u64)((double)weights[token] * 17179869184.0); };
+    while (drawn < count) {
+        u32 token = token_under(w, s.vocabulary, uniform(key, drawn) * weight_of_units(total), 1.0 / 17179869184.0, units);
+        if (token == NONE) break;
+        total -= units(token);
+        remove_token(w, token);
+        if (thread == 0) {
+            s.candidate_tokens[(size_t)o * s.candidates + drawn] = token;
+            s.candidate_probabilities[(size_t)o * s.candidates + drawn] = s.prior[drawn];
+        }
+        drawn++;
+    }
+    if (thread == 0) s.counts[o] = drawn;
+}
+
+// The target's distribution at one output.
+struct Target {
+    const Question &q;
+    const Filtered &kept;
+    u32 certain;  // the one token that is possible, or NONE
+
+    __device__ __forceinline__ u64 units(u32 token) const {
+        if (certain != NONE) return token == certain ? 17179869184ull : 0;
+        return kept.units(q, token);
+    }
+};
+
+// Walks down the trees of requests whose drafts are verified by probability.
+extern "C" __global__ void __launch_bounds__(WEIGHERS) accept_weighed(const __grid_constant__ AcceptArgs a) {
+    __shared__ Weighing w;
+    __shared__ u32 path_nodes[MOST_PATH + 1], path_tokens[MOST_PATH + 1];
+    begin();
+    const State &s = a.state;
+    u32 at = blockIdx.x, thread = threadIdx.x;
+    if (at >= s.round->rows) return;
+    Row &row = row_of(s, at);
+    if (!row.live) return;
+    Sequence &sequence = sequence_of(s, row);
+    if (!is_weighed(row, sequence)) return;
+    const Node *tree = tree_of(s, at);
+    double *rest = s.rest + (size_t)at * s.vocabulary;
+    u32 size = row.tree, node = 0, length = 1, position = sequence.tokens, vocabulary = s.vocabulary;
+    u64 seed = sequence.sampling.seed;
+    if (thread == 0) path_nodes[0] = 0;
+
+    while (true) {
+        u32 depth = length - 1, o = row.first_output + node;
+        u64 coins = noise_key(seed ^ ACCEPT_STREAM, sequence.choice, position + depth);
+        Question q = question(s, a.logits, nullptr, a.size, 0, 0, o, 0, a.size, reinterpret_cast<u32 *>(choose_shared));
+        Filtered kept(s, q, o);
+        u32 only = NONE;
+        if (q.how->greedy) {
+            only = s.best[o] == NO_KEY ? lowest_allowed(sequence, q.banned, vocabulary) : (u32)s.best[o];
+        } else if (kept.nothing) {
+            only = lowest_allowed(sequence, q.banned, vocabulary);
+        }
+        Target target = {q, kept, only};
+        u64 mine = 0;
+        for (u32 t = thread; t < a.size; t += WEIGHERS) mine += target.units(t);
+        u64 total = sum_of(w, mine), left = total;
+        if (thread == 0) w.removed_count = 0;
+        __syncthreads();
+
+        // Until something is subtracted, what is left is the target's weights less tokens taken out;
+        // then it is in `rest`.
+        bool subtracted = false;
+        double scale = 1.0 / 17179869184.0;
+        auto rest_units = [&](u32 token) -> u64 {
+            if (is_removed(w, token)) return 0;
+            return subtracted ? (u64)(rest[token] * REST_UNIT) : target.units(token);
+        };
+        u32 proposal = tree[node].drawn, sibling = 0, accepted = NONE;
+        const float *drawn = proposal == NONE ? nullptr : s.drawn + (size_t)proposal * vocabulary;
+        u64 drawn_left = proposal == NONE ? 0 : (u64)(s.drawn_totals[proposal] * 17179869184.0);
+        u32 tried_tokens = 0;  // how many tokens of `drawn` were tried before
+        double sum = 0.0;
+        for (u32 child = node + 1; child < size && accepted == NONE; child++) {
+            if (tree[child].parent != node) continue;
+            u32 token = tree[child].token;
+            u64 own = token < a.size ? rest_units(token) : 0;
+            if (sequence.verify == TARGET_ONLY) {
+                double p = weight_of_units(own) / weight_of_units(total);
+                sum += p;
+                double most = sequence.accumulated > 1e-9 ? sequence.accumulated : 1e-9;
+                if (p > 0.0 && (uniform(coins, 0) <= sum / most || p >= sequence.single)) accepted = child;
+                if (accepted == NONE) {
+                    left -= own;
+                    remove_token(w, token);
+                }
+                continue;
+            }
+            double p = (double)own * scale / ((double)left * scale), q_of = 1.0;
+            // A token was drawn once, so nothing of it was taken out of the draft's distribution before.
+            u64 drawn_own = drawn ? (u64)((double)drawn[token] * 17179869184.0) : 0;
+            if (drawn) q_of = weight_of_units(drawn_own) / weight_of_units(drawn_left);
+            if (p > 0.0 && uniform(coins, sibling) * q_of < p) accepted = child;
+            if (accepted == NONE && drawn) {
+                // All of the draft's distribution that is left is taken off, both as probabilities.
+                double whole = (double)left * scale, drawn_whole = weight_of_units(drawn_left);
+                u64 kept_units = 0;
+                for (u32 t = thread; t < a.size; t += WEIGHERS) {
+                    double old = (double)(subtracted ? (u64)(rest[t] * REST_UNIT) : target.units(t)) * scale;
+                    bool gone = false;
+                    u32 earlier = 0;
+                    for (u32 c = node + 1; c < child && earlier < tried_tokens; c++) {
+                        if (tree[c].parent != node) continue;
+                        gone = gone || tree[c].token == t, earlier++;
+                    }
+                    double less = gone ? 0.0 : (double)drawn[t] / drawn_whole;
+                    double now = old / whole - less;
+                    now = now > 0.0 ? (now + 1.0) - 1.0 : 0.0;
+                    rest[t] = now;
+                    kept_units += (u64)(now * REST_UNIT);
+                }
+                left = sum_of(w, kept_units);
+                subtracted = true, scale = 1.0 / REST_UNIT;
+                drawn_left -= drawn_own, tried_tokens++;
+                __syncthreads();
+            } else if (accepted == NONE) {
+                left -= own;
+                remove_token(w, token);
+            }
+            if (accepted == NONE && left == 0) accepted = child;
+            sibling++;
+        }
+        if (accepted != NONE) {
+            if (thread == 0) path_tokens[length - 1] = tree[accepted].token, path_nodes[length] = accepted;
+            node = accepted, length++;
+            __syncthreads();
+            continue;
+        }
+        double coin = uniform(noise_key(seed ^ LAST_STREAM, sequence.choice, position + depth), 0);
+        u32 token = token_under(w, a.size, coin * ((double)left * scale), scale, rest_units);
+        if (token == NONE) {
+            // Nothing is left: the first token of the target's distribution.
+            auto whole = [&](u32 t) { return target.units(t); };
+            token = token_under(w, a.size, 0.0, 1.0, whole);
+        }
+        if (thread == 0) path_tokens[length - 1] = token;
+        break;
+    }
+    __syncthreads();
+    if (thread > 0) return;
+    Path path = {answer_nodes_of(s, at), answer_of(s, at), length};
+    for (u32 i = 0; i < length; i++) path.nodes[i] = path_nodes[i], path.tokens[i] = path_tokens[i];
+    settle(s, at, row, path);
+    for (u32 i = 0; i < row.answered && a.logprobs && sequence.logprobs; i++) {
+        u32 o = row.first_output + path.nodes[i];
+        a.logprobs[o] = logprob_of(s, a.logits.values + (size_t)o * a.logits.stride, a.size, o, path.tokens[i]);
+    }
+}

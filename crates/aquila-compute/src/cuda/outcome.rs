@@ -1,0 +1,130 @@
+//! What the host reads of a round: one copy, and two more where rows or log-probabilities are asked for.
+
+use super::device::{Device, HostCopy};
+use super::layout::{ENDED_BY_LENGTH, ENDED_BY_TOKEN, Row};
+use super::rows::CudaRows;
+use super::state::CudaState;
+use crate::round::{DraftFeedback, Ended, RequestOutput, Returned, ReturnedRows};
+use crate::sampling::Choice;
+use crate::{Error, Result};
+
+impl CudaState {
+    /// Waits for the round and answers what came of each row of its batch.
+    pub(super) fn outputs(
+        &mut self,
+        device: &Device,
+        returned: ReturnedRows<'_, CudaRows>,
+    ) -> Result<Vec<Option<RequestOutput>>> {
+        let rows = self.round.rows.len();
+        let record = self.parts.record as usize / 4;
+        self.read_records.fetch(device, &self.records, rows * record)?;
+        let tops = match self.round.tops {
+            Some(_) => self.telling.fetch(device, self.outputs)?,
+            None => 0,
+        };
+        // Rows that requests get are rare, so all rows of the pass are copied.
+        for (rows, copy) in [
+            (returned.hidden_states, &mut self.read_hidden_states),
+            (returned.routed_experts, &mut self.read_routed_experts),
+        ] {
+            if let Some(rows) = rows {
+                copy.fetch(device, &rows.values, rows.capacity * rows.stride)?;
+            }
+        }
+        device.wait()?;
+        let mut outputs = Vec::with_capacity(rows);
+        for at in 0..rows {
+            outputs.push(self.output(at, record, tops, &returned)?);
+        }
+        Ok(outputs)
+    }
+
+    /// What came of one row; nothing where its request had ended before.
+    fn output(
+        &mut self,
+        at: usize,
+        record: usize,
+        tops: usize,
+        returned: &ReturnedRows<'_, CudaRows>,
+    ) -> Result<Option<RequestOutput>> {
+        let (place, decodes) = self.round.rows[at];
+        let words = &self.read_records.values()[at * record..][..record];
+        let (row, lists) = words.split_at(size_of::<Row>() / 4);
+        // SAFETY: a plain structure of numbers of 4 bytes, as the device has written it.
+        let row: Row = unsafe { row.as_ptr().cast::<Row>().read_unaligned() };
+        if row.exceeded != 0 {
+            return Err(Error::Device("a pass had more rows than were bounded".into()));
+        }
+        let Some(held) = self.held[place].as_mut().filter(|_| row.live != 0) else {
+            return Ok(None);
+        };
+        let longest = lists.len() / 3;
+        let (answered, prompted) = (row.answered as usize, row.prompted as usize);
+        let (tokens, rest) = lists.split_at(longest);
+        let (nodes, ranks) = rest.split_at(longest);
+        let params = &held.params;
+        let choice = |token: u32, output: usize, asked: Option<usize>| {
+            let Some(asked) = asked else {
+                return Choice { token, logprob: None, top: Vec::new() };
+            };
+            let told = &self.telling;
+            let count = (told.top_counts.values()[output] as usize).min(asked);
+            let top = told.tops.values()[2 * output * tops..].chunks_exact(2).take(count);
+            Choice {
+                token,
+                logprob: Some(told.logprobs.values()[output]),
+                top: top.map(|pair| (pair[0], f32::from_bits(pair[1]))).collect(),
+            }
+        };
+        let first_output = row.first_output as usize;
+        let answer = (0..answered)
+            .map(|i| choice(tokens[i], first_output + nodes[i] as usize, params.logprobs))
+            .collect();
+        // What of a prompt was told about are tokens that the host has sent.
+        let first_told = row.task.first_output as usize + 1;
+        let prompt = (0..prompted)
+            .map(|i| choice(held.sent[first_told + i], first_output + i, params.prompt_logprobs))
+            .collect();
+        let committed = if decodes { answered } else { (row.task.end - row.task.first) as usize };
+        let mut output = RequestOutput {
+            prompt,
+            tokens: answer,
+            proposed: row.proposed as usize,
+            correct: row.correct as usize,
+            ended: match row.ended {
+                ENDED_BY_TOKEN => Some(Ended::Token(row.ended_token)),
+                ENDED_BY_LENGTH => Some(Ended::Length),
+                _ => None,
+            },
+            known: row.known as usize,
+            feedback: DraftFeedback {
+                depth: row.depth as usize,
+                ranks: ranks[..row.correct as usize].iter().map(|&rank| rank as u8).collect(),
+                refused: row.refused as usize,
+            },
+            ..RequestOutput::default()
+        };
+        let Returned { hidden_states, routed_experts } = params.returned;
+        let first_row = row.first_row as usize;
+        for at in first_row..first_row + committed {
+            if let Some(rows) = returned.hidden_states.filter(|_| hidden_states) {
+                let states = row_of(&self.read_hidden_states, rows, at);
+                output.hidden_states.push(states.iter().copied());
+            }
+            if let Some(rows) = returned.routed_experts.filter(|_| routed_experts) {
+                let ids = row_of(&self.read_routed_experts, rows, at);
+                // Ids are far below the whole numbers that a f32 cannot hold.
+                output.routed_experts.push(ids.iter().map(|&id| id as u32));
+            }
+        }
+        // Of the tokens that the round could have brought, these came.
+        held.tokens = held.known + answered;
+        held.known = held.tokens;
+        Ok(Some(output))
+    }
+}
+
+/// A row of what was copied.
+fn row_of<'a>(copy: &'a HostCopy<f32>, rows: &CudaRows, at: usize) -> &'a [f32] {
+    &copy.values()[at * rows.stride..][..rows.width]
+}

@@ -1,6 +1,7 @@
 //! The seam between models and machines.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use crate::round::{
     Batch, Candidates, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, ReturnedRows,
@@ -32,7 +33,7 @@ pub enum Accumulate {
 /// A machine that runs forward passes and the steps of a round.
 ///
 /// Operations are enqueued in program order and may complete later; only [`Backend::read`] and
-/// [`Backend::outputs`] need to wait (CUDA's steps of a round still wait for logits). Each has a plain twin that defines it: those of a forward pass in
+/// [`Backend::outputs`] wait. Each has a plain twin that defines it: those of a forward pass in
 /// [`crate::reference`], the steps of a round in [`crate::round::RoundState`]. Row counts are
 /// arguments rather than properties of buffers, so that buffers are allocated once. They are
 /// bounds: a plan may have fewer rows, and what an operation leaves in the others is undefined.
@@ -59,6 +60,8 @@ pub trait Backend: Send + Sync + 'static {
     type State: Send + Sync;
     /// Operations that were captured once and can be replayed.
     type Graph: Send + Sync;
+    /// A moment between two operations.
+    type Moment: Send;
 
     /// One line for people: device, instruction set, threads.
     fn describe(&self) -> String;
@@ -290,6 +293,12 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Enqueues the operations of a graph once more.
     fn replay(&self, graph: &Self::Graph) -> Result<()>;
+
+    /// The moment at which all operations enqueued so far are done.
+    fn moment(&self) -> Result<Self::Moment>;
+
+    /// The time between two moments, both of which have passed.
+    fn time_between(&self, from: &Self::Moment, to: &Self::Moment) -> Result<Duration>;
 
     /// Makes room for the rows of all running requests.
     fn state(&self, bounds: StateBounds) -> Result<Self::State>;

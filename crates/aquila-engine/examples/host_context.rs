@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use aquila_compute::round::{
     Admitted, Batch, BatchRow, Candidates, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput,
@@ -58,6 +58,7 @@ impl Backend for Null {
     type Plan = usize;
     type State = Told;
     type Graph = ();
+    type Moment = Instant;
 
     fn kernel_family(&self) -> String {
         self.describe()
@@ -233,6 +234,14 @@ impl Backend for Null {
 
     fn replay(&self, _: &()) -> Result<()> {
         Ok(())
+    }
+
+    fn moment(&self) -> Result<Instant> {
+        Ok(Instant::now())
+    }
+
+    fn time_between(&self, from: &Instant, to: &Instant) -> Result<Duration> {
+        Ok(to.saturating_duration_since(*from))
     }
 
     fn state(&self, _: StateBounds) -> Result<Told> {

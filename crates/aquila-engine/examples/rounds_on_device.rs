@@ -1,6 +1,7 @@
 //! Rounds of the shipped models on a device, without cargo and without the sources.
 //!
-//! `rounds_on_device cpu|cuda|cuda-plain [golden] [grid] [transfer] [tables]`: the ids of transformers; every
+//! `rounds_on_device cpu|cuda|cuda-plain [cpu-bits] [golden] [grid] [transfer] [tables]`: by plain
+//! arithmetic what the CPU gives, acceptance included; the ids of transformers; every
 //! algorithm, chains and trees, greedy, seeded and with penalties, against plain decoding on the
 //! same device, ids and log-probabilities without tolerance; acceptance beside the tables of the
 //! code that trained the heads. `AQUILA_MODELS` names the folder of the archives, `AQUILA_FIXTURES`
@@ -17,7 +18,7 @@ use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::cuda::{Arithmetic, CudaBackend};
 use aquila_compute::{Backend, KvDtype};
 use aquila_engine::{EngineConfig, EnginePair, Scheduler};
-use aquila_spec::{LoadOn, Opened, Shape};
+use aquila_spec::{LoadOn, Opened, Shape, Verify};
 use serde_json::Value;
 use support::across::across;
 use support::answers::*;
@@ -49,7 +50,7 @@ fn main() {
         }
         Some("cuda-plain") => {
             let device = Device { backend: cuda(Arithmetic::Plain), kv: KvDtype::F32 };
-            device.equals_cpu() & device.check(&asked)
+            (!asked("cpu-bits") || device.equals_cpu()) & device.check(&asked)
         }
         _ => {
             println!("rounds_on_device cpu|cuda|cuda-plain [golden] [grid] [transfer] [tables]");
@@ -250,18 +251,40 @@ where
 }
 
 impl Device<CudaBackend> {
-    /// Whether ids and log-probabilities are those of the CPU, bit for bit.
+    /// Whether ids, log-probabilities and what came of every draft are those of the CPU, bit for bit.
     fn equals_cpu(&self) -> bool {
-        let prompts = grid_prompts();
         let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
         let cpu = Device { backend, kv: self.kv };
+        let prompts = grid_prompts();
+        let few: Vec<Vec<u32>> = prompts.iter().skip(1).step_by(4).cloned().collect();
         let mut sound = true;
+        let mut compare = |what: &str, got: Vec<Answer>, want: Vec<Answer>| {
+            let differ = got.iter().zip(&want).filter(|(a, b)| a != b).count();
+            let tokens: usize = want.iter().map(|answer| answer.ids.len()).sum();
+            println!("{what}: {differ} of {} answers differ ({tokens} tokens)", want.len());
+            sound &= differ == 0;
+        };
         for (mode, change) in MODES {
             let got = self.plain(&prompts, TOKENS, change);
-            let want = cpu.plain(&prompts, TOKENS, change);
-            let differ = got.iter().zip(&want).filter(|(a, b)| a != b).count();
-            println!("plain arithmetic and CPU, {mode}: {differ} of {} answers differ", got.len());
-            sound &= differ == 0;
+            compare(&format!("plain, {mode}"), got, cpu.plain(&prompts, TOKENS, change));
+        }
+        let verifications = [
+            Verify::Match,
+            Verify::TargetOnly { single: 0.6, accumulated: 0.9 },
+            Verify::Rejection,
+        ];
+        for name in ALGORITHMS {
+            let steps = if name == "MTP" { 3 } else { 5 };
+            for (at, shape) in [Shape::chain(3), shape(steps, 4, 16)].into_iter().enumerate() {
+                for (mode, change) in MODES {
+                    let verify = verifications[if mode == "seeded" { 2 * at } else { 0 }];
+                    let config = EngineConfig { verify, ..config(shape) };
+                    let of = |engine: &mut Scheduler| answers(engine, &few, TOKENS, change);
+                    let got = of(&mut self.engine(name, config.clone()));
+                    let want = of(&mut cpu.engine(name, config));
+                    compare(&format!("{name}, {shape}, {mode}, {verify}"), got, want);
+                }
+            }
         }
         sound
     }

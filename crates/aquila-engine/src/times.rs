@@ -3,7 +3,7 @@
 //! Only rounds in which every request decodes are counted: what a prompt takes says nothing about
 //! what a draft gives.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time of the rounds in which every request decoded, by step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -59,12 +59,4 @@ impl Times {
         self.extend += other.extend;
         self.whole += other.whole;
     }
-}
-
-/// Adds what `step` takes to `time`.
-pub(crate) fn timed<T>(time: &mut Duration, step: impl FnOnce() -> T) -> T {
-    let began = Instant::now();
-    let result = step();
-    *time += began.elapsed();
-    result
 }

@@ -1,6 +1,6 @@
 //! Compares every operation of the CUDA backend with its definition, bit for bit, then times.
 //!
-//! `cuda_check [check [small]] [time] [--kernels FILE] [--seed=N]`: by plain arithmetic against the CPU backend,
+//! `cuda_check [check [small]] [rounds [LIVES]] [time] [steps] [--kernels FILE] [--seed=N]`: by plain arithmetic against the CPU backend,
 //! by tensor cores against `cuda::contract`; fresh random inputs, odd and even sizes, 1 to 1,024
 //! rows, outputs that hold NaN before. Prints tables last; exits with 1 where a bit differs, with 2
 //! where there is no CUDA device. Needs neither cargo nor a toolkit: copy the executable.
@@ -8,6 +8,9 @@
 mod chain;
 mod plain;
 mod random;
+mod requests;
+mod rounds;
+mod step_timing;
 mod tensor;
 mod timing;
 
@@ -58,7 +61,7 @@ impl Findings {
 
 fn run(words: &[String]) -> Result<bool> {
     let asked = |word: &str| words.iter().any(|w| w == word);
-    let all = !asked("check") && !asked("time");
+    let all = !asked("check") && !asked("rounds") && !asked("time") && !asked("steps");
     let image = words.iter().position(|word| word == "--kernels").and_then(|at| words.get(at + 1));
     let open = |arithmetic| match image {
         None => CudaBackend::new(0, arithmetic),
@@ -88,6 +91,18 @@ fn run(words: &[String]) -> Result<bool> {
         tensor::check(&backend, &mut random, asked("small"), &mut findings)?;
         findings.report("tensor cores = contract");
         sound &= findings.failed.is_empty();
+    }
+    if all || asked("rounds") {
+        let lives = words.iter().skip_while(|word| *word != "rounds").nth(1);
+        let lives = lives.and_then(|lives| lives.parse().ok()).unwrap_or(300);
+        let backend = open(Arithmetic::Plain)?;
+        let mut findings = Findings::default();
+        rounds::check(&backend, &mut random, lives, &mut findings)?;
+        findings.report("rounds on the device = rounds on the CPU");
+        sound &= findings.failed.is_empty();
+    }
+    if all || asked("steps") {
+        step_timing::time(&open(Arithmetic::Tensor)?, &mut random)?;
     }
     if all || asked("time") {
         let backend = open(Arithmetic::Tensor)?;

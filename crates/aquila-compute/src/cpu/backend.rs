@@ -1,6 +1,7 @@
 //! The operations of a forward pass, shared out to the pool's threads.
 
 use std::ops::Range;
+use std::time::{Duration, Instant};
 use std::sync::{Arc, Mutex};
 
 use super::attend::{self, Attention};
@@ -86,6 +87,7 @@ impl Backend for CpuBackend {
     type Plan = CpuPlan;
     type State = RoundState;
     type Graph = std::convert::Infallible;
+    type Moment = Instant;
 
     fn describe(&self) -> String {
         format!("cpu, {}, {} threads", self.isa(), self.threads())
@@ -530,6 +532,14 @@ impl Backend for CpuBackend {
 
     fn replay(&self, graph: &Self::Graph) -> Result<()> {
         match *graph {}
+    }
+
+    fn moment(&self) -> Result<Instant> {
+        Ok(Instant::now())
+    }
+
+    fn time_between(&self, from: &Instant, to: &Instant) -> Result<Duration> {
+        Ok(to.saturating_duration_since(*from))
     }
 
     fn state(&self, bounds: StateBounds) -> Result<RoundState> {

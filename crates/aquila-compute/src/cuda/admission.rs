@@ -42,7 +42,8 @@ impl Lists {
         let history = match params.sampling.has_penalties() {
             false => 0,
             true => {
-                let made = device.allocate("tokens that count for penalties", 4 * bounds.vocabulary)?;
+                let made =
+                    device.allocate("tokens that count for penalties", 4 * bounds.vocabulary)?;
                 let address = made.at(0);
                 memory.push(made);
                 address

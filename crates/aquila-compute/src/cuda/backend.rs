@@ -3,17 +3,18 @@
 use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use cudarc::driver::sys::CUdevice_attribute;
 
 use super::attention::{Attention, fits};
+use super::choose::Whose;
 use super::device::{Device, Mailbox, Memory, failed};
 use super::kernels::{Kernel, Kernels};
 use super::memory::{CudaKv, CudaRope, CudaTable, CudaVector, MOVES};
 use super::plan::CudaPlan;
 use super::projection::{Projection, Projections};
 use super::rows::CudaRows;
-use super::choose::Whose;
 use super::state::CudaState;
 use super::transfer::{self, Staging};
 use super::weight::CudaWeight;
@@ -172,6 +173,7 @@ impl Backend for CudaBackend {
     type Plan = CudaPlan;
     type State = CudaState;
     type Graph = Graph;
+    type Moment = Mark;
 
     fn describe(&self) -> String {
         self.description.clone()
@@ -568,6 +570,14 @@ impl Backend for CudaBackend {
 
     fn replay(&self, graph: &Graph) -> Result<()> {
         graph.replay()
+    }
+
+    fn moment(&self) -> Result<Mark> {
+        self.mark()
+    }
+
+    fn time_between(&self, from: &Mark, to: &Mark) -> Result<Duration> {
+        from.time_until(to)
     }
 
     fn state(&self, bounds: StateBounds) -> Result<CudaState> {

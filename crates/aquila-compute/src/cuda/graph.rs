@@ -4,6 +4,7 @@
 //! memory that went to somebody else.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaEvent, CudaGraph};
@@ -97,5 +98,10 @@ impl Mark {
     pub fn seconds_until(&self, later: &Mark) -> Result<f64> {
         let elapsed = self.event.elapsed_ms(&later.event).map_err(failed("timing"))?;
         Ok(f64::from(elapsed) / 1e3)
+    }
+
+    /// The same as a duration.
+    pub fn time_until(&self, later: &Mark) -> Result<Duration> {
+        Ok(Duration::try_from_secs_f64(self.seconds_until(later)?).unwrap_or_default())
     }
 }

@@ -87,7 +87,9 @@ impl CudaPlan {
             return Ok(());
         }
         let bounds = self.bounds;
-        Err(Error::Tensor(format!("a pass of {rows} rows and {outputs} outputs exceeds {bounds:?}")))
+        Err(Error::Tensor(format!(
+            "a pass of {rows} rows and {outputs} outputs exceeds {bounds:?}"
+        )))
     }
 
     /// Notes that a state plans the rows, which has these block tables; `bound` and `longest` are all

@@ -13,9 +13,7 @@ use super::kernels::Kernels;
 use super::layout::{
     Admission, MOST_GROUPS, Node, Offered, Query, Round, Row, Sequence, State, Task,
 };
-use crate::round::{
-    Batch, Proposal, RequestParams, RowWork, Shape, StateBounds, Verify,
-};
+use crate::round::{Batch, Proposal, RequestParams, RowWork, Shape, StateBounds, Verify};
 use crate::{DraftIds, Error, Result};
 
 /// Thread blocks that share a row of logits at most.
@@ -230,12 +228,7 @@ impl CudaState {
     }
 
     /// Begins a round.
-    pub(super) fn begin(
-        &mut self,
-        device: &Device,
-        kernels: &Kernels,
-        batch: Batch,
-    ) -> Result<()> {
+    pub(super) fn begin(&mut self, device: &Device, kernels: &Kernels, batch: Batch) -> Result<()> {
         self.round = HostRound { number: batch.round, ..HostRound::default() };
         for &place in &batch.departed {
             self.held[place] = None;
@@ -437,7 +430,10 @@ fn task(place: usize, work: &RowWork) -> Task {
 /// Copies plain structures to word `at` and moves it behind them.
 pub(super) fn copy<T: Copy>(words: &mut [u32], at: &mut usize, values: &[T]) {
     let bytes = size_of_val(values);
-    assert!(bytes.is_multiple_of(4) && *at + bytes / 4 <= words.len(), "words stay in their mailbox");
+    assert!(
+        bytes.is_multiple_of(4) && *at + bytes / 4 <= words.len(),
+        "words stay in their mailbox"
+    );
     // SAFETY: plain structures of numbers without padding, and the range was checked.
     unsafe {
         let to = words.as_mut_ptr().add(*at).cast::<u8>();

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use aquila_compute::Backend;
 use aquila_compute::round::{
@@ -20,7 +21,7 @@ use super::stores::Takers;
 use crate::config::EngineConfig;
 use crate::error::Result;
 use crate::request::RequestId;
-use crate::times::{Times, timed};
+use crate::times::Times;
 
 /// Runs rounds on a model.
 pub struct ModelExecutor<B: Backend> {
@@ -41,6 +42,7 @@ struct Held {
     missed: usize,
     /// Its text, for what drafts on the host.
     text: Option<Vec<u32>>,
+    /// Whether its own rules have ended it: it is void in later rounds.
     ended: bool,
 }
 
@@ -181,25 +183,32 @@ impl<B: Backend> ModelExecutor<B> {
         times: &mut Times,
     ) -> Result<Vec<Option<RequestOutput>>> {
         let plan = self.plan(scheduled);
-        timed(&mut times.extend, || {
-            let mut passes = plan.catch_up.iter().enumerate();
-            passes.try_for_each(|(at, &bound)| self.runner.extend(ExtendRows::CatchUp(at), bound))
-        })?;
-        timed(&mut times.draft, || {
-            let given = self.host_trees(&scheduled.requests)?;
-            let limits =
-                TreeLimits { row_budget: scheduled.row_budget, fill: scheduled.fill_trees };
-            self.runner.draft(given, plan.draft, limits)
-        })?;
-        timed(&mut times.verify, || self.runner.verify(plan.target, plan.takers))?;
-        let simulate = self.config.simulate.as_ref();
-        timed(&mut times.accept, || self.runner.accept(simulate))?;
-        timed(&mut times.commit, || self.runner.compact())?;
-        timed(&mut times.extend, || match plan.extend.requests {
-            0 => Ok(()),
-            _ => self.runner.extend(ExtendRows::Round, plan.extend),
-        })?;
+        let mut moments = vec![self.runner.moment()?];
+        for (at, &bound) in plan.catch_up.iter().enumerate() {
+            self.runner.extend(ExtendRows::CatchUp(at), bound)?;
+        }
+        moments.push(self.runner.moment()?);
+        let given = self.host_trees(&scheduled.requests)?;
+        let limits = TreeLimits { row_budget: scheduled.row_budget, fill: scheduled.fill_trees };
+        self.runner.draft(given, plan.draft, limits)?;
+        moments.push(self.runner.moment()?);
+        self.runner.verify(plan.target, plan.takers)?;
+        moments.push(self.runner.moment()?);
+        self.runner.accept(self.config.simulate.as_ref())?;
+        moments.push(self.runner.moment()?);
+        self.runner.compact()?;
+        moments.push(self.runner.moment()?);
+        if plan.extend.requests > 0 {
+            self.runner.extend(ExtendRows::Round, plan.extend)?;
+        }
+        moments.push(self.runner.moment()?);
         let outputs = self.runner.outputs()?;
+        let mut steps = [Duration::ZERO; 6];
+        for (step, pair) in steps.iter_mut().zip(moments.windows(2)) {
+            *step = self.runner.time_between(&pair[0], &pair[1])?;
+        }
+        let [catch_up, draft, verify, accept, commit, extend] = steps;
+        *times = Times { draft, verify, accept, commit, extend: catch_up + extend, ..*times };
         self.read(&scheduled.requests, &outputs);
         Ok(outputs)
     }
@@ -215,6 +224,9 @@ impl<B: Backend> ModelExecutor<B> {
         let mut resumed = DraftBound::default();
         for part in &scheduled.requests {
             let held = self.held.get_mut(&part.request).expect("it was admitted");
+            if held.ended {
+                continue;
+            }
             let drafts = drafts && held.params.drafts();
             plan.takers.draft |= drafts && captures && held.missed <= most_missed;
             let Returned { hidden_states, routed_experts } = held.params.returned;
@@ -301,19 +313,16 @@ impl<B: Backend> ModelExecutor<B> {
         Ok(trees)
     }
 
-    /// Lets what drafts on the host read what was accepted.
+    /// Notes what has ended, and lets what drafts on the host read what was accepted.
     fn read(&mut self, requests: &[RequestWork], outputs: &[Option<RequestOutput>]) {
-        let Some(host) = self.runner.host() else { return };
         for (part, output) in requests.iter().zip(outputs) {
-            let Some(Held { params, text: Some(text), ended, .. }) =
-                self.held.get_mut(&part.request)
-            else {
+            let (Some(held), Some(output)) = (self.held.get_mut(&part.request), output) else {
                 continue;
             };
-            let Some(output) = output else { continue };
+            held.ended |= output.ended.is_some();
+            let (Some(host), Some(text)) = (self.runner.host(), &mut held.text) else { continue };
             text.extend(output.tokens.iter().map(|choice| choice.token));
-            *ended |= output.ended.is_some();
-            if !*ended && params.drafts() {
+            if !held.ended && held.params.drafts() {
                 host.read(part.request.0, text);
             }
         }

@@ -2,6 +2,7 @@
 //! enqueued one after the other. Only [`Runner::outputs`] waits.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use aquila_compute::round::{
     Batch, Candidates, ExtendRows, Extent, PassRows, RequestOutput, RequestParams, Simulate,
@@ -100,6 +101,16 @@ impl<B: Backend> Runner<B> {
             }
             tree => Ok(tree),
         }
+    }
+
+    /// The moment at which what was enqueued so far is done.
+    pub(super) fn moment(&self) -> Result<B::Moment> {
+        Ok(self.backend.moment()?)
+    }
+
+    /// The time between two moments, after the outputs of a round were read.
+    pub(super) fn time_between(&self, from: &B::Moment, to: &B::Moment) -> Result<Duration> {
+        Ok(self.backend.time_between(from, to)?)
     }
 
     /// Begins a round.

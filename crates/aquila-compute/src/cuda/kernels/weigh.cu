@@ -202,7 +202,6 @@ extern "C" __global__ void __launch_bounds__(WEIGHERS) accept_weighed(const __gr
         u32 proposal = tree[node].drawn, sibling = 0, accepted = NONE;
         const float *drawn = proposal == NONE ? nullptr : s.drawn + (size_t)proposal * vocabulary;
         u64 drawn_left = proposal == NONE ? 0 : (u64)(s.drawn_totals[proposal] * 17179869184.0);
-        u32 tried_tokens = 0;  // how many tokens of `drawn` were tried before
         double sum = 0.0;
         for (u32 child = node + 1; child < size && accepted == NONE; child++) {
             if (tree[child].parent != node) continue;
@@ -220,8 +219,14 @@ extern "C" __global__ void __launch_bounds__(WEIGHERS) accept_weighed(const __gr
                 continue;
             }
             double p = (double)own * scale / ((double)left * scale), q_of = 1.0;
-            // A token was drawn once, so nothing of it was taken out of the draft's distribution before.
-            u64 drawn_own = drawn ? (u64)((double)drawn[token] * 17179869184.0) : 0;
+            // Tokens of siblings that were tried are no longer in the draft's distribution.
+            auto drawn_units = [&](u32 t) -> u64 {
+                for (u32 c = node + 1; c < child; c++) {
+                    if (tree[c].parent == node && tree[c].token == t) return 0;
+                }
+                return (u64)((double)drawn[t] * 17179869184.0);
+            };
+            u64 drawn_own = drawn ? drawn_units(token) : 0;
             if (drawn) q_of = weight_of_units(drawn_own) / weight_of_units(drawn_left);
             if (p > 0.0 && uniform(coins, sibling) * q_of < p) accepted = child;
             if (accepted == NONE && drawn) {
@@ -230,13 +235,8 @@ extern "C" __global__ void __launch_bounds__(WEIGHERS) accept_weighed(const __gr
                 u64 kept_units = 0;
                 for (u32 t = thread; t < a.size; t += WEIGHERS) {
                     double old = (double)(subtracted ? (u64)(rest[t] * REST_UNIT) : target.units(t)) * scale;
-                    bool gone = false;
-                    u32 earlier = 0;
-                    for (u32 c = node + 1; c < child && earlier < tried_tokens; c++) {
-                        if (tree[c].parent != node) continue;
-                        gone = gone || tree[c].token == t, earlier++;
-                    }
-                    double less = gone ? 0.0 : (double)drawn[t] / drawn_whole;
+                    u64 theirs = drawn[t] > 0.0f ? drawn_units(t) : 0;
+                    double less = theirs ? weight_of_units(theirs) / drawn_whole : 0.0;
                     double now = old / whole - less;
                     now = now > 0.0 ? (now + 1.0) - 1.0 : 0.0;
                     rest[t] = now;
@@ -244,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(WEIGHERS) accept_weighed(const __gr
                 }
                 left = sum_of(w, kept_units);
                 subtracted = true, scale = 1.0 / REST_UNIT;
-                drawn_left -= drawn_own, tried_tokens++;
+                drawn_left -= drawn_own;
                 __syncthreads();
             } else if (accepted == NONE) {
                 left -= own;

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::round::{
@@ -95,6 +96,7 @@ impl Backend for Deferring {
     type Plan = Plan;
     type State = Cpu<<CpuBackend as Backend>::State>;
     type Graph = ();
+    type Moment = Instant;
 
     fn kernel_family(&self) -> String {
         self.cpu.kernel_family()
@@ -366,6 +368,14 @@ impl Backend for Deferring {
 
     fn replay(&self, (): &()) -> Result<()> {
         Ok(())
+    }
+
+    fn moment(&self) -> Result<Instant> {
+        Ok(Instant::now())
+    }
+
+    fn time_between(&self, from: &Instant, to: &Instant) -> Result<Duration> {
+        Ok(to.saturating_duration_since(*from))
     }
 
     fn state(&self, bounds: StateBounds) -> Result<Self::State> {

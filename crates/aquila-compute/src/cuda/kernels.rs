@@ -219,8 +219,13 @@ impl Kernels {
         };
         let large = |name: &str| -> Result<Kernel> {
             let kernel = load(name)?;
+            let own = CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
             let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            let bytes = shared_bytes as i32;
+            // SAFETY: the function is loaded.
+            let own = unsafe { result::function::get_function_attribute(kernel.function, own) }
+                .map_err(failed("asking for a kernel's shared memory"))?;
+            // What a kernel declares for itself is of the same memory.
+            let bytes = shared_bytes as i32 - own;
             // SAFETY: the function is loaded.
             unsafe { result::function::set_function_attribute(kernel.function, most, bytes) }
                 .map_err(failed("asking for shared memory"))?;

@@ -63,7 +63,7 @@ impl Serve {
             return Err(Error::Usage("--served-model-name must not be empty".into()));
         }
         let mut defaults = self.sampling.params()?;
-        self.disaggregation.check()?;
+        self.disaggregation.check(self.model.device()?)?;
         // First of all that takes time: whoever finds the port taken need not wait for a model.
         let address = Address::take(&self.server.host, self.server.port)?;
         let mut settings = Settings {

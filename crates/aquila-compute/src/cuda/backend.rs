@@ -724,18 +724,12 @@ impl Backend for CudaBackend {
         transfer::write_row(&self.device, rows, row, values)
     }
 
-    fn read_seed(&self, state: &CudaState, place: usize) -> Result<Option<Candidates>> {
-        Ok(state.round.seed(place).cloned())
+    fn read_seed(&self, _: &CudaState, _: usize) -> Result<Option<Candidates>> {
+        Err(unavailable("what a tree begins with, for another machine"))
     }
 
-    fn write_seed(
-        &self,
-        state: &mut CudaState,
-        place: usize,
-        seed: Option<Candidates>,
-    ) -> Result<()> {
-        state.round.set_seed(place, seed);
-        Ok(())
+    fn write_seed(&self, _: &mut CudaState, _: usize, _: Option<Candidates>) -> Result<()> {
+        Err(unavailable("what a tree begins with, of another machine"))
     }
 }
 

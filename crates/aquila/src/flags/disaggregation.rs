@@ -13,7 +13,7 @@ use clap::{Args, ValueEnum};
 
 use super::access::variable;
 use crate::error::{Error, Result};
-use crate::flags::whole;
+use crate::flags::{Device, whole};
 use crate::notice::notice;
 
 /// The secret that workers share, where `ps` does not show it.
@@ -88,8 +88,14 @@ impl DisaggregationFlags {
         self.disaggregation_mode == Mode::Prefill
     }
 
-    /// Refuses flags that have no use.
-    pub fn check(&self) -> Result<()> {
+    /// Refuses flags that have no use, and what is not there yet.
+    pub fn check(&self, device: Device) -> Result<()> {
+        if self.disaggregation_mode != Mode::Null && matches!(device, Device::Cuda(_)) {
+            return Err(Error::Usage(
+                "--disaggregation-mode: prefill and decode workers are not available on CUDA yet"
+                    .into(),
+            ));
+        }
         let hosts = !self.disaggregation_prefill_hosts.is_empty();
         if hosts && self.disaggregation_mode != Mode::Decode {
             return Err(Error::Usage(

@@ -18,19 +18,19 @@ extern __shared__ __align__(16) u8 choose_shared[];
 // Shared memory of one thread block that weighs.
 struct Weighing {
     u64 sums[WEIGHERS];
-    u64 total;
     u32 removed[MOST_PATH], removed_count;
     u32 found;
 };
 
 // The sum of `mine` of all threads.
 __device__ u64 sum_of(Weighing &w, u64 mine) {
+    for (u32 offset = 16; offset > 0; offset >>= 1) mine += __shfl_down_sync(~0u, mine, offset);
     __syncthreads();
-    if (threadIdx.x == 0) w.total = 0;
+    if (threadIdx.x % 32 == 0) w.sums[threadIdx.x / 32] = mine;
     __syncthreads();
-    if (mine) atomicAdd(&w.total, mine);
-    __syncthreads();
-    return w.total;
+    u64 total = 0;
+    for (u32 warp = 0; warp < WEIGHERS / 32; warp++) total += w.sums[warp];
+    return total;
 }
 
 // The token under `target`: the first, in the order of tokens, up to which weights add up to more; the

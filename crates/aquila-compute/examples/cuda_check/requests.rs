@@ -374,7 +374,14 @@ impl<'a> Life<'a> {
             missed: 0,
         });
         let rounds = random.below(5) as u64;
-        batch.admitted.push(Admitted { place, params, tokens, matched: 0, rounds });
+        batch.admitted.push(Admitted {
+            place,
+            params,
+            tokens,
+            matched: 0,
+            complete: false,
+            rounds,
+        });
     }
 
     /// Takes what came of a round.

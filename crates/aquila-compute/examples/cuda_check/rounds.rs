@@ -24,6 +24,9 @@ const HIDDEN: usize = 5;
 /// What came out of the operations of a round, by name.
 type Trace = Vec<(String, Vec<f32>)>;
 
+/// Makes rows of so many columns from values.
+type MakeRows<'a, B> = &'a dyn Fn(usize, &[f32]) -> Result<<B as Backend>::Rows>;
+
 /// One backend with a state, and a model of one layer of attention whose logits are made up.
 struct Player<'a, B: Backend> {
     backend: &'a B,
@@ -38,7 +41,7 @@ struct Player<'a, B: Backend> {
     hidden: B::Rows,
     states: B::Rows,
     /// Rows with values, as this backend keeps them.
-    rows_of: &'a dyn Fn(usize, &[f32]) -> Result<B::Rows>,
+    rows_of: MakeRows<'a, B>,
     trace: Trace,
     /// Rows of each pass that are compared: what the first player found.
     extents: Vec<Extent>,
@@ -51,7 +54,7 @@ impl<'a, B: Backend> Player<'a, B> {
         backend: &'a B,
         setting: &'a Setting,
         leads: bool,
-        rows_of: &'a dyn Fn(usize, &[f32]) -> Result<B::Rows>,
+        rows_of: MakeRows<'a, B>,
     ) -> Result<Self> {
         let mut random = Random(setting.seed);
         let values = random.values(setting.vocabulary * HEADS.qkv_width(), Kind::Even);

@@ -116,7 +116,14 @@ fn rounds(
         };
         let tokens = (0..PROMPT as u32).collect();
         let params = Arc::new(params);
-        batch.admitted.push(Admitted { place, params, tokens, matched: 0, rounds: 0 });
+        batch.admitted.push(Admitted {
+            place,
+            params,
+            tokens,
+            matched: 0,
+            complete: false,
+            rounds: 0,
+        });
         for group in 0..if drafts { 2 } else { 1 } {
             batch.tables.push(TableChange { place, group, from: 0, slots: 0..STRIDE });
         }

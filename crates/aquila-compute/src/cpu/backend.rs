@@ -1,8 +1,8 @@
 //! The operations of a forward pass, shared out to the pool's threads.
 
 use std::ops::Range;
-use std::time::{Duration, Instant};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use super::attend::{self, Attention};
 use super::int8::QuantizedRows;

@@ -4,7 +4,7 @@
 //! - [`ForwardPlan`]: what every row of one pass is, writes and sees; plain data.
 //! - [`HostTensor`]: a tensor of a checkpoint, before a backend packs it.
 //! - [`mod@reference`]: every operation once more, plain and slow. It *defines* the bits of the
-//!   CPU backend; the CUDA backend is compared with it within a tolerance.
+//!   CPU backend; the CUDA backend's plain arithmetic too.
 //! - [`math`]: our own `exp`, `ln`, `sin`, `cos` and `powf`, equal on every machine.
 //! - [`round`]: the steps of a round, with their plain reference.
 //! - [`sampling`]: from logits to a token; the one rule for greedy and sampled requests.

@@ -78,7 +78,8 @@ impl Scheduler {
         }
         self.stats.rounds.fetch_add(1, Relaxed);
         if in_flight.only_decodes() {
-            let whole = self.settled - waited_since;
+            // The steps of a round may have begun before the one before it was settled.
+            let whole = (self.settled - waited_since).max(done.times.steps());
             self.stats.add_times(&Times { whole, rounds: 1, ..done.times });
         }
         true

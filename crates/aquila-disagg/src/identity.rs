@@ -1,6 +1,6 @@
 //! What must be equal on two workers for one to go on where the other stopped.
 
-use crate::bytes::{Reader, Writer};
+use aquila_spec::bytes::{Reader, Writer};
 
 /// Names and values: model, dtypes, algorithm, kernel family, shapes of the KV groups.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -11,7 +11,6 @@
 //! The engine is known by [`EngineHandle`](aquila_engine::EngineHandle) and by the traits of its
 //! `transfer` module alone.
 
-mod bytes;
 mod decode;
 mod error;
 mod handshake;

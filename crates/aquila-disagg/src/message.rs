@@ -8,8 +8,8 @@
 use aquila_compute::round::HostRows;
 use aquila_engine::{FinishReason, KvRows, Prefilled, StopCause, Token, TokenRows};
 
-use crate::bytes::{Reader, Writer};
 use crate::identity::Identity;
+use aquila_spec::bytes::{Reader, Writer};
 
 /// The version of the protocol: another one is refused.
 pub(crate) const VERSION: u8 = 1;

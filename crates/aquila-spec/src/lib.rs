@@ -7,7 +7,7 @@
 //! - [`Mtp`]: the proposer of heads that have a layer for each step.
 //! - [`ngram`]: drafts from what followed the same tokens before, without any model.
 //! - [`TrustedNgrams`]: n-grams where they have been right, beside a model.
-//! - [`Packer`], [`Unpacker`]: what of a request's draft travels to another machine, as bytes.
+//! - [`Packer`], [`Unpacker`]: what of a request's draft travels to another machine, as [`bytes`].
 //! - [`Registry`]: algorithms by name, from the flag to something that drafts.
 //! - Trees, verification and the other steps of a round are `aquila_compute::round`'s.
 //! - [`policy`]: how large the trees of each round are.
@@ -16,6 +16,7 @@
 //! The one invariant: what is drafted changes how many rounds an answer takes, never the answer.
 
 mod algorithm;
+pub mod bytes;
 mod eagle;
 mod eagle3;
 mod error;

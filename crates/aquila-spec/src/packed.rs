@@ -5,135 +5,101 @@ use std::sync::Arc;
 use aquila_compute::round::Candidates;
 use aquila_compute::sampling::{Candidate, Weights};
 
+use crate::bytes::{Reader, Writer};
+
 /// Writes values one behind the other.
 #[derive(Debug)]
-pub struct Packer(Vec<u8>);
+pub struct Packer(Writer);
 
 impl Packer {
     /// Behind this version.
     pub fn new(version: u8) -> Self {
-        Self(vec![version])
+        Self(Writer(vec![version]))
     }
 
     /// Adds a number.
     pub fn number(&mut self, value: u64) {
-        self.0.extend(value.to_le_bytes());
+        self.0.u64(value);
     }
 
     /// Adds a list of bytes.
     pub fn bytes(&mut self, bytes: &[u8]) {
-        self.number(bytes.len() as u64);
-        self.0.extend(bytes);
+        self.0.bytes(bytes);
     }
 
     /// Adds a row of values, bit by bit.
     pub fn row(&mut self, values: &[f32]) {
-        self.number(values.len() as u64);
-        self.0.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        self.0.list(values, |writer, value| writer.u32(value.to_bits()));
     }
 
     /// Adds what a tree begins with.
     pub fn seed(&mut self, seed: Option<&Candidates>) {
-        self.number(u64::from(seed.is_some()));
-        let Some(Candidates { candidates, drawn_from }) = seed else { return };
-        self.number(candidates.len() as u64);
-        for Candidate { token, probability } in candidates {
-            self.0.extend(token.to_le_bytes());
-            self.0.extend(probability.to_le_bytes());
-        }
-        self.number(u64::from(drawn_from.is_some()));
-        let Some(weights) = drawn_from else { return };
-        self.number(weights.tokens.len() as u64);
-        for (token, weight) in &weights.tokens {
-            self.0.extend(token.to_le_bytes());
-            self.0.extend(weight.to_le_bytes());
-        }
+        self.0.option(seed, |writer, Candidates { candidates, drawn_from }| {
+            writer.list(candidates, |writer, Candidate { token, probability }| {
+                writer.u32(*token);
+                writer.u32(probability.to_bits());
+            });
+            writer.option(drawn_from.as_ref(), |writer, weights| {
+                writer.list(&weights.tokens, |writer, (token, weight)| {
+                    writer.u32(*token);
+                    writer.u64(weight.to_bits());
+                });
+            });
+        });
     }
 
     /// What was written.
     pub fn finish(self) -> Vec<u8> {
-        self.0
+        self.0.0
     }
 }
 
 /// Reads them; nothing where the bytes are not of that form.
 #[derive(Debug)]
-pub struct Unpacker<'a>(&'a [u8]);
+pub struct Unpacker<'a>(Reader<'a>);
 
 impl<'a> Unpacker<'a> {
     /// Behind this version.
     pub fn new(bytes: &'a [u8], version: u8) -> Option<Self> {
-        let (&first, rest) = bytes.split_first()?;
-        (first == version).then_some(Self(rest))
-    }
-
-    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(count)?;
-        self.0 = rest;
-        Some(taken)
-    }
-
-    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
-        self.take(N)?.try_into().ok()
+        let mut reader = Reader(bytes);
+        (reader.u8()? == version).then_some(Self(reader))
     }
 
     /// A number.
     pub fn number(&mut self) -> Option<u64> {
-        self.array().map(u64::from_le_bytes)
-    }
-
-    /// A count of things that take `size` bytes each, all of which are there.
-    fn count(&mut self, size: usize) -> Option<usize> {
-        let count = usize::try_from(self.number()?).ok()?;
-        (count.checked_mul(size)? <= self.0.len()).then_some(count)
-    }
-
-    fn flag(&mut self) -> Option<bool> {
-        match self.number()? {
-            0 => Some(false),
-            1 => Some(true),
-            _ => None,
-        }
+        self.0.u64()
     }
 
     /// A list of bytes.
     pub fn bytes(&mut self) -> Option<&'a [u8]> {
-        let count = self.count(1)?;
-        self.take(count)
+        self.0.bytes()
     }
 
     /// A row of values.
     pub fn row(&mut self) -> Option<Vec<f32>> {
-        (0..self.count(4)?).map(|_| self.array().map(f32::from_le_bytes)).collect()
+        self.0.list(4, |reader| reader.u32().map(f32::from_bits))
     }
 
     /// What a tree begins with.
     pub fn seed(&mut self) -> Option<Option<Candidates>> {
-        if !self.flag()? {
-            return Some(None);
-        }
-        let mut candidates = Vec::new();
-        for _ in 0..self.count(8)? {
-            let token = u32::from_le_bytes(self.array()?);
-            let probability = f32::from_le_bytes(self.array()?);
-            candidates.push(Candidate { token, probability });
-        }
-        let mut drawn_from = None;
-        if self.flag()? {
-            let mut tokens = Vec::new();
-            for _ in 0..self.count(12)? {
-                let token = u32::from_le_bytes(self.array()?);
-                tokens.push((token, f64::from_le_bytes(self.array()?)));
-            }
-            // Sums of weights are exact, so this is the total that was summed up there.
-            drawn_from = Some(Arc::new(Weights::new(tokens)));
-        }
-        Some(Some(Candidates { candidates, drawn_from }))
+        self.0.option(|reader| {
+            let candidates = reader.list(8, |reader| {
+                let (token, probability) = (reader.u32()?, f32::from_bits(reader.u32()?));
+                Some(Candidate { token, probability })
+            })?;
+            let drawn_from = reader.option(|reader| {
+                let token =
+                    |reader: &mut Reader<'_>| Some((reader.u32()?, f64::from_bits(reader.u64()?)));
+                // Sums of weights are exact, so this is the total that was summed up there.
+                Some(Arc::new(Weights::new(reader.list(12, token)?)))
+            })?;
+            Some(Candidates { candidates, drawn_from })
+        })
     }
 
     /// Whether nothing is left.
     pub fn finish(self) -> bool {
-        self.0.is_empty()
+        self.0.0.is_empty()
     }
 }
 

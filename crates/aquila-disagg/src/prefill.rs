@@ -110,6 +110,15 @@ impl PrefillWorker {
         &self.shared.peers
     }
 
+    /// Waits until every room has ended, but not for ever: what prompts have left is still sent
+    /// when their requests are answered.
+    pub fn wait_for_transfers(&self) {
+        let until = Instant::now() + self.shared.settings.patience;
+        while self.shared.rooms.len() > 0 && Instant::now() < until {
+            std::thread::sleep(PULSE / 50);
+        }
+    }
+
     /// Rooms that are open, and bytes that wait to be sent.
     pub fn load(&self) -> (usize, usize) {
         (self.shared.rooms.len(), self.shared.rooms.unsent())
@@ -247,7 +256,7 @@ fn send_all(
     claimed: Instant,
     wait: impl Fn(&mut dyn Link) -> Result<()>,
 ) -> Result<Option<String>> {
-    let mut begun = None;
+    let (mut begun, mut spoke) = (None, Instant::now());
     // A request begins when little waits to be sent, so that what waits stays bounded.
     let mut told = false;
     loop {
@@ -261,10 +270,13 @@ fn send_all(
         let message = match room.next(patience) {
             Next::Message(message) => message,
             Next::Nothing => {
-                wait(link)?;
+                if spoke.elapsed() >= PULSE {
+                    wait(link)?;
+                    spoke = Instant::now();
+                }
                 continue;
             }
-            Next::Over => return Ok(Some("the request was given up".into())),
+            Next::Over => Message::Failed("its request was refused".into()),
         };
         let bytes = link.send(&message)? as u64;
         let now = Instant::now();

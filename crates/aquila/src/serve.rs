@@ -5,9 +5,10 @@ mod announce;
 use std::path::Path;
 use std::process::ExitCode;
 
+use aquila_disagg::Identity;
 use aquila_engine::available_memory;
 use aquila_model::{Checkpoint, Location};
-use aquila_server::{Address, ModelCard, RequestMemory, Settings};
+use aquila_server::{Address, ModelCard, RequestMemory, Role, Settings};
 use clap::Args;
 use serde_json::Value;
 
@@ -15,6 +16,7 @@ use self::announce::{Prompts, announce};
 use crate::Algorithms;
 use crate::after_help::AFTER_HELP;
 use crate::error::{Error, Result};
+use crate::find::find;
 use crate::flags::{
     AccessFlags, DisaggregationFlags, EngineFlags, LogFormat, LogLevel, ModelFlags, SamplingFlags,
     ServerFlags, named,
@@ -92,10 +94,12 @@ impl Serve {
         let mut engine = self.engine.clone();
         engine.returned = self.server.returned();
         engine.prefills_only = self.disaggregation.is_prefill();
-        let Started { generator, corpora, identity } =
+        let Started { generator, corpora, kernel_family } =
             start_server(&self.model, &engine, defaults, algorithms, false)?;
         settings.corpora = corpora;
+        let identity = || self.identity(kernel_family, algorithms);
         settings.role = self.disaggregation.role(identity, generator.engine())?;
+        let role = settings.role.clone();
         let memory = RequestMemory::of(&generator, &settings);
         notice(format_args!("requests  {}", named::request_memory(&memory)));
         if memory.total() > available_memory() {
@@ -104,7 +108,27 @@ impl Serve {
         let prompts = Prompts::of(generator.tokenizer());
         let ready = |address| announce(address, tls, &name, key, prompts);
         aquila_server::run(address, generator, settings, ready, notice)?;
+        if let Some(Role::Prefill(worker)) = role {
+            worker.wait_for_transfers();
+        }
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// What another worker must be to have a part in the same requests.
+    fn identity(&self, kernel_family: String, algorithms: &Algorithms) -> Result<Identity> {
+        let (model, flags) = (&self.model, &self.engine.speculative);
+        let speculative = flags.resolve(model.name(), model.revision(), algorithms)?;
+        let algorithm = speculative.as_ref().map_or("none", |s| s.entry.name());
+        let draft = match speculative.as_ref().and_then(|s| Some((s.draft.as_deref()?, s))) {
+            Some((name, s)) => find(name, s.draft_revision.as_deref(), true)?,
+            None => Location::Preset("none".into()),
+        };
+        Ok(Identity::default()
+            .with("model", model.find(true)?.fingerprint(model.random_seed)?)
+            .with("dtype", model.formats())
+            .with("algorithm", algorithm)
+            .with("draft", draft.fingerprint(model.random_seed)?)
+            .with("kernel family", kernel_family))
     }
 
     fn card(&self) -> Result<ModelCard> {

@@ -6,12 +6,11 @@ use std::sync::Arc;
 use aquila_compute::Backend;
 use aquila_compute::cpu::CpuBackend;
 use aquila_compute::cuda::CudaBackend;
-use aquila_disagg::Identity;
 use aquila_engine::{
     AdmissionOrder, Budget, EngineConfig, EngineHandle, Priorities, Runner, Scheduler,
     available_memory,
 };
-use aquila_model::{Checkpoint, Decoder, Location, Needs, TokenMap, memory};
+use aquila_model::{Checkpoint, Decoder, Needs, TokenMap, memory};
 use aquila_spec::ngram::{Corpora, NgramSources};
 use aquila_spec::policy::{Adaptive, Auto};
 use aquila_spec::{LoadOn, Opened, Opening, Shape, Verify};
@@ -46,8 +45,8 @@ pub struct Started {
     pub generator: Generator,
     /// The corpora that drafts come from, where they do.
     pub corpora: Option<Arc<Corpora>>,
-    /// What another worker must be to have a part in the same requests.
-    pub identity: Identity,
+    /// Which kernels it runs on.
+    pub kernel_family: String,
 }
 
 /// As [`start`], with what else a server needs.
@@ -58,14 +57,15 @@ pub fn start_server(
     algorithms: &Algorithms,
     quiet: bool,
 ) -> Result<Started> {
-    let Built { engine, checkpoint, corpora, identity } = build(model, flags, algorithms, quiet)?;
+    let Built { engine, checkpoint, corpora, kernel_family } =
+        build(model, flags, algorithms, quiet)?;
     let tokenizer = checkpoint.folder().map(Tokenizer::load).transpose()?.flatten();
     let defaults = defaults.or(&model_defaults(&checkpoint)?);
     let handle = EngineHandle::start(engine)
         .map_err(|e| Error::Other(format!("cannot start the engine's thread: {e}")))?;
     let eos = checkpoint.eos_token_ids().to_vec();
     let generator = Generator::new(handle, tokenizer, eos, defaults);
-    Ok(Started { generator, corpora, identity })
+    Ok(Started { generator, corpora, kernel_family })
 }
 
 /// An engine, and what belongs to it.
@@ -76,8 +76,8 @@ pub struct Built {
     pub checkpoint: Checkpoint,
     /// The corpora that drafts come from, where they do.
     pub corpora: Option<Arc<Corpora>>,
-    /// What another worker must be to have a part in the same requests.
-    pub identity: Identity,
+    /// Which kernels it runs on.
+    pub kernel_family: String,
 }
 
 /// Loads the model into an engine that runs when it is stepped.
@@ -278,7 +278,7 @@ where
         Some(opened) => Some(opened.load(&*backend, &decoder, &config.allowance(format))?),
         None => None,
     };
-    let (described, family) = (backend.describe(), backend.kernel_family());
+    let (described, kernel_family) = (backend.describe(), backend.kernel_family());
     let mut engine = Scheduler::new(Runner::new(backend, decoder, algorithm, &config)?, config)?;
     match speculative.as_ref().map(|s| (s, &s.policy)) {
         Some((_, PolicyPlan::Adaptive { table, num_steps })) => {
@@ -320,16 +320,8 @@ where
         let failed = |e| Error::Other(format!("cannot start the executor's thread: {e}"));
         engine = engine.overlapped().map_err(failed)?;
     }
-    let draft = speculative.as_ref().and_then(|s| s.draft.as_deref().zip(Some(s)));
-    let draft = draft.map(|(name, s)| find(name, s.draft_revision.as_deref(), true)).transpose()?;
-    let fingerprint = |location: &Location| location.fingerprint(model.random_seed);
-    let identity = Identity::default()
-        .with("model", fingerprint(&model.find(true)?)?)
-        .with("dtype", model.formats())
-        .with("algorithm", speculative.as_ref().map_or("none", |s| s.entry.name()))
-        .with("draft", draft.as_ref().map(fingerprint).transpose()?.unwrap_or("none".into()))
-        .with("kernel family", family);
-    Ok(Built { engine, checkpoint, corpora: ngram.map(|sources| sources.corpora), identity })
+    let corpora = ngram.map(|sources| sources.corpora);
+    Ok(Built { engine, checkpoint, corpora, kernel_family })
 }
 
 /// Opens what drafts for `target`.

@@ -129,8 +129,12 @@ impl DisaggregationFlags {
         }
     }
 
-    /// This server's part, begun.
-    pub fn role(&self, identity: Identity, engine: &EngineHandle) -> Result<Option<Role>> {
+    /// This server's part, begun; `identity` is asked for what it is where it has one.
+    pub fn role(
+        &self,
+        identity: impl FnOnce() -> Result<Identity>,
+        engine: &EngineHandle,
+    ) -> Result<Option<Role>> {
         let (secret, port) = (self.secret()?, self.disaggregation_bootstrap_port);
         let proven = if secret.is_set() { "with" } else { "without" };
         match self.disaggregation_mode {
@@ -143,7 +147,7 @@ impl DisaggregationFlags {
                 };
                 let settings = PrefillSettings {
                     address,
-                    identity,
+                    identity: identity()?,
                     secret,
                     patience: Duration::from_secs(self.disaggregation_timeout as u64),
                     most_unsent: MOST_UNSENT,
@@ -158,7 +162,7 @@ impl DisaggregationFlags {
             }
             Mode::Decode => {
                 let hosts = self.disaggregation_prefill_hosts.clone();
-                let settings = DecodeSettings { identity, secret, hosts, port };
+                let settings = DecodeSettings { identity: identity()?, secret, hosts, port };
                 notice(format_args!("role      decode, {proven} a secret"));
                 let worker = DecodeWorker::new(Box::new(Tcp), settings, engine.clone());
                 Ok(Some(Role::Decode(worker)))

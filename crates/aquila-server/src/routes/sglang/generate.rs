@@ -83,10 +83,10 @@ pub(crate) async fn generate(
     let stream = fields.flag("stream")?;
     let (asks, plans) = asks(&app, body, fields, prompts, param).await?;
     is_list |= plans.iter().any(|plan| plan.n > 1);
+    let room = app.returned_room.hold(app.generator.engine(), &asks)?;
     if app.hands_over() {
         return app.hand_over(asks, param).await;
     }
-    let room = app.returned_room.hold(app.generator.engine(), &asks)?;
     let name = asks[0].name.clone();
 
     if stream {

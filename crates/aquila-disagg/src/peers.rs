@@ -1,7 +1,8 @@
 //! What went to and came from each peer, for metrics.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Peers that are told apart; later ones are counted together.
@@ -26,12 +27,12 @@ pub struct PeerCounts {
 #[derive(Debug, Default)]
 pub struct Peers {
     counts: Mutex<BTreeMap<String, PeerCounts>>,
-    strangers: Mutex<u64>,
+    strangers: AtomicU64,
 }
 
 impl Peers {
     fn counts(&self) -> MutexGuard<'_, BTreeMap<String, PeerCounts>> {
-        self.counts.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts something of a peer.
@@ -43,7 +44,7 @@ impl Peers {
 
     /// Counts a connection that did not become a peer.
     pub(crate) fn count_stranger(&self) {
-        *self.strangers.lock().unwrap_or_else(std::sync::PoisonError::into_inner) += 1;
+        self.strangers.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The counts by peer.
@@ -54,6 +55,6 @@ impl Peers {
     /// Connections that were dropped before they were peers: they spoke something else, or did not
     /// fit.
     pub fn strangers(&self) -> u64 {
-        *self.strangers.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.strangers.load(Ordering::Relaxed)
     }
 }

@@ -11,8 +11,8 @@ use aquila_disagg::{
     Tcp,
 };
 use aquila_engine::{
-    EngineConfig, EngineHandle, Listener, Outcome, Request, Runner, Scheduler, Token, Transfer,
-    Verdict,
+    EngineConfig, EngineHandle, Listener, Outcome, Request, RequestId, Runner, Scheduler, Token,
+    Transfer, Verdict,
 };
 use aquila_model::{Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, LoadFormat, resolve};
 use aquila_spec::{Algorithm, Drafter, Eagle3, RecurrentDraft, Shape};
@@ -138,11 +138,17 @@ impl Prefill {
 
     /// Submits the request of a room.
     pub fn submit(&self, index: usize, room: u64) -> Receiver<Answer> {
+        self.submit_numbered(index, room).1
+    }
+
+    /// The same, with the engine's number of the request.
+    pub fn submit_numbered(&self, index: usize, room: u64) -> (RequestId, Receiver<Answer>) {
         let (mut request, answer) = request(index);
         let open = self.worker.open(room).unwrap();
         request.transfer = Transfer::HandOver(open.clone());
-        open.admitted(self.engine.submit(request).unwrap());
-        answer
+        let id = self.engine.submit(request).unwrap();
+        open.admitted(id);
+        (id, answer)
     }
 }
 

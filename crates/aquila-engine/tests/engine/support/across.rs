@@ -59,14 +59,7 @@ pub fn across(
     let answer = |(processed, heard): &(Heard, Heard)| {
         assert!(processed.tokens.len() <= 1, "a prompt leaves one token");
         assert_eq!(processed.tokens, heard.tokens[..processed.tokens.len()], "the same token");
-        Answer {
-            ids: heard.ids(),
-            logprobs: heard.tokens.iter().map(|t| t.logprob.map(f32::to_bits)).collect(),
-            reason: Some(heard.reason().clone()),
-            spec: heard.spec.clone(),
-            states: heard.rows.hidden_states.values.iter().map(|x| x.to_bits()).collect(),
-            experts: heard.rows.routed_experts.values.clone(),
-        }
+        Answer::of(heard)
     };
     heard.iter().map(answer).collect()
 }

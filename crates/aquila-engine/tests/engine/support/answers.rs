@@ -89,9 +89,13 @@ pub fn answers(
     };
     let all: Vec<_> = prompts.iter().enumerate().map(submit).collect();
     run(engine);
-    let heard = |heard: &Arc<Mutex<super::Heard>>| {
-        let heard = heard.lock().unwrap();
-        Answer {
+    all.iter().map(|heard| Answer::of(&heard.lock().unwrap())).collect()
+}
+
+impl Answer {
+    /// What was heard.
+    pub fn of(heard: &super::Heard) -> Self {
+        Self {
             ids: heard.ids(),
             logprobs: heard.tokens.iter().map(|t| t.logprob.map(f32::to_bits)).collect(),
             reason: Some(heard.reason().clone()),
@@ -99,8 +103,7 @@ pub fn answers(
             states: heard.rows.hidden_states.values.iter().map(|x| x.to_bits()).collect(),
             experts: heard.rows.routed_experts.values.clone(),
         }
-    };
-    all.iter().map(heard).collect()
+    }
 }
 
 /// Tokens per verification by kind of prompt, as the acceptance tables count them: the sum of

@@ -300,6 +300,11 @@ pub trait Backend: Send + Sync + 'static {
     /// The time between two moments, both of which have passed.
     fn time_between(&self, from: &Self::Moment, to: &Self::Moment) -> Result<Duration>;
 
+    /// Whether [`sample`](Self::sample) keeps to grammars.
+    fn follows_grammars(&self) -> bool {
+        true
+    }
+
     /// Makes room for the rows of all running requests.
     fn state(&self, bounds: StateBounds) -> Result<Self::State>;
 

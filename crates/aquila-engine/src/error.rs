@@ -55,6 +55,12 @@ pub enum SubmitError {
     /// Rows that the engine does not keep.
     #[error("{0} are not returned: leave them out, or start the server with {name}", name = .0.setting())]
     NotReturned(ReturnedKind),
+    /// A grammar where none can be followed.
+    #[error(
+        "grammars (JSON schemas, regular expressions) are not followed here: not on CUDA yet, nor \
+         where acceptance is simulated"
+    )]
+    NoGrammars,
     /// A prompt without tokens.
     #[error("the prompt is empty")]
     EmptyPrompt,

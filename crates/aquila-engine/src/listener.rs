@@ -50,6 +50,8 @@ pub enum StopCause {
     Token(u32),
     /// The listener's verdict, as for a stop string.
     Listener,
+    /// Its grammar, which allows nothing more.
+    Grammar,
 }
 
 /// Why a request ended.
@@ -61,6 +63,18 @@ pub enum FinishReason {
     Length,
     /// The request was given up; the text says why.
     Abort(String),
+    /// What its grammar allows next cannot be found out; the text says why.
+    GrammarFailed(String),
+}
+
+impl FinishReason {
+    /// Why there is no whole answer, where there is none.
+    pub fn failure(&self) -> Option<&str> {
+        match self {
+            FinishReason::Stop(_) | FinishReason::Length => None,
+            FinishReason::Abort(why) | FinishReason::GrammarFailed(why) => Some(why),
+        }
+    }
 }
 
 /// What a request took.

@@ -163,6 +163,7 @@ impl Refusal {
                 SubmitError::QueueFull(_) => Self::busy(error.to_string()),
                 SubmitError::ShuttingDown => Self::shutting_down(),
                 SubmitError::PromptTooLong { .. } => Self::too_long(param, error.to_string()),
+                SubmitError::NoGrammars => Self::invalid(error.to_string()),
                 SubmitError::NoPriorities => {
                     Self { param: Some("priority".into()), ..Self::invalid(error.to_string()) }
                 }

@@ -580,6 +580,10 @@ impl Backend for CudaBackend {
         from.time_until(to)
     }
 
+    fn follows_grammars(&self) -> bool {
+        false
+    }
+
     fn state(&self, bounds: StateBounds) -> Result<CudaState> {
         CudaState::new(&self.device, bounds)
     }

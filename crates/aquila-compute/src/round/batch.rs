@@ -204,12 +204,16 @@ pub struct RequestOutput {
 }
 
 /// What ended a text by the request's own rules.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
     /// This stop token.
     Token(u32),
     /// It is as long as it may become.
     Length,
+    /// Its grammar allows nothing more.
+    Grammar,
+    /// What its grammar allows next cannot be found out, for this reason.
+    GrammarFailed(String),
 }
 
 /// What a policy learns of a request's row of a round, beside how many drafts were right.

@@ -61,6 +61,11 @@ impl<B: Backend> Runner<B> {
         self.decoder.spec().vocab_size
     }
 
+    /// Whether tokens are chosen as grammars allow.
+    pub fn follows_grammars(&self) -> bool {
+        self.backend.follows_grammars()
+    }
+
     /// How wide the rows are that requests may get.
     pub fn row_widths(&self) -> RowWidths {
         let spec = self.decoder.spec();

@@ -30,6 +30,7 @@ pub(crate) fn params_of(
         choice: request.choice,
         stop_ids: request.limits.stop_ids.clone(),
         min_tokens: request.limits.min_tokens,
+        grammar: request.grammar.clone(),
         prompt,
         longest: longest.min(prompt.saturating_add(request.limits.max_tokens)),
         logprobs: request.logprobs,

@@ -352,5 +352,9 @@ fn reason_of_end(ended: Ended) -> FinishReason {
     match ended {
         Ended::Token(id) => FinishReason::Stop(StopCause::Token(id)),
         Ended::Length => FinishReason::Length,
+        Ended::Grammar => FinishReason::Stop(StopCause::Grammar),
+        Ended::GrammarFailed(why) => {
+            FinishReason::GrammarFailed(format!("what the grammar allows next is unknown: {why}"))
+        }
     }
 }

@@ -7,6 +7,7 @@ mod ends;
 mod eviction;
 mod executor;
 mod fairness;
+mod grammar;
 mod heads;
 mod load;
 mod mixed;

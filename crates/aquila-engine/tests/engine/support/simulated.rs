@@ -141,7 +141,13 @@ impl Executor for Simulated {
             groups: Vec::new(),
         });
         let row_widths = RowWidths::default();
-        Profile { vocabulary: VOCABULARY as usize, declaration, row_widths, kv: Vec::new() }
+        Profile {
+            vocabulary: VOCABULARY as usize,
+            declaration,
+            row_widths,
+            grammars: false,
+            kv: Vec::new(),
+        }
     }
 
     fn run(&mut self, batch: ScheduledBatch) -> BatchOutput {

@@ -140,7 +140,7 @@ fn finish_reason(reason: &FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop(_) => "stop",
         FinishReason::Length => "length",
-        FinishReason::Abort(_) => "abort",
+        FinishReason::Abort(_) | FinishReason::GrammarFailed(_) => "abort",
     }
 }
 

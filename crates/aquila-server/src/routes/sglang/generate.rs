@@ -253,13 +253,15 @@ impl Finish {
             (FinishReason::Stop(StopCause::Token(id)), None) => {
                 json!({ "type": "stop", "matched": id })
             }
-            (FinishReason::Stop(StopCause::Listener), None) => {
+            (FinishReason::Stop(StopCause::Listener | StopCause::Grammar), None) => {
                 json!({ "type": "stop" })
             }
             (FinishReason::Length, _) => {
                 json!({ "type": "length", "length": usage.completion_tokens })
             }
-            (FinishReason::Abort(why), _) => json!({ "type": "abort", "message": why }),
+            (FinishReason::Abort(why) | FinishReason::GrammarFailed(why), _) => {
+                json!({ "type": "abort", "message": why })
+            }
         };
         item.finish(End { reason, usage, latency: asked.elapsed(), rows });
     }

@@ -1,9 +1,10 @@
 //! Text in, text out, over an engine that knows only tokens.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use aquila_compute::round::Grammar;
 use aquila_engine::{
     EngineHandle, FinishReason, Listener, Outcome, RequestId, StopCause, SubmitError, Token,
     TokenRows, Transfer, Usage, Verdict,
@@ -12,7 +13,7 @@ use aquila_engine::{
 use aquila_spec::SpecStats;
 
 use crate::sampling_params::{CheckedParams, ParamError, SamplingParams};
-use crate::{StopMatcher, StopStrings, TextStream, Tokenizer};
+use crate::{GrammarCompiler, GrammarSpec, StopMatcher, StopStrings, TextStream, Tokenizer};
 
 /// What is asked for: a text, or its tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,6 +90,8 @@ pub struct Generator {
     eos: Arc<[u32]>,
     defaults: Arc<SamplingParams>,
     families: Arc<AtomicU64>,
+    /// Compiles grammars, from the first one on; or why it cannot.
+    grammars: Arc<OnceLock<Result<GrammarCompiler, String>>>,
 }
 
 impl Generator {
@@ -100,7 +103,9 @@ impl Generator {
         defaults: SamplingParams,
     ) -> Self {
         let families = Arc::new(AtomicU64::new(0));
-        Self { engine, tokenizer, eos: eos.into(), defaults: Arc::new(defaults), families }
+        let grammars = Arc::default();
+        let (eos, defaults) = (eos.into(), Arc::new(defaults));
+        Self { engine, tokenizer, eos, defaults, families, grammars }
     }
 
     /// The engine below.
@@ -115,11 +120,22 @@ impl Generator {
 
     /// Checks settings, with the defaults for what they leave out.
     pub fn check(&self, params: SamplingParams) -> Result<CheckedParams, GenerateError> {
-        let checked = params.or(&self.defaults).check(&self.eos)?;
+        let params = params.or(&self.defaults);
+        let mut checked = params.check(&self.eos)?;
+        checked.grammar = params.grammar.map(|spec| self.compile(&spec)).transpose()?;
         if self.tokenizer.is_none() && !checked.stop.is_empty() {
             return Err(GenerateError::NoTokenizer);
         }
         Ok(checked)
+    }
+
+    fn compile(&self, spec: &GrammarSpec) -> Result<Arc<dyn Grammar>, GenerateError> {
+        let tokenizer = self.tokenizer.as_ref().ok_or(GenerateError::NoTokenizer)?;
+        let logits = self.engine.vocabulary();
+        let compiler =
+            self.grammars.get_or_init(|| GrammarCompiler::new(tokenizer, logits, &self.eos));
+        let compiled = compiler.as_ref().map_err(Clone::clone).and_then(|c| c.compile(spec));
+        Ok(compiled.map_err(|why| ParamError { name: "grammar".into(), why })?)
     }
 
     /// The tokens of a prompt.

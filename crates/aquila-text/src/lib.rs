@@ -8,6 +8,7 @@
 //! - [`StopStrings`] and [`StopMatcher`]: where a text must end
 //! - [`ChatTemplate`]: a conversation into a prompt
 //! - [`SamplingParams`]: settings as users write them, checked
+//! - [`GrammarSpec`] and [`GrammarCompiler`]: what an answer must be like
 //! - [`Generator`]: text in, text out, over an engine that knows only tokens
 
 mod bound;
@@ -16,6 +17,7 @@ mod decoding;
 mod error;
 mod folder;
 mod generator;
+mod grammar;
 mod pieces;
 mod sampling_params;
 mod stop;
@@ -25,6 +27,7 @@ mod tokenizer;
 pub use chat::ChatTemplate;
 pub use error::{Error, Result};
 pub use generator::{AnswerSink, Delta, End, GenerateError, Generator, Prompt, spec_fields};
+pub use grammar::{GrammarCompiler, GrammarSpec};
 pub use sampling_params::{CheckedParams, ParamError, SamplingParams, speculation};
 pub use stop::{Piece, StopMatcher, StopStrings};
 pub use stream::TextStream;

@@ -2,13 +2,15 @@
 //!
 //! A key left out takes the command's default, then the model's, then ours.
 
+use std::sync::Arc;
 use std::time::Instant;
 
+use aquila_compute::round::Grammar;
 use aquila_compute::sampling::Sampling;
 use aquila_engine::{Limits, Request, Returned, Speculation};
 use serde_json::{Map, Value};
 
-use crate::StopStrings;
+use crate::{GrammarSpec, StopStrings};
 
 /// A setting that cannot be used: which, what it was, and why.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -59,10 +61,12 @@ pub struct SamplingParams {
     pub top_logprobs: Option<usize>,
     /// Whether to report log-probabilities of the prompt's tokens.
     pub prompt_logprobs: Option<bool>,
+    /// What the answer must be like.
+    pub grammar: Option<GrammarSpec>,
 }
 
 /// The keys, in the order in which they are documented.
-const KEYS: [&str; 18] = [
+const KEYS: [&str; 21] = [
     "max_tokens",
     "temperature",
     "top_p",
@@ -81,6 +85,9 @@ const KEYS: [&str; 18] = [
     "logprobs",
     "top_logprobs",
     "prompt_logprobs",
+    "json_schema",
+    "regex",
+    "ebnf",
 ];
 
 /// The most answers to one prompt.
@@ -117,6 +124,8 @@ pub struct CheckedParams {
     pub priority: Option<i64>,
     /// Whether special tokens are no part of the text.
     pub skip_special_tokens: bool,
+    /// What the answer must be like.
+    pub grammar: Option<Arc<dyn Grammar>>,
 }
 
 macro_rules! take_default {
@@ -130,7 +139,7 @@ impl SamplingParams {
     pub fn or(self, defaults: &SamplingParams) -> SamplingParams {
         take_default!(self, defaults, max_tokens min_tokens temperature top_p top_k min_p seed stop
             stop_token_ids ignore_eos repetition_penalty presence_penalty frequency_penalty
-            logit_bias n logprobs top_logprobs prompt_logprobs)
+            logit_bias n logprobs top_logprobs prompt_logprobs grammar)
     }
 
     /// Reads the keys of a JSON object; an unknown key or a value of the wrong type is an error.
@@ -184,9 +193,25 @@ impl SamplingParams {
             "logprobs" => self.logprobs = Some(truth()?),
             "top_logprobs" => self.top_logprobs = Some(count()?),
             "prompt_logprobs" => self.prompt_logprobs = Some(truth()?),
+            "json_schema" => self.set_grammar(key, GrammarSpec::JsonSchema(schema(value)?))?,
+            "regex" | "ebnf" => {
+                let text = value.as_str().ok_or_else(|| wrong("a string"))?.to_owned();
+                let spec = if key == "regex" { GrammarSpec::Regex } else { GrammarSpec::Ebnf };
+                self.set_grammar(key, spec(text))?;
+            }
             _ => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// Sets what the answer must be like, which came as `key`; an answer is held by one grammar.
+    pub fn set_grammar(&mut self, key: &str, spec: GrammarSpec) -> Result<(), ParamError> {
+        if self.grammar.is_some() {
+            let why = "an answer cannot be held by two grammars: leave one out";
+            return Err(ParamError { name: key.into(), why: why.into() });
+        }
+        self.grammar = Some(spec);
+        Ok(())
     }
 
     /// What `generation_config.json` says about sampling; a value of the wrong type is an error.
@@ -302,6 +327,7 @@ impl SamplingParams {
             speculation: Speculation::Free,
             priority: None,
             skip_special_tokens: true,
+            grammar: None,
         })
     }
 }
@@ -322,6 +348,7 @@ impl CheckedParams {
             choice,
             family,
             limits: self.limits.clone(),
+            grammar: self.grammar.clone(),
             logprobs: self.logprobs,
             // One answer reports on the prompt that all of them share.
             prompt_logprobs: self.prompt_logprobs.filter(|_| choice == 0),
@@ -332,6 +359,21 @@ impl CheckedParams {
             deadline,
             ..Request::new(prompt, 0, listener)
         }
+    }
+}
+
+/// A JSON schema: an object, true or false, or a string that holds one.
+fn schema(value: &Value) -> Result<Value, ParamError> {
+    let parsed = match value {
+        Value::String(text) => serde_json::from_str(text).map_err(|e| ParamError {
+            name: "json_schema".into(),
+            why: format!("is not JSON: {e}"),
+        })?,
+        other => other.clone(),
+    };
+    match parsed {
+        Value::Object(_) | Value::Bool(_) => Ok(parsed),
+        _ => Err(wrong("json_schema", "a JSON schema, which is an object", value)),
     }
 }
 

@@ -3,6 +3,7 @@
 mod bound;
 mod chat_template;
 mod generator;
+mod grammar;
 mod pieces;
 mod sampling;
 mod stop;

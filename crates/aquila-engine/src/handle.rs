@@ -39,6 +39,7 @@ struct Shared {
     config: EngineConfig,
     vocabulary: usize,
     row_widths: RowWidths,
+    reports_trees: bool,
     algorithm: Option<&'static str>,
     overlaps: bool,
     priorities: Priorities,
@@ -60,6 +61,7 @@ impl EngineHandle {
             config: engine.config().clone(),
             vocabulary: engine.vocabulary(),
             row_widths: engine.row_widths(),
+            reports_trees: engine.reports_trees(),
             algorithm: engine.algorithm(),
             overlaps: engine.overlaps(),
             priorities: engine.priorities(),
@@ -80,7 +82,8 @@ impl EngineHandle {
     /// Takes a request, or says why not.
     pub fn submit(&self, request: Request) -> Result<RequestId, SubmitError> {
         let config = &self.shared.config;
-        request.check(self.shared.vocabulary, config, self.shared.priorities)?;
+        let Shared { vocabulary, priorities, reports_trees, .. } = *self.shared;
+        request.check(vocabulary, config, priorities, reports_trees)?;
         if self.shared.closing.load(Ordering::Acquire) {
             return Err(SubmitError::ShuttingDown);
         }
@@ -133,6 +136,11 @@ impl EngineHandle {
     /// How wide the rows are that requests may get.
     pub fn row_widths(&self) -> RowWidths {
         self.shared.row_widths
+    }
+
+    /// Whether requests may get the trees that are verified for them.
+    pub fn reports_trees(&self) -> bool {
+        self.shared.reports_trees
     }
 
     /// The name of the algorithm that drafts, if one does.

@@ -68,6 +68,8 @@ pub struct Request {
     pub returned: Returned,
     /// The first token whose rows are reported.
     pub returned_from: usize,
+    /// Whether to report the trees that are verified for it.
+    pub draft_trees: bool,
     /// Whose cached prefixes may be used.
     pub namespace: Namespace,
     /// Whether tokens may be drafted for it.
@@ -97,6 +99,7 @@ impl Request {
             prompt_logprobs: None,
             returned: Returned::default(),
             returned_from: 0,
+            draft_trees: false,
             namespace: Namespace::default(),
             speculation: Speculation::Free,
             priority: None,
@@ -112,6 +115,7 @@ impl Request {
         vocabulary: usize,
         config: &EngineConfig,
         priorities: Priorities,
+        reports_trees: bool,
     ) -> Result<(), SubmitError> {
         if self.priority.is_some() && priorities == Priorities::Refused {
             return Err(SubmitError::NoPriorities);
@@ -121,6 +125,9 @@ impl Request {
         }
         if self.returned.routed_experts && !config.returned.routed_experts {
             return Err(SubmitError::NotReturned(ReturnedKind::RoutedExperts));
+        }
+        if self.draft_trees && !reports_trees {
+            return Err(SubmitError::NoDraftTrees);
         }
         if self.prompt.is_empty() {
             return Err(SubmitError::EmptyPrompt);

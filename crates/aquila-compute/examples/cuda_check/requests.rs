@@ -261,6 +261,7 @@ impl<'a> Life<'a> {
             logprobs: told(random),
             prompt_logprobs: told(random),
             returned: Returned { hidden_states: random.below(4) == 0, routed_experts: false },
+            draft_trees: false,
             limits,
             sampling,
         }

@@ -112,6 +112,7 @@ fn rounds(
             logprobs: None,
             prompt_logprobs: None,
             returned: Returned::default(),
+            draft_trees: false,
             limits,
         };
         let tokens = (0..PROMPT as u32).collect();

@@ -52,6 +52,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
             vocabulary: self.runner.vocabulary(),
             declaration: self.runner.declaration().cloned(),
             row_widths: self.runner.row_widths(),
+            draft_trees: self.runner.reports_trees(),
             kv: self.runner.kv_shapes(),
         }
     }

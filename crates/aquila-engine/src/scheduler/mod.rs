@@ -199,6 +199,11 @@ impl Scheduler {
         self.profile.row_widths
     }
 
+    /// Whether requests may get the trees that are verified for them.
+    pub fn reports_trees(&self) -> bool {
+        self.profile.draft_trees
+    }
+
     /// The name of the algorithm that drafts, if one does.
     pub fn algorithm(&self) -> Option<&'static str> {
         self.profile.declaration.as_ref().map(|declaration| declaration.name)
@@ -206,7 +211,8 @@ impl Scheduler {
 
     /// Takes a request, or says why not.
     pub fn submit(&mut self, request: Request) -> std::result::Result<RequestId, SubmitError> {
-        request.check(self.vocabulary(), &self.config, self.priorities)?;
+        let reports_trees = self.reports_trees();
+        request.check(self.vocabulary(), &self.config, self.priorities, reports_trees)?;
         if self.waiting.len() >= self.config.max_queued_requests {
             return Err(SubmitError::QueueFull(self.waiting.len()));
         }

@@ -141,7 +141,8 @@ impl Executor for Simulated {
             groups: Vec::new(),
         });
         let row_widths = RowWidths::default();
-        Profile { vocabulary: VOCABULARY as usize, declaration, row_widths, kv: Vec::new() }
+        let vocabulary = VOCABULARY as usize;
+        Profile { vocabulary, declaration, row_widths, draft_trees: false, kv: Vec::new() }
     }
 
     fn run(&mut self, batch: ScheduledBatch) -> BatchOutput {

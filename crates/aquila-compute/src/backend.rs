@@ -382,6 +382,9 @@ pub trait Backend: Send + Sync + 'static {
         rows: &mut Self::Rows,
     ) -> Result<()>;
 
+    /// Whether [`Self::outputs`] has the trees that were verified, for requests that ask for them.
+    fn reports_trees(&self) -> bool;
+
     /// What came of each row of the batch, copied to the host; nothing where the request had ended
     /// before. `returned` has the rows that requests get beside tokens, compacted.
     fn outputs(

@@ -282,5 +282,7 @@ fn read_token(reader: &mut Reader<'_>) -> Option<Token> {
         id: reader.u32()?,
         logprob: reader.option(|reader| reader.u32().map(f32::from_bits))?,
         top: reader.list(8, |reader| Some((reader.u32()?, f32::from_bits(reader.u32()?))))?,
+        // What is handed over was chosen at the end of a prompt.
+        drafted: None,
     })
 }

@@ -61,6 +61,9 @@ pub enum SubmitError {
          where acceptance is simulated"
     )]
     NoGrammars,
+    /// Draft trees of a backend that keeps them to itself.
+    #[error("this engine's device does not report draft trees: leave them out, or use the CPU")]
+    NoDraftTrees,
     /// A prompt without tokens.
     #[error("the prompt is empty")]
     EmptyPrompt,

@@ -72,6 +72,8 @@ pub struct Request {
     pub returned: Returned,
     /// The first token whose rows are reported.
     pub returned_from: usize,
+    /// Whether to report the trees that are verified for it.
+    pub draft_trees: bool,
     /// Whose cached prefixes may be used.
     pub namespace: Namespace,
     /// Whether tokens may be drafted for it.
@@ -102,6 +104,7 @@ impl Request {
             prompt_logprobs: None,
             returned: Returned::default(),
             returned_from: 0,
+            draft_trees: false,
             namespace: Namespace::default(),
             speculation: Speculation::Free,
             priority: None,
@@ -130,6 +133,9 @@ impl Request {
         }
         if self.returned.routed_experts && !config.returned.routed_experts {
             return Err(SubmitError::NotReturned(ReturnedKind::RoutedExperts));
+        }
+        if self.draft_trees && !profile.draft_trees {
+            return Err(SubmitError::NoDraftTrees);
         }
         if self.prompt.is_empty() {
             return Err(SubmitError::EmptyPrompt);

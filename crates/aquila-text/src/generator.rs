@@ -7,7 +7,7 @@ use std::time::Instant;
 use aquila_compute::round::Grammar;
 use aquila_engine::{
     EngineHandle, FinishReason, Listener, Outcome, RequestId, StopCause, SubmitError, Token,
-    TokenRows, Transfer, Usage, Verdict,
+    TokenRows, Transfer, Usage, Verdict, VerifiedTree,
 };
 
 use aquila_spec::SpecStats;
@@ -51,6 +51,8 @@ pub struct Delta {
     pub tokens: Vec<Token>,
     /// The text that they made certain; it may lag behind the tokens. Empty without a tokenizer.
     pub text: String,
+    /// The tree that the tokens come from, if it was asked for and a round verified one.
+    pub tree: Option<Box<VerifiedTree>>,
 }
 
 /// How one answer ended.
@@ -182,6 +184,7 @@ impl Generator {
                 min_tokens: params.limits.min_tokens,
                 heard: 0,
                 stopped: None,
+                tree: None,
                 sink: sink(choice),
             });
             let mut request = params.request(prompt.clone(), choice, family, deadline, listener);
@@ -207,6 +210,8 @@ struct TextListener {
     min_tokens: usize,
     heard: usize,
     stopped: Option<usize>,
+    /// The tree that the next tokens come from.
+    tree: Option<Box<VerifiedTree>>,
     sink: Box<dyn AnswerSink>,
 }
 
@@ -234,6 +239,10 @@ impl Listener for TextListener {
         self.sink.prompt(tokens);
     }
 
+    fn tree(&mut self, tree: Box<VerifiedTree>) {
+        self.tree = Some(tree);
+    }
+
     fn tokens(&mut self, tokens: &[Token]) -> Verdict {
         let mut text = String::new();
         let mut kept = 0;
@@ -247,7 +256,8 @@ impl Listener for TextListener {
                 break;
             }
         }
-        let delta = Delta { tokens: tokens[..kept].to_vec(), text };
+        let tree = self.tree.take();
+        let delta = Delta { tokens: tokens[..kept].to_vec(), text, tree };
         if !self.sink.delta(delta) {
             return Verdict::Abort("nobody listens any more".into());
         }

@@ -118,6 +118,8 @@ pub struct CheckedParams {
     pub returned: Returned,
     /// The first token whose rows are reported; callers set it from the request itself.
     pub returned_from: usize,
+    /// Whether to report the trees that are verified; callers set it from the request itself.
+    pub draft_trees: bool,
     /// Whether tokens may be drafted; callers set it from the request itself.
     pub speculation: Speculation,
     /// How important the answer is; callers set it from the request itself.
@@ -324,6 +326,7 @@ impl SamplingParams {
             prompt_logprobs: self.prompt_logprobs.unwrap_or(false).then_some(top),
             returned: Returned::default(),
             returned_from: 0,
+            draft_trees: false,
             speculation: Speculation::Free,
             priority: None,
             skip_special_tokens: true,
@@ -354,6 +357,7 @@ impl CheckedParams {
             prompt_logprobs: self.prompt_logprobs.filter(|_| choice == 0),
             returned: self.returned,
             returned_from: self.returned_from,
+            draft_trees: self.draft_trees,
             speculation: self.speculation,
             priority: self.priority,
             deadline,

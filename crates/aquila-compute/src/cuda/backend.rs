@@ -673,6 +673,11 @@ impl Backend for CudaBackend {
         state.keep_states(&self.device, &self.kernels, layer, kept, rows)
     }
 
+    fn reports_trees(&self) -> bool {
+        // The records that the host reads have no nodes.
+        false
+    }
+
     fn outputs(
         &self,
         state: &mut CudaState,

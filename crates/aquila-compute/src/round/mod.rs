@@ -45,7 +45,7 @@ mod verify;
 pub use accept::{Accepted, accept};
 pub use batch::{
     Admitted, Batch, BatchRow, DraftFeedback, Ended, ExtendRows, Extent, PassRows, RequestOutput,
-    RowWork, StateBounds, TableChange, TreeLimits,
+    RowWork, StateBounds, TableChange, TreeLimits, VerifiedTree,
 };
 pub use compaction::Kept;
 pub use draft_tree::{Growth, Node, Tree};

@@ -109,6 +109,8 @@ pub struct RequestParams {
     pub prompt_logprobs: Option<usize>,
     /// What it gets of the rows of its tokens.
     pub returned: Returned,
+    /// Whether it gets the trees that are verified for it.
+    pub draft_trees: bool,
     /// What may be drafted for it.
     pub limits: DraftLimits,
 }

@@ -7,7 +7,7 @@ use super::sequence::SequenceState;
 use super::state::RoundState;
 use super::{
     Accepted, Coins, DraftFeedback, Ended, RequestOutput, SamplingContext, Simulate,
-    SimulatedRound, Tree, accept,
+    SimulatedRound, Tree, VerifiedTree, accept,
 };
 use crate::AttentionSpan;
 use crate::sampling::{Choice, SampleQuery, Weights};
@@ -180,12 +180,17 @@ impl RoundState {
                     kept.path(&accepted.path[..tokens.len()], slots, row.first_row);
                     sequence.rows[0] += tokens.len();
                     sequence.rounds += u64::from(sequence.params.drafts());
+                    let told = sequence.params.draft_trees.then(|| {
+                        let nodes = tree.nodes().to_vec();
+                        Box::new(VerifiedTree { nodes, accepted: accepted.path.clone() })
+                    });
                     RequestOutput {
                         proposed: tree.len() - 1,
                         correct: accepted.correct(),
                         feedback: feedback(tree, &accepted),
                         tokens,
                         ended,
+                        tree: told,
                         ..RequestOutput::default()
                     }
                 }

@@ -73,6 +73,11 @@ impl<B: Backend> Runner<B> {
         RowWidths { hidden_states: spec.hidden_size, routed_experts: spec.layers.len() * experts }
     }
 
+    /// Whether requests may get the trees that are verified for them.
+    pub fn reports_trees(&self) -> bool {
+        self.backend.reports_trees()
+    }
+
     /// What the draft needs, if there is one.
     pub fn declaration(&self) -> Option<&Declaration> {
         self.algorithm.as_ref().map(Algorithm::declaration)

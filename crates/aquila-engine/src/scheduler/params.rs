@@ -36,6 +36,7 @@ pub(crate) fn params_of(
         logprobs: request.logprobs,
         prompt_logprobs: request.prompt_logprobs,
         returned: request.returned,
+        draft_trees: request.draft_trees,
         limits,
     }
 }

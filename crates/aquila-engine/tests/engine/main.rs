@@ -3,6 +3,7 @@
 mod costs;
 mod deferring;
 mod draft_rows;
+mod draft_trees;
 mod ends;
 mod eviction;
 mod executor;

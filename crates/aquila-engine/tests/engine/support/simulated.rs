@@ -146,6 +146,7 @@ impl Executor for Simulated {
             declaration,
             row_widths,
             grammars: false,
+            draft_trees: false,
             kv: Vec::new(),
         }
     }

@@ -10,6 +10,7 @@ use super::logprobs::ChatLogprobs;
 use super::{Common, FINGERPRINT, UsageReport, finish_reason, matched_stop, only_text};
 use crate::answer::{Answer, StreamEvent};
 use crate::body;
+use crate::draft_round::{DraftRound, RoundReporter};
 use crate::fields::Fields;
 use crate::refusal::Refusal;
 use crate::routes::json as respond;
@@ -114,6 +115,7 @@ pub(crate) async fn chat(State(app): State<Shared>, request: Request) -> Result<
     let mut params = app.generator.check(params).map_err(|error| Refusal::of(error, "messages"))?;
     params.skip_special_tokens = chat.common.skip_special_tokens;
     params.speculation = chat.common.speculation;
+    params.draft_trees = chat.common.draft_trees;
     params.priority = chat.common.priority;
 
     let tokenizer = app.tokenizer("messages")?.clone();
@@ -143,9 +145,10 @@ pub(crate) async fn chat(State(app): State<Shared>, request: Request) -> Result<
         let pieces = app.submit_streaming(asks, "messages")?;
         let include_usage = chat.common.include_usage;
         let begun = vec![false; params.n as usize];
+        let rounds = RoundReporter::for_answers(&app, &params, begun.len());
         let usage = UsageReport::default();
         let name = head.id.clone();
-        let format = Chunks { app, head, params, include_usage, begun, usage };
+        let format = Chunks { app, head, params, include_usage, begun, rounds, usage };
         return Ok(stream::respond(pieces, format, &name));
     }
     let answers = app.ask_for_all(asks, "messages").await?;
@@ -224,6 +227,8 @@ struct Chunks {
     include_usage: bool,
     /// Which answers have begun.
     begun: Vec<bool>,
+    /// Of each answer, where draft trees are asked for.
+    rounds: Vec<RoundReporter>,
     usage: UsageReport,
 }
 
@@ -247,6 +252,8 @@ struct ChunkChoice<'a> {
     finish_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Value::is_null")]
     matched_stop: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    draft_round: Option<DraftRound>,
 }
 
 #[derive(Serialize, Default)]
@@ -259,7 +266,14 @@ struct ChunkDelta<'a> {
 
 impl<'a> ChunkChoice<'a> {
     fn new(index: usize, delta: ChunkDelta<'a>) -> Self {
-        Self { index, delta, logprobs: None, finish_reason: None, matched_stop: Value::Null }
+        Self {
+            index,
+            delta,
+            logprobs: None,
+            finish_reason: None,
+            matched_stop: Value::Null,
+            draft_round: None,
+        }
     }
 
     fn text(index: usize, text: &'a str) -> Self {
@@ -285,13 +299,14 @@ impl Chunks {
         });
     }
 
-    fn delta(&self, index: usize, delta: &Delta, out: &mut EventWriter) {
+    fn delta(&mut self, index: usize, delta: &Delta, out: &mut EventWriter) {
+        let draft_round = self.rounds.get_mut(index).map(|rounds| rounds.report(delta));
         let logprobs = logprobs(self.app.generator.tokenizer(), &self.params, &delta.tokens);
         let logprobs = logprobs.filter(|logprobs| !logprobs.is_empty());
-        if delta.text.is_empty() && logprobs.is_none() {
+        if delta.text.is_empty() && logprobs.is_none() && draft_round.is_none() {
             return;
         }
-        let choice = ChunkChoice { logprobs, ..ChunkChoice::text(index, &delta.text) };
+        let choice = ChunkChoice { logprobs, draft_round, ..ChunkChoice::text(index, &delta.text) };
         self.chunk(&[choice], None, out);
     }
 }

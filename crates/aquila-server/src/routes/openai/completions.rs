@@ -11,6 +11,7 @@ use super::logprobs::{Columns, CompletionLogprobs};
 use super::{Common, FINGERPRINT, UsageReport, finish_reason, matched_stop, only_text};
 use crate::answer::{Answer, StreamEvent};
 use crate::body;
+use crate::draft_round::{DraftRound, RoundReporter};
 use crate::fields::Fields;
 use crate::prompts::Prompts;
 use crate::refusal::Refusal;
@@ -78,6 +79,7 @@ pub(crate) async fn completions(
     let mut params = app.generator.check(params).map_err(|error| Refusal::of(error, "prompt"))?;
     params.skip_special_tokens = common.skip_special_tokens;
     params.speculation = common.speculation;
+    params.draft_trees = common.draft_trees;
     params.priority = common.priority;
 
     let given = if completion.echo { completion.prompts.clone() } else { Vec::new() };
@@ -97,12 +99,23 @@ pub(crate) async fn completions(
     let head = Head { id: id.clone(), created: unix_time() };
     if common.stream {
         let pieces = app.submit_streaming(asks, "prompt")?;
-        let answers = (0..pieces.guards.answers()).map(|_| Progress::default()).collect();
+        let count = pieces.guards.answers();
+        let answers = (0..count).map(|_| Progress::default()).collect();
+        let rounds = RoundReporter::for_answers(&app, &params, count);
         let include_usage = common.include_usage;
         let usage = UsageReport::default();
         let prompt_tokens = vec![Vec::new(); echoes.len()];
-        let format =
-            Chunks { app, head, params, include_usage, echoes, prompt_tokens, answers, usage };
+        let format = Chunks {
+            app,
+            head,
+            params,
+            include_usage,
+            echoes,
+            prompt_tokens,
+            answers,
+            rounds,
+            usage,
+        };
         return Ok(stream::respond(pieces, format, &id));
     }
     let answers = app.ask_for_all(asks, "prompt").await?;
@@ -153,6 +166,8 @@ struct Choice {
     finish_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Value::is_null")]
     matched_stop: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    draft_round: Option<DraftRound>,
 }
 
 impl Head {
@@ -198,6 +213,7 @@ fn choices(
                 logprobs: params.logprobs.map(|_| columns),
                 finish_reason: Some(finish_reason(&answer.reason)),
                 matched_stop: matched_stop(&answer.reason, answer.stop.as_ref()),
+                draft_round: None,
             }
         })
         .collect()
@@ -259,6 +275,8 @@ struct Chunks {
     /// The tokens of each prompt that is echoed with log-probabilities.
     prompt_tokens: Vec<Vec<Token>>,
     answers: Vec<Progress>,
+    /// Of each answer, where draft trees are asked for.
+    rounds: Vec<RoundReporter>,
     usage: UsageReport,
 }
 
@@ -268,6 +286,7 @@ impl Chunks {
         index: usize,
         text: String,
         logprobs: Option<CompletionLogprobs>,
+        draft_round: Option<DraftRound>,
         end: Option<(&FinishReason, Option<&String>)>,
         out: &mut EventWriter,
     ) {
@@ -277,6 +296,7 @@ impl Chunks {
             logprobs,
             finish_reason: end.map(|(reason, _)| finish_reason(reason)),
             matched_stop: end.map_or(Value::Null, |(reason, stop)| matched_stop(reason, stop)),
+            draft_round,
         };
         let usage = self.include_usage.then_some(None);
         out.event(&self.head.wrap(&self.app, &[choice], usage));
@@ -292,7 +312,7 @@ impl Chunks {
         let tokens = &self.prompt_tokens[prompt];
         progress.echo(&self.app, &self.params, Some(&echo), tokens, &mut columns);
         let logprobs = Some(columns).filter(|columns| !columns.is_empty());
-        self.chunk(index, echo, logprobs, None, out);
+        self.chunk(index, echo, logprobs, None, None, out);
     }
 }
 
@@ -319,13 +339,14 @@ impl ResponseFormat for Chunks {
                 let progress = &mut self.answers[index];
                 progress.answer(&self.app, &self.params, &delta.tokens, &mut columns);
                 let logprobs = Some(columns).filter(|columns| !columns.is_empty());
-                if !delta.text.is_empty() || logprobs.is_some() {
-                    self.chunk(index, delta.text, logprobs, None, out);
+                let round = self.rounds.get_mut(index).map(|rounds| rounds.report(&delta));
+                if !delta.text.is_empty() || logprobs.is_some() || round.is_some() {
+                    self.chunk(index, delta.text, logprobs, round, None, out);
                 }
             }
             StreamEvent::End(end) => {
                 let last = Some((&end.reason, end.stop.as_ref()));
-                self.chunk(index, end.text, None, last, out);
+                self.chunk(index, end.text, None, None, last, out);
                 self.usage.add(&end.usage, index.is_multiple_of(self.params.n as usize));
             }
         }

@@ -14,6 +14,7 @@ use serde_json::{Map, Value};
 pub(super) use self::logprobs::finite;
 use crate::answer::Answer;
 use crate::disaggregation::Bootstrap;
+use crate::draft_round;
 use crate::fields::Fields;
 use crate::refusal::Refusal;
 use crate::unserved::{EVERYWHERE, GRAMMARS, OPENAI, STREAM_OPTIONS};
@@ -43,6 +44,7 @@ struct Common {
     include_usage: bool,
     skip_special_tokens: bool,
     speculation: Speculation,
+    draft_trees: bool,
     priority: Option<i64>,
     /// The name by which the client may abort the request.
     name: Option<String>,
@@ -66,6 +68,7 @@ impl Common {
             include_usage: include_usage(options.unwrap_or_default())?,
             skip_special_tokens: fields.take("skip_special_tokens")?.unwrap_or(true),
             speculation: fields.speculation()?,
+            draft_trees: draft_round::take(fields, stream)?,
             priority: fields.take("priority")?,
             name: fields.take("rid")?,
             params: fields.sampling(SAMPLING)?,

@@ -13,6 +13,7 @@ use super::item::{End, Item, Report, SoFar};
 use crate::answer::{Answer, StreamEvent};
 use crate::body;
 use crate::disaggregation::Bootstrap;
+use crate::draft_round::{self, RoundReporter};
 use crate::fields::{Fields, OneOrMany};
 use crate::intake::Received;
 use crate::refusal::Refusal;
@@ -81,7 +82,9 @@ pub(crate) async fn generate(
     app.check_model(fields.take::<String>("model")?.as_deref())?;
     let (prompts, mut is_list, param) = prompts(&mut fields)?;
     let stream = fields.flag("stream")?;
-    let (asks, plans) = asks(&app, body, fields, prompts, param).await?;
+    let draft_trees = draft_round::take(&mut fields, stream)?;
+    let (mut asks, plans) = asks(&app, body, fields, prompts, param).await?;
+    asks.iter_mut().for_each(|ask| ask.params.draft_trees = draft_trees);
     is_list |= plans.iter().any(|plan| plan.n > 1);
     let room = app.returned_room.hold(app.generator.engine(), &asks)?;
     if app.hands_over() {
@@ -90,11 +93,15 @@ pub(crate) async fn generate(
     let name = asks[0].name.clone();
 
     if stream {
+        let reporters = asks
+            .iter()
+            .map(|ask| RoundReporter::for_answers(&app, &ask.params, ask.params.n as usize));
+        let rounds = reporters.flatten().collect();
         let pieces = app.submit_streaming(asks, param)?;
         let items =
             plans.iter().flat_map(|plan| std::iter::repeat_n(&plan.report, plan.n).map(Item::new));
         let items = items.collect();
-        let format = Updates { app, asked, plans, items, is_list };
+        let format = Updates { app, asked, plans, items, rounds, is_list };
         return Ok(keep_room(stream::respond(pieces, format, &name), room));
     }
     let answers = app.ask_for_all(asks, param).await?;
@@ -273,6 +280,8 @@ struct Updates {
     asked: Instant,
     plans: Vec<Plan>,
     items: Vec<Item>,
+    /// Of each answer, where draft trees are asked for.
+    rounds: Vec<RoundReporter>,
     is_list: bool,
 }
 
@@ -287,8 +296,13 @@ impl ResponseFormat for Updates {
         let item = &mut self.items[index];
         match event {
             StreamEvent::Prompt(tokens) => return item.prompt(&tokens),
-            StreamEvent::Delta(delta) => item.add(&delta.text, delta.tokens),
+            StreamEvent::Delta(delta) => {
+                let round = self.rounds.get_mut(index).map(|rounds| rounds.report(&delta));
+                item.set_round(round);
+                item.add(&delta.text, delta.tokens);
+            }
             StreamEvent::End(end) => {
+                item.set_round(None);
                 item.add(&end.text, Vec::<Token>::new());
                 let aquila_text::End { reason, stop, usage, rows, .. } = end;
                 let finish = Finish { asked: self.asked, reason, stop, usage, rows };

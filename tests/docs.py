@@ -8,6 +8,7 @@ What the word behind the three backticks means:
     sh, bash      run, in order, all blocks of a page in one shell and one empty folder
     python        run by the Python that runs this file, after what comes before it
     sh norun      shown only: it needs the network, a container engine, a GPU or a build
+    sh serving    run beside a server, started as `aquila serve` if the page has not started one
     sh fails      run; it has to end with an error
     output        what the block before it prints, standard error included: each line has to be
                   found, in this order; … stands for anything
@@ -116,6 +117,8 @@ def script(all_blocks, folder, port):
             (folder / f".{index}.py").write_text(text)
             text = f'"$DOCS_PYTHON" .{index}.py'
         lines = []
+        if "serving" in block.words and not servers:
+            text = f"aquila serve &\n{text}"
         for line in text.split("\n"):
             if re.match(r"(\w+=\S+ )*\S*aquila serve\b.*&$", line):
                 servers += 1

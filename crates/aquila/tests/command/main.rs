@@ -15,6 +15,7 @@ mod hub_server;
 mod launch_lines;
 mod lines;
 mod log;
+mod metrics_page;
 mod output;
 mod overlap;
 mod policies;

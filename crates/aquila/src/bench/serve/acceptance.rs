@@ -23,7 +23,8 @@ impl SpecCounts {
 
     /// Tokens per verification: 1 + correct drafts / verifications.
     pub fn accept_length(&self) -> Option<f64> {
-        (self.verifications > 0.0).then(|| 1.0 + self.correct / self.verifications)
+        let tokens = self.correct + self.verifications;
+        (self.verifications > 0.0).then(|| tokens / self.verifications)
     }
 
     /// The share of verified drafts that were right.

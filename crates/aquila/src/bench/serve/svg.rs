@@ -116,7 +116,7 @@ fn over_time(out: &mut String, figures: &Figures, records: &[Record]) {
         y_most: most.max(1e-3) * 1.05,
     };
     text(out, 24.0, 78.0, "head", "Latency by time of sending (ms)");
-    for (x, class, name) in [(250.0, "ttft", "TTFT"), (320.0, "e2el", "E2EL")] {
+    for (x, class, name) in [(266.0, "ttft", "TTFT"), (326.0, "e2el", "E2EL")] {
         let _ = write!(out, "<path class=\"dots {class}\" d=\"M{x} 74h0\"/>");
         text(out, x + 8.0, 78.0, "small", name);
     }

@@ -3,6 +3,8 @@
 
 mod access;
 mod bench;
+mod bench_serve;
+mod chat;
 mod checkpoints;
 mod combinations;
 mod conformance;
@@ -22,6 +24,7 @@ mod policies;
 mod priorities;
 mod run;
 mod sampling;
+mod scripted_server;
 mod seeds;
 mod server;
 mod serving;

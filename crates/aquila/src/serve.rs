@@ -74,6 +74,7 @@ impl Serve {
             allowed_origins: self.access.allowed_origins()?,
             #[cfg(feature = "otel")]
             traces: aquila_server::TraceEndpoint::from_environment().map_err(Error::Usage)?,
+            web_page: !self.server.disable_web_page,
             model: self.card()?,
             default_max_tokens: defaults.max_tokens.take(),
             limits,

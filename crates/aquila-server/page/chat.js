@@ -103,15 +103,19 @@ function summarize(turn) {
   if (answer.rate) facts.push(`${answer.rate.toFixed(0)} tok/s`);
   facts.push(`seed ${answer.request.body.seed}`);
   if (answer.reason === "length") facts.push("cut at max tokens");
-  if (answer.reason === "stopped") facts.push("stopped");
+  if (["stopped", "failed"].includes(answer.reason)) facts.push(answer.reason);
   const line = element("footer", "", facts.join(" · "));
   const again = element("button", "quiet", "Again");
   again.type = "button";
   again.addEventListener("click", () => regenerate(turn));
-  const copy = element("button", "quiet", "Copy");
-  copy.type = "button";
-  copy.addEventListener("click", () => navigator.clipboard?.writeText(answer.text));
-  line.append(copy, again);
+  // Browsers have a clipboard for pages that came safely alone: over TLS or from this machine.
+  if (navigator.clipboard) {
+    const copy = element("button", "quiet", "Copy");
+    copy.type = "button";
+    copy.addEventListener("click", () => navigator.clipboard.writeText(answer.text));
+    line.append(copy);
+  }
+  line.append(again);
   turn.item.append(line);
 }
 
@@ -265,9 +269,9 @@ function showTab(name) {
   document.body.dataset.view = name;
   if (name !== "chat") document.body.dataset.side = name;
   for (const tab of document.querySelectorAll("[data-tab]")) {
-    const side = tab.dataset.tab === document.body.dataset.side;
-    tab.setAttribute("aria-selected", tab.dataset.tab === name);
-    tab.classList.toggle("side", side);
+    // Wide windows have the chat and one of the others side by side, phones one at a time.
+    tab.classList.toggle("view", tab.dataset.tab === name);
+    tab.classList.toggle("side", tab.dataset.tab === document.body.dataset.side);
   }
 }
 

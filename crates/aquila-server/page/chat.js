@@ -7,6 +7,7 @@ const EXAMPLES = [
 ];
 const NUMBERS = ["temperature", "top_p", "top_k", "max_tokens", "seed"];
 const LARGEST_SEED = 2 ** 31;
+const SHOW_MS = 30;
 
 const server = { algorithm: null, trees: false };
 /** The turns so far: {role, content}, and for answers the Answer and its element. */
@@ -70,18 +71,21 @@ function follow(always) {
   if (always || near) list.scrollTop = list.scrollHeight;
 }
 
-/** Adds the tokens of a round to an answer's text. */
-function addTokens(turn, round) {
-  const drafting = round.tree?.length > 1;
-  for (const { id, text, drafted } of round.tokens) {
-    if (!text) continue;
-    const span = element("span", `token ${shadeOf(drafted, drafting)}`, text);
-    span.dataset.round = round.number;
-    const how = drafted ? `drafted at depth ${drafted}` : drafting ? "bonus" : "nothing drafted";
-    span.title = `${how}, round ${round.number}, token ${id}`;
-    turn.body.append(span);
-    turn.shown += text;
+/** Adds the tokens of rounds to an answer's text. */
+function addTokens(turn, rounds) {
+  const spans = [];
+  for (const { number, tokens, tree } of rounds) {
+    const drafting = tree?.length > 1;
+    for (const { id, text, drafted } of tokens.filter((token) => token.text)) {
+      const span = element("span", `token ${shadeOf(drafted, drafting)}`, text);
+      span.dataset.round = number;
+      const how = drafted ? `drafted at depth ${drafted}` : drafting ? "bonus" : "nothing drafted";
+      span.title = `${how}, round ${number}, token ${id}`;
+      spans.push(span);
+      turn.shown += text;
+    }
   }
+  turn.body.append(...spans);
 }
 
 /** Makes what is shown the answer's text, where tokens alone do not tell it. */
@@ -152,12 +156,22 @@ async function answerTurns() {
   const turn = Object.assign(addTurn("assistant", ""), { answer, shown: "" });
   turn.item.classList.add("growing");
   panel.show(answer);
-  await receive(answer, (round) => {
-    if (round) addTokens(turn, round);
-    else if (!server.trees) complete(turn);
-    panel.refresh();
+  // What came is shown together: were it for each event, a fast answer would wait for the page.
+  const waiting = [];
+  let timer = null;
+  const show = () => {
+    timer = null;
+    addTokens(turn, waiting.splice(0));
+    if (!server.trees) complete(turn);
     follow(false);
+  };
+  await receive(answer, (round) => {
+    if (round) waiting.push(round);
+    timer ??= setTimeout(show, SHOW_MS);
+    panel.refresh();
   });
+  clearTimeout(timer);
+  show();
   turn.item.classList.remove("growing");
   complete(turn);
   turn.content = answer.text;

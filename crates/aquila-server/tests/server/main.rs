@@ -3,6 +3,7 @@
 mod bad_input;
 mod corpora;
 mod disaggregation;
+mod draft_trees;
 mod draining;
 mod failures;
 mod gate;
@@ -11,6 +12,7 @@ mod keys;
 mod load;
 mod observed;
 mod openai;
+mod page;
 mod priorities;
 mod returned;
 mod sglang;

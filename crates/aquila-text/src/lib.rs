@@ -7,6 +7,7 @@
 //! - [`TextStream`]: ids into text, one id at a time
 //! - [`StopStrings`] and [`StopMatcher`]: where a text must end
 //! - [`ChatTemplate`]: a conversation into a prompt
+//! - [`AnswerParser`]: reasoning, text and tool calls of an answer, told apart
 //! - [`SamplingParams`]: settings as users write them, checked
 //! - [`Generator`]: text in, text out, over an engine that knows only tokens
 
@@ -16,6 +17,7 @@ mod decoding;
 mod error;
 mod folder;
 mod generator;
+mod parts;
 mod pieces;
 mod sampling_params;
 mod stop;
@@ -25,6 +27,7 @@ mod tokenizer;
 pub use chat::ChatTemplate;
 pub use error::{Error, Result};
 pub use generator::{AnswerSink, Delta, End, GenerateError, Generator, Prompt, spec_fields};
+pub use parts::{AnswerParser, Part, ReasoningFormat, ToolCallFormat};
 pub use sampling_params::{CheckedParams, ParamError, SamplingParams, speculation};
 pub use stop::{Piece, StopMatcher, StopStrings};
 pub use stream::TextStream;

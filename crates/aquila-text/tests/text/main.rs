@@ -3,6 +3,7 @@
 mod bound;
 mod chat_template;
 mod generator;
+mod parts;
 mod pieces;
 mod sampling;
 mod stop;

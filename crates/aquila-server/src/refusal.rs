@@ -59,6 +59,17 @@ impl Refusal {
         Self { param: Some(param), ..Self::invalid(message) }
     }
 
+    /// The same, where the parameter is a field of the object `outer`.
+    pub fn within(self, outer: &str) -> Self {
+        match self.param {
+            Some(param) if !param.starts_with(outer) => {
+                let message = format!("{outer}.{}", self.message);
+                Self { param: Some(format!("{outer}.{param}")), message, ..self }
+            }
+            _ => self,
+        }
+    }
+
     /// A key that is missing or wrong.
     pub fn unauthorized() -> Self {
         let message = "wrong or missing API key: send `Authorization: Bearer KEY` or `x-api-key: \
@@ -96,6 +107,13 @@ impl Refusal {
     pub fn unknown_route(method: &str, path: &str) -> Self {
         let message = format!("unknown route: {method} {path}");
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).code("unknown_url")
+    }
+
+    /// A path of an API that needs another kind of model.
+    pub fn unsupported_route(path: &str, why: &str) -> Self {
+        let message = format!("{path}: {why}");
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
+            .code("unsupported_endpoint")
     }
 
     /// A path that is asked for in another way.

@@ -47,17 +47,9 @@ const fn off(name: &'static str) -> Unserved {
     but(name, &["false"])
 }
 
-/// Settings that constrain the text, in SGLang's words.
-pub(crate) const GRAMMARS: &[Unserved] = &[
-    never("json_schema"),
-    never("regex"),
-    never("ebnf"),
-    never("structural_tag"),
-    never("stop_regex"),
-];
-
 /// Fields of all three bodies.
 pub(crate) const EVERYWHERE: &[Unserved] = &[
+    never("stop_regex"),
     never("lora_path"),
     never("custom_logit_processor"),
     never("session_params"),
@@ -93,7 +85,6 @@ pub(crate) const OPENAI: &[Unserved] = &[
     off("return_routed_experts"),
     but("routed_experts_start_len", &["0"]),
     off("return_cached_tokens_details"),
-    off("return_spec_tokens_details"),
     off("return_meta_info"),
     off("return_token_ids"),
     off("return_tokens_as_token_ids"),
@@ -107,11 +98,6 @@ pub(crate) const OPENAI: &[Unserved] = &[
     never("allowed_token_ids"),
     never("bad_words"),
     never("logits_processors"),
-    never("guided_json"),
-    never("guided_regex"),
-    never("guided_choice"),
-    never("guided_grammar"),
-    never("structured_outputs"),
     never("kv_transfer_params"),
     never("vllm_xargs"),
 ];
@@ -129,11 +115,10 @@ pub(crate) const CHAT: &[Unserved] = &[
     never("suffix"),
     never("functions"),
     but("function_call", &["\"none\"", "\"auto\""]),
-    but("parallel_tool_calls", &["true"]),
     but("modalities", &["\"text\""]),
     never("audio"),
     never("reasoning"),
-    never("reasoning_effort"),
+    but("reasoning_effort", &["\"none\""]),
     but("verbosity", &["\"medium\""]),
     never("web_search_options"),
     never("chat_template"),
@@ -169,8 +154,6 @@ pub(crate) const WITHOUT_EFFECT: &[&str] = &[
     "log_metrics",
     "no_logs",
     "external_trace_header",
-    "separate_reasoning",
-    "stream_reasoning",
     "spaces_between_special_tokens",
     "guided_decoding_backend",
     "stream_interval",

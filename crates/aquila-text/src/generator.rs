@@ -115,6 +115,10 @@ impl Generator {
 
     /// Checks settings, with the defaults for what they leave out.
     pub fn check(&self, params: SamplingParams) -> Result<CheckedParams, GenerateError> {
+        if params.grammar.is_some() {
+            let why = "grammars are not supported yet".into();
+            return Err(ParamError { name: "grammar".into(), why }.into());
+        }
         let checked = params.or(&self.defaults).check(&self.eos)?;
         if self.tokenizer.is_none() && !checked.stop.is_empty() {
             return Err(GenerateError::NoTokenizer);
@@ -159,7 +163,10 @@ impl Generator {
         let mut ids = Vec::with_capacity(params.n as usize);
         for choice in 0..params.n {
             let listener = Box::new(TextListener {
-                stream: self.tokenizer.as_ref().map(|t| t.stream(params.skip_special_tokens)),
+                stream: self.tokenizer.as_ref().map(|tokenizer| {
+                    let shown = params.shown_special_tokens.clone();
+                    tokenizer.stream_showing(params.skip_special_tokens, shown)
+                }),
                 stops: params.stop.matcher(),
                 stop_strings: params.stop.clone(),
                 stop_ids: params.limits.stop_ids.clone(),

@@ -28,7 +28,7 @@ pub use chat::ChatTemplate;
 pub use error::{Error, Result};
 pub use generator::{AnswerSink, Delta, End, GenerateError, Generator, Prompt, spec_fields};
 pub use parts::{AnswerParser, Part, ReasoningFormat, ToolCallFormat};
-pub use sampling_params::{CheckedParams, ParamError, SamplingParams, speculation};
+pub use sampling_params::{CheckedParams, GrammarSpec, ParamError, SamplingParams, speculation};
 pub use stop::{Piece, StopMatcher, StopStrings};
 pub use stream::TextStream;
 pub use tokenizer::Tokenizer;

@@ -20,6 +20,23 @@ pub struct ParamError {
     pub why: String,
 }
 
+/// What an answer must be.
+#[derive(Debug, Clone, PartialEq)]
+pub enum GrammarSpec {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that a schema allows.
+    JsonSchema(Value),
+    /// A regular expression.
+    Regex(String),
+    /// A grammar in SGLang's EBNF.
+    Ebnf(String),
+    /// One of these strings.
+    Choice(Vec<String>),
+    /// A grammar in llguidance's Lark form.
+    Lark(String),
+}
+
 /// Sampling settings; what is `None` was left out.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SamplingParams {
@@ -59,6 +76,8 @@ pub struct SamplingParams {
     pub top_logprobs: Option<usize>,
     /// Whether to report log-probabilities of the prompt's tokens.
     pub prompt_logprobs: Option<bool>,
+    /// What the answer must be.
+    pub grammar: Option<GrammarSpec>,
 }
 
 /// The keys, in the order in which they are documented.
@@ -117,6 +136,8 @@ pub struct CheckedParams {
     pub priority: Option<i64>,
     /// Whether special tokens are no part of the text.
     pub skip_special_tokens: bool,
+    /// Special tokens that are part of it all the same; callers set them.
+    pub shown_special_tokens: Vec<u32>,
 }
 
 macro_rules! take_default {
@@ -130,7 +151,7 @@ impl SamplingParams {
     pub fn or(self, defaults: &SamplingParams) -> SamplingParams {
         take_default!(self, defaults, max_tokens min_tokens temperature top_p top_k min_p seed stop
             stop_token_ids ignore_eos repetition_penalty presence_penalty frequency_penalty
-            logit_bias n logprobs top_logprobs prompt_logprobs)
+            logit_bias n logprobs top_logprobs prompt_logprobs grammar)
     }
 
     /// Reads the keys of a JSON object; an unknown key or a value of the wrong type is an error.
@@ -302,6 +323,7 @@ impl SamplingParams {
             speculation: Speculation::Free,
             priority: None,
             skip_special_tokens: true,
+            shown_special_tokens: Vec::new(),
         })
     }
 }

@@ -120,7 +120,7 @@ async fn wrong_method(State(app): State<Shared>, request: Request) -> Refusal {
 }
 
 /// Reads a body that nobody wants, so that the connection can be used again.
-async fn read_past(app: &Shared, request: Request) -> Result<(), Refusal> {
+pub(crate) async fn read_past(app: &Shared, request: Request) -> Result<(), Refusal> {
     body::read(request, app).await.map(drop)
 }
 

@@ -90,6 +90,11 @@ impl AnswerParser {
         }
     }
 
+    /// Whether the text so far ends within reasoning.
+    pub fn in_reasoning(&self) -> bool {
+        self.reasoning.as_ref().is_some_and(ReasoningParser::is_inside)
+    }
+
     /// Ends the text, and adds what was held back.
     pub fn finish(&mut self, out: &mut Vec<Part>) {
         let answer = self.reasoning.as_mut().map(|reasoning| reasoning.finish(out));

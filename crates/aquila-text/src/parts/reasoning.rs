@@ -60,6 +60,11 @@ impl ReasoningParser {
         Self { state: State::Start { opened }, held: String::new() }
     }
 
+    /// Whether the text so far ends within reasoning.
+    pub fn is_inside(&self) -> bool {
+        matches!(self.state, State::Start { opened: true } | State::Inside { .. })
+    }
+
     /// Takes a piece; reasoning goes to `out`, and text of the answer is returned.
     pub fn push(&mut self, text: &str, out: &mut Vec<Part>) -> String {
         self.held.push_str(text);

@@ -2,6 +2,10 @@
 
 use super::call_body::{CallBody, Progress};
 use super::{Part, held_for, push_text};
+use crate::ChatTemplate;
+
+/// How the templates of Llama 3 tell the model to write a call.
+const LLAMA3_WORDS: &str = "\"parameters\": dictionary";
 
 /// How a family of models writes calls of tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,17 +34,12 @@ impl ToolCallFormat {
         Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, format)| *format)
     }
 
-    /// The format that a chat template asks its model for, where it shows one.
-    pub fn of_template(template: &str) -> Option<Self> {
-        if template.contains("<tool_call>") {
-            Some(Self::Hermes)
-        } else if template.contains("[TOOL_CALLS]") {
-            Some(Self::Mistral)
-        } else if template.contains("<|python_tag|>") || template.contains("\"parameters\"") {
-            Some(Self::Llama3)
-        } else {
-            None
-        }
+    /// The format that chat templates ask their model for, where they show one.
+    pub fn of_template(template: &ChatTemplate) -> Option<Self> {
+        let shows = |mark: &str| template.sources().any(|source| source.contains(mark));
+        let formats = [Self::Hermes, Self::Mistral, Self::Llama3];
+        let marked = formats.into_iter().find(|format| shows(format.marker()));
+        marked.or_else(|| shows(LLAMA3_WORDS).then_some(Self::Llama3))
     }
 
     /// The format that models of this `model_type` are trained on, where the template shows none.

@@ -64,6 +64,7 @@ fn median(rows: &[Vec<f32>], sampling: &Sampling, history: &History, top: Option
                 position,
                 choice: 0,
                 banned: &[],
+                allowed: None,
                 top_logprobs: top,
                 given: None,
             };

@@ -216,6 +216,11 @@ fn write_prefilled(writer: &mut Writer, prefilled: &Prefilled) {
             writer.u8(3);
             writer.text(why);
         }
+        FinishReason::Stop(StopCause::Grammar) => writer.u8(4),
+        FinishReason::GrammarFailed(why) => {
+            writer.u8(5);
+            writer.text(why);
+        }
     });
     writer.list(prompt, write_token);
     let TokenRows { from, hidden_states, routed_experts } = rows;
@@ -239,6 +244,8 @@ fn read_prefilled(reader: &mut Reader<'_>) -> Option<Prefilled> {
                 1 => FinishReason::Stop(StopCause::Listener),
                 2 => FinishReason::Length,
                 3 => FinishReason::Abort(reader.text()?),
+                4 => FinishReason::Stop(StopCause::Grammar),
+                5 => FinishReason::GrammarFailed(reader.text()?),
                 _ => return None,
             })
         })?,
@@ -275,5 +282,7 @@ fn read_token(reader: &mut Reader<'_>) -> Option<Token> {
         id: reader.u32()?,
         logprob: reader.option(|reader| reader.u32().map(f32::from_bits))?,
         top: reader.list(8, |reader| Some((reader.u32()?, f32::from_bits(reader.u32()?))))?,
+        // What is handed over was chosen at the end of a prompt.
+        drafted: None,
     })
 }

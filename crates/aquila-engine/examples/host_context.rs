@@ -318,6 +318,10 @@ impl Backend for Null {
         Ok(())
     }
 
+    fn reports_trees(&self) -> bool {
+        false
+    }
+
     /// One draft of each tree is right.
     fn outputs(
         &self,

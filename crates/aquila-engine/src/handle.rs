@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::config::EngineConfig;
 use crate::error::SubmitError;
-use crate::executor::RowWidths;
+use crate::executor::{Profile, RowWidths};
 use crate::request::{Request, RequestId};
 use crate::scheduler::Priorities;
 use crate::scheduler::Scheduler;
@@ -37,8 +37,7 @@ pub struct EngineHandle {
 
 struct Shared {
     config: EngineConfig,
-    vocabulary: usize,
-    row_widths: RowWidths,
+    profile: Profile,
     algorithm: Option<&'static str>,
     overlaps: bool,
     priorities: Priorities,
@@ -58,8 +57,7 @@ impl EngineHandle {
         let (commands, inbox) = mpsc::channel();
         let shared = Shared {
             config: engine.config().clone(),
-            vocabulary: engine.vocabulary(),
-            row_widths: engine.row_widths(),
+            profile: engine.profile.clone(),
             algorithm: engine.algorithm(),
             overlaps: engine.overlaps(),
             priorities: engine.priorities(),
@@ -80,7 +78,7 @@ impl EngineHandle {
     /// Takes a request, or says why not.
     pub fn submit(&self, request: Request) -> Result<RequestId, SubmitError> {
         let config = &self.shared.config;
-        request.check(self.shared.vocabulary, config, self.shared.priorities)?;
+        request.check(&self.shared.profile, config, self.shared.priorities)?;
         if self.shared.closing.load(Ordering::Acquire) {
             return Err(SubmitError::ShuttingDown);
         }
@@ -125,14 +123,24 @@ impl EngineHandle {
         &self.shared.config
     }
 
+    /// Whether requests may have grammars.
+    pub fn follows_grammars(&self) -> bool {
+        self.shared.profile.grammars
+    }
+
     /// The size of the model's vocabulary.
     pub fn vocabulary(&self) -> usize {
-        self.shared.vocabulary
+        self.shared.profile.vocabulary
     }
 
     /// How wide the rows are that requests may get.
     pub fn row_widths(&self) -> RowWidths {
-        self.shared.row_widths
+        self.shared.profile.row_widths
+    }
+
+    /// Whether requests may get the trees that are verified for them.
+    pub fn reports_trees(&self) -> bool {
+        self.shared.profile.draft_trees
     }
 
     /// The name of the algorithm that drafts, if one does.

@@ -25,7 +25,7 @@ mod stats;
 mod times;
 mod transfer;
 
-pub use aquila_compute::round::{HostRows, Returned};
+pub use aquila_compute::round::{HostRows, Node as TreeNode, Returned, VerifiedTree};
 pub use budget::{Budget, BudgetError, BudgetLine, available_memory};
 pub use config::{ConfigError, EngineConfig};
 pub use engine_pair::{Alter, EnginePair};

@@ -1,6 +1,8 @@
 //! Who hears the tokens of a request.
 
-use aquila_compute::round::HostRows;
+use std::num::NonZeroU8;
+
+use aquila_compute::round::{HostRows, VerifiedTree};
 use aquila_spec::SpecStats;
 
 /// A token of an answer or of a prompt, with what was asked about it.
@@ -12,6 +14,9 @@ pub struct Token {
     pub logprob: Option<f32>,
     /// The most likely tokens at its place, best first, where asked for.
     pub top: Vec<(u32, f32)>,
+    /// How deep in its round's tree it was drafted, where it was an accepted draft; none for the
+    /// target's own choice: a bonus token, or any token of plain decoding.
+    pub drafted: Option<NonZeroU8>,
 }
 
 /// What a listener says to the tokens that it was given.
@@ -36,6 +41,12 @@ pub trait Listener: Send {
         drop(tokens);
     }
 
+    /// The tree that a round verified, if asked for; called before the tokens that the round
+    /// yielded.
+    fn tree(&mut self, tree: Box<VerifiedTree>) {
+        drop(tree);
+    }
+
     /// The next tokens of the answer, in order, at least one.
     fn tokens(&mut self, tokens: &[Token]) -> Verdict;
 
@@ -50,6 +61,8 @@ pub enum StopCause {
     Token(u32),
     /// The listener's verdict, as for a stop string.
     Listener,
+    /// Its grammar, which allows nothing more.
+    Grammar,
 }
 
 /// Why a request ended.
@@ -61,6 +74,18 @@ pub enum FinishReason {
     Length,
     /// The request was given up; the text says why.
     Abort(String),
+    /// What its grammar allows next cannot be found out; the text says why.
+    GrammarFailed(String),
+}
+
+impl FinishReason {
+    /// Why there is no whole answer, where there is none.
+    pub fn failure(&self) -> Option<&str> {
+        match self {
+            FinishReason::Stop(_) | FinishReason::Length => None,
+            FinishReason::Abort(why) | FinishReason::GrammarFailed(why) => Some(why),
+        }
+    }
 }
 
 /// What a request took.

@@ -1,13 +1,15 @@
 //! What is asked of the engine.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use aquila_compute::round::Returned;
+use aquila_compute::round::{Grammar, Returned};
 use aquila_compute::sampling::Sampling;
 use aquila_kv::Namespace;
 
 use crate::config::EngineConfig;
 use crate::error::{PromptBound, ReturnedKind, SubmitError};
+use crate::executor::Profile;
 use crate::listener::Listener;
 use crate::scheduler::Priorities;
 use crate::transfer::Transfer;
@@ -59,6 +61,8 @@ pub struct Request {
     pub family: Option<u64>,
     /// When the answer ends.
     pub limits: Limits,
+    /// What the answer must be like.
+    pub grammar: Option<Arc<dyn Grammar>>,
     /// How many of the most likely tokens to report with each token, if log-probabilities are
     /// wanted at all.
     pub logprobs: Option<usize>,
@@ -68,6 +72,8 @@ pub struct Request {
     pub returned: Returned,
     /// The first token whose rows are reported.
     pub returned_from: usize,
+    /// Whether to report the trees that are verified for it.
+    pub draft_trees: bool,
     /// Whose cached prefixes may be used.
     pub namespace: Namespace,
     /// Whether tokens may be drafted for it.
@@ -93,10 +99,12 @@ impl Request {
             choice: 0,
             family: None,
             limits: Limits { max_tokens, ..Limits::default() },
+            grammar: None,
             logprobs: None,
             prompt_logprobs: None,
             returned: Returned::default(),
             returned_from: 0,
+            draft_trees: false,
             namespace: Namespace::default(),
             speculation: Speculation::Free,
             priority: None,
@@ -109,10 +117,14 @@ impl Request {
     /// Refuses what no round could serve.
     pub(crate) fn check(
         &self,
-        vocabulary: usize,
+        profile: &Profile,
         config: &EngineConfig,
         priorities: Priorities,
     ) -> Result<(), SubmitError> {
+        let vocabulary = profile.vocabulary;
+        if self.grammar.is_some() && !profile.grammars {
+            return Err(SubmitError::NoGrammars);
+        }
         if self.priority.is_some() && priorities == Priorities::Refused {
             return Err(SubmitError::NoPriorities);
         }
@@ -121,6 +133,9 @@ impl Request {
         }
         if self.returned.routed_experts && !config.returned.routed_experts {
             return Err(SubmitError::NotReturned(ReturnedKind::RoutedExperts));
+        }
+        if self.draft_trees && !profile.draft_trees {
+            return Err(SubmitError::NoDraftTrees);
         }
         if self.prompt.is_empty() {
             return Err(SubmitError::EmptyPrompt);

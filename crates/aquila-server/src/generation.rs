@@ -15,6 +15,8 @@ pub(crate) struct GenerationSettings {
     pub stream: bool,
     pub show_special_tokens: bool,
     pub speculation: Speculation,
+    /// Whether a stream comes with the tree of each round.
+    pub draft_trees: bool,
     pub priority: Option<i64>,
     /// The name by which the client may abort the request.
     pub name: Option<String>,
@@ -28,7 +30,7 @@ impl GenerationSettings {
     /// The settings as the engine needs them. `usual` is the most tokens of an answer where neither
     /// the request nor the server says, if the API has a number of its own; the prompt came as
     /// `param`.
-    pub fn check(
+    pub async fn check(
         &self,
         app: &App,
         usual: Option<usize>,
@@ -36,16 +38,25 @@ impl GenerationSettings {
     ) -> Result<CheckedParams, Refusal> {
         let mut params = self.params.clone();
         params.max_tokens = params.max_tokens.or(app.settings.default_max_tokens).or(usual);
-        params.grammar = self.constraint.as_ref().map(|constraint| constraint.spec.clone());
-        let checked = app.generator.check(params).map_err(|error| match (error, &self.constraint) {
+        let checked = match &self.constraint {
+            None => app.generator.check(params),
+            Some(constraint) => {
+                params.grammar = Some(constraint.spec.clone());
+                let generator = app.generator.clone();
+                // A grammar may take long to compile, and must keep nobody waiting.
+                let checking = tokio::task::spawn_blocking(move || generator.check(params)).await;
+                checking.map_err(|_| Refusal::failed("the grammar could not be compiled"))?
+            }
+        };
+        let mut params = checked.map_err(|error| match (error, &self.constraint) {
             (GenerateError::Param(error), Some(constraint)) if error.name == "grammar" => {
                 Refusal::param(constraint.field, error.why)
             }
             (error, _) => Refusal::of(error, param),
-        });
-        let mut params = checked?;
+        })?;
         params.skip_special_tokens = !self.show_special_tokens;
         params.speculation = self.speculation;
+        params.draft_trees = self.draft_trees;
         params.priority = self.priority;
         Ok(params)
     }

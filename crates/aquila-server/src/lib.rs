@@ -13,6 +13,7 @@
 //! - [`CorpusFolder`]: the files that clients may name as corpora
 //! - `body`, `intake`: bodies, and the memory and threads that they may take
 //! - `fields`, `unserved`, `prompts`, `json`, `refusal`: what comes in, and how it is refused
+//! - `draft_round`: how the tokens of a stream came, and the trees that were verified
 //! - `returned`: room for hidden states and routed experts, until they are sent
 //! - [`RequestMemory`]: what all that may take
 //! - [`Keys`], [`AllowedOrigins`] and [`Tls`]: who may ask, from where, and unheard by others
@@ -38,6 +39,7 @@ mod corpus;
 mod corpus_file;
 mod cors;
 mod disaggregation;
+mod draft_round;
 mod error;
 mod fields;
 mod generation;

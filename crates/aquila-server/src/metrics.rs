@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use aquila_engine::{DraftingState, FinishReason, Snapshot};
+use aquila_engine::{DraftingState, Snapshot};
 use aquila_spec::{Shape, SpecStats};
 use aquila_text::End;
 
@@ -124,7 +124,7 @@ impl Stopwatch {
         if self.counts_prompt {
             metrics.prompt_tokens.fetch_add(end.usage.prompt_tokens as u64, Relaxed);
         }
-        if matches!(end.reason, FinishReason::Abort(_)) {
+        if end.reason.failure().is_some() {
             metrics.aborted.fetch_add(1, Relaxed);
             return;
         }

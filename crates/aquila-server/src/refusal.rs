@@ -181,6 +181,7 @@ impl Refusal {
                 SubmitError::QueueFull(_) => Self::busy(error.to_string()),
                 SubmitError::ShuttingDown => Self::shutting_down(),
                 SubmitError::PromptTooLong { .. } => Self::too_long(param, error.to_string()),
+                SubmitError::NoGrammars => Self::invalid(error.to_string()),
                 SubmitError::NoPriorities => {
                     Self { param: Some("priority".into()), ..Self::invalid(error.to_string()) }
                 }
@@ -191,6 +192,7 @@ impl Refusal {
                     };
                     Self::param(param, error)
                 }
+                SubmitError::NoDraftTrees => Self::param("return_draft_trees", error),
                 SubmitError::EmptyPrompt | SubmitError::InvalidToken { .. } => {
                     Self { param: Some(param.into()), ..Self::invalid(error.to_string()) }
                 }

@@ -52,6 +52,9 @@ impl RequestGuards {
     /// Why an answer that ended like this is no answer; an abort that the client asked for leaves
     /// it one.
     pub fn failure(&self, answer: usize, reason: &FinishReason) -> Option<Refusal> {
+        if let FinishReason::GrammarFailed(why) = reason {
+            return Some(Refusal::invalid(why.clone()));
+        }
         let FinishReason::Abort(why) = reason else { return None };
         if self.guards[self.prompts[answer]].was_aborted() {
             return None;

@@ -106,6 +106,10 @@ impl Decoding {
         Some(decoding)
     }
 
+    pub(crate) fn is_byte_level(&self) -> bool {
+        self.each.is_empty() && matches!(self.joining, Joining::ByteLevel)
+    }
+
     pub(crate) fn is_whole(&self) -> bool {
         matches!(self.joining, Joining::Whole)
     }

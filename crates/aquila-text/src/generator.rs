@@ -1,18 +1,19 @@
 //! Text in, text out, over an engine that knows only tokens.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use aquila_compute::round::Grammar;
 use aquila_engine::{
     EngineHandle, FinishReason, Listener, Outcome, RequestId, StopCause, SubmitError, Token,
-    TokenRows, Transfer, Usage, Verdict,
+    TokenRows, Transfer, Usage, Verdict, VerifiedTree,
 };
 
 use aquila_spec::SpecStats;
 
 use crate::sampling_params::{CheckedParams, ParamError, SamplingParams};
-use crate::{StopMatcher, StopStrings, TextStream, Tokenizer};
+use crate::{GrammarCompiler, GrammarSpec, StopMatcher, StopStrings, TextStream, Tokenizer};
 
 /// What is asked for: a text, or its tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,6 +51,8 @@ pub struct Delta {
     pub tokens: Vec<Token>,
     /// The text that they made certain; it may lag behind the tokens. Empty without a tokenizer.
     pub text: String,
+    /// The tree that the tokens come from, if it was asked for and a round verified one.
+    pub tree: Option<Box<VerifiedTree>>,
 }
 
 /// How one answer ended.
@@ -89,6 +92,8 @@ pub struct Generator {
     eos: Arc<[u32]>,
     defaults: Arc<SamplingParams>,
     families: Arc<AtomicU64>,
+    /// Compiles grammars, from the first one on; or why it cannot.
+    grammars: Arc<OnceLock<Result<GrammarCompiler, String>>>,
 }
 
 impl Generator {
@@ -100,7 +105,9 @@ impl Generator {
         defaults: SamplingParams,
     ) -> Self {
         let families = Arc::new(AtomicU64::new(0));
-        Self { engine, tokenizer, eos: eos.into(), defaults: Arc::new(defaults), families }
+        let grammars = Arc::default();
+        let (eos, defaults) = (eos.into(), Arc::new(defaults));
+        Self { engine, tokenizer, eos, defaults, families, grammars }
     }
 
     /// The engine below.
@@ -115,15 +122,22 @@ impl Generator {
 
     /// Checks settings, with the defaults for what they leave out.
     pub fn check(&self, params: SamplingParams) -> Result<CheckedParams, GenerateError> {
-        if params.grammar.is_some() {
-            let why = "grammars are not supported yet".into();
-            return Err(ParamError { name: "grammar".into(), why }.into());
-        }
-        let checked = params.or(&self.defaults).check(&self.eos)?;
+        let params = params.or(&self.defaults);
+        let mut checked = params.check(&self.eos)?;
+        checked.grammar = params.grammar.map(|spec| self.compile(&spec)).transpose()?;
         if self.tokenizer.is_none() && !checked.stop.is_empty() {
             return Err(GenerateError::NoTokenizer);
         }
         Ok(checked)
+    }
+
+    fn compile(&self, spec: &GrammarSpec) -> Result<Arc<dyn Grammar>, GenerateError> {
+        let tokenizer = self.tokenizer.as_ref().ok_or(GenerateError::NoTokenizer)?;
+        let logits = self.engine.vocabulary();
+        let compiler =
+            self.grammars.get_or_init(|| GrammarCompiler::new(tokenizer, logits, &self.eos));
+        let compiled = compiler.as_ref().map_err(Clone::clone).and_then(|c| c.compile(spec));
+        Ok(compiled.map_err(|why| ParamError { name: "grammar".into(), why })?)
     }
 
     /// The tokens of a prompt.
@@ -173,6 +187,7 @@ impl Generator {
                 min_tokens: params.limits.min_tokens,
                 heard: 0,
                 stopped: None,
+                tree: None,
                 sink: sink(choice),
             });
             let mut request = params.request(prompt.clone(), choice, family, deadline, listener);
@@ -198,6 +213,8 @@ struct TextListener {
     min_tokens: usize,
     heard: usize,
     stopped: Option<usize>,
+    /// The tree that the next tokens come from.
+    tree: Option<Box<VerifiedTree>>,
     sink: Box<dyn AnswerSink>,
 }
 
@@ -225,6 +242,10 @@ impl Listener for TextListener {
         self.sink.prompt(tokens);
     }
 
+    fn tree(&mut self, tree: Box<VerifiedTree>) {
+        self.tree = Some(tree);
+    }
+
     fn tokens(&mut self, tokens: &[Token]) -> Verdict {
         let mut text = String::new();
         let mut kept = 0;
@@ -238,7 +259,8 @@ impl Listener for TextListener {
                 break;
             }
         }
-        let delta = Delta { tokens: tokens[..kept].to_vec(), text };
+        let tree = self.tree.take();
+        let delta = Delta { tokens: tokens[..kept].to_vec(), text, tree };
         if !self.sink.delta(delta) {
             return Verdict::Abort("nobody listens any more".into());
         }

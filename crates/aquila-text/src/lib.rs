@@ -9,6 +9,7 @@
 //! - [`ChatTemplate`]: a conversation into a prompt
 //! - [`AnswerParser`]: reasoning, text and tool calls of an answer, told apart
 //! - [`SamplingParams`]: settings as users write them, checked
+//! - [`GrammarSpec`] and [`GrammarCompiler`]: what an answer must be like
 //! - [`Generator`]: text in, text out, over an engine that knows only tokens
 
 mod bound;
@@ -17,6 +18,7 @@ mod decoding;
 mod error;
 mod folder;
 mod generator;
+mod grammar;
 mod parts;
 mod pieces;
 mod sampling_params;
@@ -27,8 +29,9 @@ mod tokenizer;
 pub use chat::ChatTemplate;
 pub use error::{Error, Result};
 pub use generator::{AnswerSink, Delta, End, GenerateError, Generator, Prompt, spec_fields};
+pub use grammar::{GrammarCompiler, GrammarSpec};
 pub use parts::{AnswerParser, Part, ReasoningFormat, ToolCallFormat};
-pub use sampling_params::{CheckedParams, GrammarSpec, ParamError, SamplingParams, speculation};
+pub use sampling_params::{CheckedParams, ParamError, SamplingParams, speculation};
 pub use stop::{Piece, StopMatcher, StopStrings};
 pub use stream::TextStream;
 pub use tokenizer::Tokenizer;

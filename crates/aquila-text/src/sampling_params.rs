@@ -2,13 +2,15 @@
 //!
 //! A key left out takes the command's default, then the model's, then ours.
 
+use std::sync::Arc;
 use std::time::Instant;
 
+use aquila_compute::round::Grammar;
 use aquila_compute::sampling::Sampling;
 use aquila_engine::{Limits, Request, Returned, Speculation};
 use serde_json::{Map, Value};
 
-use crate::StopStrings;
+use crate::{GrammarSpec, StopStrings};
 
 /// A setting that cannot be used: which, what it was, and why.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -18,23 +20,6 @@ pub struct ParamError {
     pub name: String,
     /// What is wrong with its value.
     pub why: String,
-}
-
-/// What an answer must be.
-#[derive(Debug, Clone, PartialEq)]
-pub enum GrammarSpec {
-    /// Any JSON object.
-    JsonObject,
-    /// JSON that a schema allows.
-    JsonSchema(Value),
-    /// A regular expression.
-    Regex(String),
-    /// A grammar in SGLang's EBNF.
-    Ebnf(String),
-    /// One of these strings.
-    Choice(Vec<String>),
-    /// A grammar in llguidance's Lark form.
-    Lark(String),
 }
 
 /// Sampling settings; what is `None` was left out.
@@ -76,12 +61,12 @@ pub struct SamplingParams {
     pub top_logprobs: Option<usize>,
     /// Whether to report log-probabilities of the prompt's tokens.
     pub prompt_logprobs: Option<bool>,
-    /// What the answer must be.
+    /// What the answer must be like.
     pub grammar: Option<GrammarSpec>,
 }
 
 /// The keys, in the order in which they are documented.
-const KEYS: [&str; 18] = [
+const KEYS: [&str; 21] = [
     "max_tokens",
     "temperature",
     "top_p",
@@ -100,6 +85,9 @@ const KEYS: [&str; 18] = [
     "logprobs",
     "top_logprobs",
     "prompt_logprobs",
+    "json_schema",
+    "regex",
+    "ebnf",
 ];
 
 /// The most answers to one prompt.
@@ -130,6 +118,8 @@ pub struct CheckedParams {
     pub returned: Returned,
     /// The first token whose rows are reported; callers set it from the request itself.
     pub returned_from: usize,
+    /// Whether to report the trees that are verified; callers set it from the request itself.
+    pub draft_trees: bool,
     /// Whether tokens may be drafted; callers set it from the request itself.
     pub speculation: Speculation,
     /// How important the answer is; callers set it from the request itself.
@@ -138,6 +128,8 @@ pub struct CheckedParams {
     pub skip_special_tokens: bool,
     /// Special tokens that are part of it all the same; callers set them.
     pub shown_special_tokens: Vec<u32>,
+    /// What the answer must be like.
+    pub grammar: Option<Arc<dyn Grammar>>,
 }
 
 macro_rules! take_default {
@@ -205,9 +197,25 @@ impl SamplingParams {
             "logprobs" => self.logprobs = Some(truth()?),
             "top_logprobs" => self.top_logprobs = Some(count()?),
             "prompt_logprobs" => self.prompt_logprobs = Some(truth()?),
+            "json_schema" => self.set_grammar(key, GrammarSpec::JsonSchema(schema(value)?))?,
+            "regex" | "ebnf" => {
+                let text = value.as_str().ok_or_else(|| wrong("a string"))?.to_owned();
+                let spec = if key == "regex" { GrammarSpec::Regex } else { GrammarSpec::Ebnf };
+                self.set_grammar(key, spec(text))?;
+            }
             _ => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// Sets what the answer must be like, which came as `key`; an answer is held by one grammar.
+    pub fn set_grammar(&mut self, key: &str, spec: GrammarSpec) -> Result<(), ParamError> {
+        if self.grammar.is_some() {
+            let why = "an answer cannot be held by two grammars: leave one out";
+            return Err(ParamError { name: key.into(), why: why.into() });
+        }
+        self.grammar = Some(spec);
+        Ok(())
     }
 
     /// What `generation_config.json` says about sampling; a value of the wrong type is an error.
@@ -320,10 +328,12 @@ impl SamplingParams {
             prompt_logprobs: self.prompt_logprobs.unwrap_or(false).then_some(top),
             returned: Returned::default(),
             returned_from: 0,
+            draft_trees: false,
             speculation: Speculation::Free,
             priority: None,
             skip_special_tokens: true,
             shown_special_tokens: Vec::new(),
+            grammar: None,
         })
     }
 }
@@ -344,16 +354,33 @@ impl CheckedParams {
             choice,
             family,
             limits: self.limits.clone(),
+            grammar: self.grammar.clone(),
             logprobs: self.logprobs,
             // One answer reports on the prompt that all of them share.
             prompt_logprobs: self.prompt_logprobs.filter(|_| choice == 0),
             returned: self.returned,
             returned_from: self.returned_from,
+            draft_trees: self.draft_trees,
             speculation: self.speculation,
             priority: self.priority,
             deadline,
             ..Request::new(prompt, 0, listener)
         }
+    }
+}
+
+/// A JSON schema: an object, true or false, or a string that holds one.
+fn schema(value: &Value) -> Result<Value, ParamError> {
+    let parsed = match value {
+        Value::String(text) => serde_json::from_str(text).map_err(|e| ParamError {
+            name: "json_schema".into(),
+            why: format!("is not JSON: {e}"),
+        })?,
+        other => other.clone(),
+    };
+    match parsed {
+        Value::Object(_) | Value::Bool(_) => Ok(parsed),
+        _ => Err(wrong("json_schema", "a JSON schema, which is an object", value)),
     }
 }
 

@@ -256,11 +256,13 @@ impl<'a> Life<'a> {
             choice: random.below(3) as u32,
             stop_ids: (0..random.below(3)).map(|_| token(random)).collect(),
             min_tokens: random.below(6),
+            grammar: None,
             prompt,
             longest: setting.longest.min(prompt + 1 + random.below(30)),
             logprobs: told(random),
             prompt_logprobs: told(random),
             returned: Returned { hidden_states: random.below(4) == 0, routed_experts: false },
+            draft_trees: false,
             limits,
             sampling,
         }

@@ -107,11 +107,13 @@ fn rounds(
             choice: 0,
             stop_ids: Vec::new(),
             min_tokens: 0,
+            grammar: None,
             prompt: PROMPT,
             longest: STRIDE,
             logprobs: None,
             prompt_logprobs: None,
             returned: Returned::default(),
+            draft_trees: false,
             limits,
         };
         let tokens = (0..PROMPT as u32).collect();

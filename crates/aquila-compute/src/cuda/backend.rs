@@ -580,6 +580,10 @@ impl Backend for CudaBackend {
         from.time_until(to)
     }
 
+    fn follows_grammars(&self) -> bool {
+        false
+    }
+
     fn state(&self, bounds: StateBounds) -> Result<CudaState> {
         CudaState::new(&self.device, bounds)
     }
@@ -667,6 +671,11 @@ impl Backend for CudaBackend {
         rows: &mut CudaRows,
     ) -> Result<()> {
         state.keep_states(&self.device, &self.kernels, layer, kept, rows)
+    }
+
+    fn reports_trees(&self) -> bool {
+        // The records that the host reads have no nodes.
+        false
     }
 
     fn outputs(

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::layers::KeptLayout;
-use super::{DraftGroup, HostRows, RequestParams, Shape, Verify};
+use super::{DraftGroup, HostRows, Node, RequestParams, Shape, Verify};
 use crate::sampling::Choice;
 
 /// What a state must have room for.
@@ -201,15 +201,30 @@ pub struct RequestOutput {
     pub hidden_states: HostRows<f32>,
     /// The experts of the same rows.
     pub routed_experts: HostRows<u32>,
+    /// The tree that was verified; none where not asked for.
+    pub tree: Option<Box<VerifiedTree>>,
+}
+
+/// A tree, and what of it was accepted.
+#[derive(Debug, Clone, PartialEq)]
+pub struct VerifiedTree {
+    /// Parents before children; node 0 is the bonus token of the round before.
+    pub nodes: Vec<Node>,
+    /// The nodes on the accepted path, the root first. The text may end before the last of them.
+    pub accepted: Vec<usize>,
 }
 
 /// What ended a text by the request's own rules.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
     /// This stop token.
     Token(u32),
     /// It is as long as it may become.
     Length,
+    /// Its grammar allows nothing more.
+    Grammar,
+    /// What its grammar allows next cannot be found out, for this reason.
+    GrammarFailed(String),
 }
 
 /// What a policy learns of a request's row of a round, beside how many drafts were right.

@@ -11,6 +11,7 @@
 //!   runs it as it is.
 //! - [`Shape`], [`Tree`], [`Growth`], [`prune_to_rows`]: draft trees.
 //! - [`Candidates`], [`SamplingContext`]: what a draft proposes after a token.
+//! - [`Grammar`], [`GrammarState`]: which tokens may follow.
 //! - [`accept`], [`Verify`], [`Simulate`]: which drafts the target confirms.
 //! - [`Kept`]: which rows of a round are kept, and where they belong.
 //! - [`ReturnedRows`], [`HostRows`]: rows of the target that a request gets, on the backend and on
@@ -23,6 +24,7 @@ mod accept;
 mod batch;
 mod compaction;
 mod draft_tree;
+mod grammar;
 #[cfg(feature = "known-bugs")]
 mod known_bugs;
 mod layers;
@@ -43,10 +45,11 @@ mod verify;
 pub use accept::{Accepted, accept};
 pub use batch::{
     Admitted, Batch, BatchRow, DraftFeedback, Ended, ExtendRows, Extent, PassRows, RequestOutput,
-    RowWork, StateBounds, TableChange, TreeLimits,
+    RowWork, StateBounds, TableChange, TreeLimits, VerifiedTree,
 };
 pub use compaction::Kept;
 pub use draft_tree::{Growth, Node, Tree};
+pub use grammar::{Grammar, GrammarState};
 pub use layers::KeptLayout;
 pub use params::{DraftGroup, DraftLimits, MOST_DRAFT_GROUPS, RequestParams, Returned, TreeRows};
 pub use proposal::{Candidates, DraftQuery, SamplingContext};

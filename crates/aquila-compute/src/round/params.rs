@@ -1,6 +1,8 @@
 //! What a request queries of every round, and what a draft keeps for it.
 
-use super::{Shape, Verify};
+use std::sync::Arc;
+
+use super::{Grammar, Shape, Verify};
 use crate::sampling::Sampling;
 
 /// Keys and values that a draft keeps for its rows.
@@ -95,6 +97,8 @@ pub struct RequestParams {
     pub stop_ids: Vec<u32>,
     /// Tokens of the answer before which none of those may be chosen.
     pub min_tokens: usize,
+    /// What the answer must be like.
+    pub grammar: Option<Arc<dyn Grammar>>,
     /// Tokens of the prompt.
     pub prompt: usize,
     /// Tokens of prompt and answer together that end it.
@@ -105,6 +109,8 @@ pub struct RequestParams {
     pub prompt_logprobs: Option<usize>,
     /// What it gets of the rows of its tokens.
     pub returned: Returned,
+    /// Whether it gets the trees that are verified for it.
+    pub draft_trees: bool,
     /// What may be drafted for it.
     pub limits: DraftLimits,
 }

@@ -42,6 +42,7 @@ impl<'a> SamplingContext<'a> {
             position: (self.tokens + path.len()) as u32,
             choice: self.choice,
             banned: if path.len() < self.banned_depths { self.banned } else { &[] },
+            allowed: None,
             top_logprobs: None,
             given: None,
         }

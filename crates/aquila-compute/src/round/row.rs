@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use super::grammar::GrammarRow;
 use super::sequence::SequenceState;
 use super::{Candidates, Growth, RequestOutput, RowWork, Shape, Tree, Verify, Weighted};
 use crate::sampling::{Choice, Weights};
@@ -98,6 +99,31 @@ impl RoundRow {
                     (0..tree.len()).rev().find(|&at| tree.nodes()[at].depth < self.shape.steps());
                 tree.add(deepest.unwrap_or(0), tree.nodes()[0].token, 0.0);
             }
+        }
+    }
+
+    /// Takes from a tree that was given what the grammar does not allow. Tokens that must come next
+    /// need no draft: they are the tree where a draft would not go further.
+    pub fn keep_to(&mut self, grammar: &mut GrammarRow) {
+        let Work::Verify { tree } = &mut self.work else { return };
+        if !grammar.guides_drafts() {
+            return;
+        }
+        grammar.prune(tree);
+        let steps = self.shape.steps();
+        if steps == 0 {
+            return;
+        }
+        let forced = grammar.forced();
+        let drafted = match self.seed {
+            Some(_) => steps,
+            None => 1 + tree.nodes().iter().map(|node| node.depth).max().unwrap_or(0),
+        };
+        if forced.len() >= drafted {
+            self.seed = None;
+            *tree = Tree::root(tree.nodes()[0].token);
+            let chain = forced.iter().take(steps);
+            chain.fold(0, |parent, &token| tree.add(parent, token, 1.0));
         }
     }
 

@@ -5,10 +5,13 @@
 
 use std::sync::Arc;
 
+use super::grammar::GrammarRow;
 use super::paused_drafts::Paused;
-use super::{Admitted, Candidates, DraftGroup, Ended, RequestParams, SamplingContext, Verify};
+use super::{
+    Admitted, Candidates, DraftGroup, DraftQuery, Ended, RequestParams, SamplingContext, Verify,
+};
 use crate::ForwardPlan;
-use crate::sampling::{Choice, History};
+use crate::sampling::{Choice, History, TokenSet};
 
 /// A request's row of the state.
 #[derive(Debug)]
@@ -18,6 +21,7 @@ pub(super) struct SequenceState {
     pub tokens: Vec<u32>,
     /// What penalties count; kept only if there are any.
     pub history: History,
+    pub grammar: Option<GrammarRow>,
     /// The slots of its rows in each group, committed ones first, then room.
     pub tables: Vec<Vec<u32>>,
     /// How many slots of each group's table the plans of that group have.
@@ -44,6 +48,8 @@ impl SequenceState {
             history = History::of_prompt(&tokens[..params.prompt]);
             tokens[params.prompt..].iter().for_each(|&token| history.push(token));
         }
+        let grammar = params.grammar.clone();
+        let grammar = grammar.map(|grammar| GrammarRow::new(grammar, &tokens[params.prompt..]));
         let groups = params.groups();
         let mut rows = vec![matched; groups];
         let (mut extended, mut seed) = (0, TakeOnce::Empty);
@@ -60,6 +66,7 @@ impl SequenceState {
             params,
             tokens,
             history,
+            grammar,
             tables: vec![Vec::new(); groups],
             placed: vec![0; groups],
             rows,
@@ -86,22 +93,44 @@ impl SequenceState {
         }
     }
 
-    /// What is asked of a draft: what the target would choose, what it would most likely choose,
-    /// or a draw, as the verification needs.
-    pub fn draft_context(&self) -> SamplingContext<'_> {
+    /// What the grammar allows after `path`, which it was asked about.
+    pub fn allowed(&self, path: &[u32]) -> Option<&TokenSet> {
+        self.grammar.as_ref()?.allowed(path)
+    }
+
+    /// Finds out what the grammar allows a draft after `path`, where drafts keep to it.
+    pub fn ask_for_draft(&mut self, path: &[u32]) {
+        if let Some(grammar) = self.grammar.as_mut().filter(|grammar| grammar.guides_drafts()) {
+            grammar.ask(path);
+        }
+    }
+
+    /// What is asked of a draft about row `row`, after `path` below the bonus: what the target
+    /// would choose, what it would most likely choose, or a draw, as the verification needs.
+    pub fn draft_query<'a>(&'a self, path: &'a [u32], row: usize) -> DraftQuery<'a> {
         let params = &*self.params;
-        SamplingContext {
+        let context = SamplingContext {
             sampling: params.draft_sampling.as_ref().unwrap_or(&params.sampling),
             drawn: params.limits.verify == Verify::Rejection,
             ..self.context()
-        }
+        };
+        let mut query = context.draft(path, row);
+        query.query.allowed = self.allowed(path);
+        query
     }
 
     /// Takes tokens of the answer until its own rules end it; the others are dropped.
     pub fn take(&mut self, tokens: &mut Vec<Choice>) -> Option<Ended> {
         let mut ended = None;
         let mut taken = 0;
+        let first = self.tokens.len();
         for &Choice { token, .. } in tokens.iter() {
+            if let Some(grammar) = &self.grammar
+                && let Some(why) = grammar.failure(&self.tokens[first..])
+            {
+                ended = Some(Ended::GrammarFailed(why.into()));
+                break;
+            }
             self.tokens.push(token);
             if self.params.sampling.has_penalties() {
                 self.history.push(token);
@@ -109,6 +138,8 @@ impl SequenceState {
             taken += 1;
             if self.params.stop_ids.contains(&token) {
                 ended = Some(Ended::Token(token));
+            } else if self.grammar.as_mut().is_some_and(|grammar| grammar.take(token)) {
+                ended = Some(Ended::Grammar);
             } else if self.tokens.len() >= self.params.longest {
                 ended = Some(Ended::Length);
             }
@@ -117,6 +148,7 @@ impl SequenceState {
             }
         }
         tokens.truncate(taken);
+        self.grammar.iter_mut().for_each(GrammarRow::forget);
         self.ended = ended.is_some();
         ended
     }

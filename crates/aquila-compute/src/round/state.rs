@@ -210,12 +210,15 @@ impl RoundState {
 
     /// What is asked about the last row of each request whose tree is to begin behind it, and how
     /// many candidates.
-    pub fn seed_queries(&self) -> (Vec<DraftQuery<'_>>, usize) {
+    pub fn seed_queries(&mut self) -> (Vec<DraftQuery<'_>>, usize) {
+        for extending in self.extending.iter().filter(|extending| extending.seed) {
+            self.sequences[extending.place].as_mut().expect("it runs").ask_for_draft(&[]);
+        }
         let mut queries = Vec::new();
         let mut count = 1;
         for extending in self.extending.iter().filter(|extending| extending.seed) {
             let sequence = self.sequences[extending.place].as_ref().expect("it runs");
-            queries.push(sequence.draft_context().draft(&[], queries.len()));
+            queries.push(sequence.draft_query(&[], queries.len()));
             count = count.max(sequence.params.limits.candidates);
         }
         (queries, count)
@@ -259,19 +262,26 @@ impl RoundState {
             }
         }
         for row in &mut self.rows {
+            let sequence = self.sequences[row.place].as_mut().expect("it runs");
+            if let Some(grammar) = &mut sequence.grammar {
+                row.keep_to(grammar);
+            }
             row.draft = row.seed.take().map(|seed| DraftTree::start(&seed, row.shape));
         }
     }
 
     /// What is asked about each row of the level of trees that was planned last, and how many
     /// candidates.
-    pub fn level_queries(&self) -> (Vec<DraftQuery<'_>>, usize) {
+    pub fn level_queries(&mut self) -> (Vec<DraftQuery<'_>>, usize) {
+        for (row, path) in &self.level {
+            self.sequences[self.rows[*row].place].as_mut().expect("it runs").ask_for_draft(path);
+        }
         let drafted = self.rows.iter().filter(|row| row.draft.is_some());
         let count = drafted.map(|row| row.shape.topk()).max().unwrap_or(1);
         let mut queries = Vec::with_capacity(self.level.len());
         for (output, (row, path)) in self.level.iter().enumerate() {
             let sequence = self.sequences[self.rows[*row].place].as_ref().expect("it runs");
-            queries.push(sequence.draft_context().draft(path, output));
+            queries.push(sequence.draft_query(path, output));
         }
         (queries, count)
     }

@@ -7,7 +7,7 @@ use super::sequence::SequenceState;
 use super::state::RoundState;
 use super::{
     Accepted, Coins, DraftFeedback, Ended, RequestOutput, SamplingContext, Simulate,
-    SimulatedRound, Tree, accept,
+    SimulatedRound, Tree, VerifiedTree, accept,
 };
 use crate::AttentionSpan;
 use crate::sampling::{Choice, SampleQuery, Weights};
@@ -73,7 +73,8 @@ impl RoundState {
 
     /// What is asked about the target's logits, in the order of its outputs: the rows for which a
     /// token is chosen, then those for which distributions are wanted.
-    pub fn sample_queries(&self) -> (Vec<SampleQuery<'_>>, Vec<SampleQuery<'_>>) {
+    pub fn sample_queries(&mut self) -> (Vec<SampleQuery<'_>>, Vec<SampleQuery<'_>>) {
+        self.ask_grammars();
         let (mut chosen, mut weighed) = (Vec::new(), Vec::new());
         let mut output = 0;
         for row in &self.rows {
@@ -91,6 +92,7 @@ impl RoundState {
                                 None => sequence.params.logprobs,
                             },
                             given,
+                            allowed: sequence.allowed(&[]).filter(|_| given.is_none()),
                             ..context.after(&[], output)
                         });
                         output += 1;
@@ -98,9 +100,11 @@ impl RoundState {
                 }
                 Work::Verify { tree } => {
                     for _ in 0..tree.len() {
+                        let path = &self.paths[output];
                         queries.push(SampleQuery {
                             top_logprobs: sequence.params.logprobs,
-                            ..context.after(&self.paths[output], output)
+                            allowed: sequence.allowed(path),
+                            ..context.after(path, output)
                         });
                         output += 1;
                     }
@@ -108,6 +112,20 @@ impl RoundState {
             }
         }
         (chosen, weighed)
+    }
+
+    /// Finds out what grammars allow at the outputs of the target's pass.
+    fn ask_grammars(&mut self) {
+        let mut output = 0;
+        for row in &self.rows {
+            let sequence = self.sequences[row.place].as_mut().expect("it runs");
+            let outputs = row.outputs();
+            if let Some(grammar) = &mut sequence.grammar {
+                let paths = &self.paths[output..output + outputs];
+                paths.iter().for_each(|path| grammar.ask(path));
+            }
+            output += outputs;
+        }
     }
 
     /// Hands in the answers.
@@ -162,12 +180,17 @@ impl RoundState {
                     kept.path(&accepted.path[..tokens.len()], slots, row.first_row);
                     sequence.rows[0] += tokens.len();
                     sequence.rounds += u64::from(sequence.params.drafts());
+                    let told = sequence.params.draft_trees.then(|| {
+                        let nodes = tree.nodes().to_vec();
+                        Box::new(VerifiedTree { nodes, accepted: accepted.path.clone() })
+                    });
                     RequestOutput {
                         proposed: tree.len() - 1,
                         correct: accepted.correct(),
                         feedback: feedback(tree, &accepted),
                         tokens,
                         ended,
+                        tree: told,
                         ..RequestOutput::default()
                     }
                 }

@@ -63,7 +63,7 @@ fn token(logits: &[f32], query: &SampleQuery<'_>) -> u32 {
     let values = adjusted(logits, query);
     if sampling.is_greedy() {
         let best = best_first(&values).first().copied();
-        return best.unwrap_or_else(|| lowest_allowed(query.banned, logits.len()));
+        return best.unwrap_or_else(|| lowest_allowed(query, logits.len()));
     }
     let values: Vec<f32> = values.iter().map(|&l| scaled(l, sampling.temperature)).collect();
     let kept = filtered(&values, sampling);
@@ -73,7 +73,7 @@ fn token(logits: &[f32], query: &SampleQuery<'_>) -> u32 {
     };
     kept.into_iter()
         .reduce(|a, b| if (score(b), a) > (score(a), b) { b } else { a })
-        .unwrap_or_else(|| lowest_allowed(query.banned, logits.len()))
+        .unwrap_or_else(|| lowest_allowed(query, logits.len()))
 }
 
 /// What a draft offers after one row; see [`super::topk_candidates`].
@@ -113,7 +113,7 @@ pub fn filtered_probs(logits: &[f32], query: &SampleQuery<'_>) -> Weights {
     let values: Vec<f32> = values.iter().map(|&l| scaled(l, query.sampling.temperature)).collect();
     let kept = filtered(&values, query.sampling);
     let Some(&best) = kept.first() else {
-        return Weights::certain(lowest_allowed(query.banned, logits.len()));
+        return Weights::certain(lowest_allowed(query, logits.len()));
     };
     let max = values[best as usize];
     Weights::new(kept.into_iter().map(|v| (v, weight(values[v as usize] - max))).collect())
@@ -136,7 +136,8 @@ fn adjusted(logits: &[f32], query: &SampleQuery<'_>) -> Vec<f32> {
         for (_, bias) in s.logit_bias.iter().filter(|(t, _)| *t == v) {
             *l += bias;
         }
-        if l.is_nan() || query.banned.contains(&v) {
+        let allowed = query.allowed.is_none_or(|allowed| allowed.contains(v));
+        if l.is_nan() || query.banned.contains(&v) || !allowed {
             *l = f32::NEG_INFINITY;
         }
     }
@@ -191,6 +192,9 @@ pub(crate) fn min_p_floor(min_p: f32) -> f64 {
 }
 
 /// The answer where no token is possible.
-pub(super) fn lowest_allowed(banned: &[u32], tokens: usize) -> u32 {
-    (0..tokens as u32).find(|v| !banned.contains(v)).unwrap_or(0)
+pub(super) fn lowest_allowed(query: &SampleQuery<'_>, tokens: usize) -> u32 {
+    let grammar = |v: &u32| query.allowed.is_none_or(|allowed| allowed.contains(*v));
+    let mut allowed = (0..tokens as u32).filter(grammar);
+    let first = allowed.next().unwrap_or(0);
+    [first].into_iter().chain(allowed).find(|v| !query.banned.contains(v)).unwrap_or(first)
 }

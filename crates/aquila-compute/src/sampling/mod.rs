@@ -1,6 +1,6 @@
 //! From logits to a token: one rule for greedy and sampled requests.
 //!
-//! Logits go through penalties, bias, bans, temperature, top-k, top-p and min-p, in that order;
+//! Logits go through penalties, bias, bans, a grammar, temperature, top-k, top-p and min-p, in that order;
 //! the token at position t is the argmax of what is left plus [`noise::gumbel`]`(seed, choice, t, v)`,
 //! ties to the lowest id. That is a sample of the filtered softmax which depends on nothing but
 //! seed, choice index, position and logits. At temperature 0 there is no noise and no filter.
@@ -15,6 +15,7 @@ mod history;
 mod params;
 mod penalties;
 mod row;
+mod token_set;
 mod top_k_top_p;
 mod weight;
 mod widest_vectors;
@@ -22,6 +23,7 @@ mod widest_vectors;
 pub use history::History;
 pub use params::Sampling;
 pub use row::{choose, filtered_probs, topk_candidates};
+pub use token_set::TokenSet;
 
 /// What is asked about one row of logits.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +42,8 @@ pub struct SampleQuery<'a> {
     pub choice: u32,
     /// Tokens that may not be chosen, such as end-of-text before `min_tokens`.
     pub banned: &'a [u32],
+    /// The tokens that a grammar allows, if there is one.
+    pub allowed: Option<&'a TokenSet>,
     /// How many of the most likely tokens to report, if log-probabilities are wanted at all.
     pub top_logprobs: Option<usize>,
     /// Report on this token instead of choosing one (for log-probabilities of a prompt).
@@ -49,7 +53,8 @@ pub struct SampleQuery<'a> {
 /// A chosen token, and what was asked about it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
-    /// The token. Where every token is impossible or banned, the lowest id that is not banned.
+    /// The token. Where every token is impossible or forbidden, the lowest id that the grammar
+    /// allows and no ban forbids.
     pub token: u32,
     /// Its log-probability under the model alone, before penalties and filters, where asked for;
     /// minus infinity for a token that the model excludes.

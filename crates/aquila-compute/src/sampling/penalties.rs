@@ -1,4 +1,4 @@
-//! What changes single logits before anything compares them: penalties, bias, bans.
+//! What changes single logits before anything compares them: penalties, bias, bans, grammars.
 //!
 //! A copy of the row is made only where something changes it.
 
@@ -9,9 +9,10 @@ pub fn is_needed(query: &SampleQuery<'_>) -> bool {
     query.sampling.has_penalties()
         || !query.sampling.logit_bias.is_empty()
         || !query.banned.is_empty()
+        || query.allowed.is_some()
 }
 
-/// The row as penalties, bias and bans leave it.
+/// The row as penalties, bias, bans and the grammar leave it.
 pub fn adjust(logits: &[f32], query: &SampleQuery<'_>, out: &mut Vec<f32>) {
     out.clear();
     out.extend_from_slice(logits);
@@ -28,6 +29,9 @@ pub fn adjust(logits: &[f32], query: &SampleQuery<'_>, out: &mut Vec<f32>) {
         if let Some(l) = out.get_mut(token as usize) {
             *l = f32::NEG_INFINITY;
         }
+    }
+    if let Some(allowed) = query.allowed {
+        allowed.restrict(out);
     }
 }
 

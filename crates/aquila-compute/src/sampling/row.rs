@@ -64,7 +64,7 @@ impl Scratch {
     /// The token alone; `raw_max` is the largest logit where `maxima` holds those of `logits`.
     fn token(&mut self, logits: &[f32], query: &SampleQuery<'_>, raw_max: Option<f32>) -> u32 {
         match self.prepare(logits, query, raw_max) {
-            Field::Nothing => lowest_allowed(query.banned, logits.len()),
+            Field::Nothing => lowest_allowed(query, logits.len()),
             Field::Greedy(first, _) => first,
             Field::Row(race, max) => race.over_row(self.row(logits, query, max)).token,
             Field::Keys(race) => race.over_keys(&self.keys).token,
@@ -111,7 +111,7 @@ impl Scratch {
     /// The distribution of which the token is a sample: see [`filtered_probs`].
     fn filtered_probs(&mut self, logits: &[f32], query: &SampleQuery<'_>) -> Weights {
         match self.prepare(logits, query, None) {
-            Field::Nothing => Weights::certain(lowest_allowed(query.banned, logits.len())),
+            Field::Nothing => Weights::certain(lowest_allowed(query, logits.len())),
             Field::Greedy(first, _) => Weights::certain(first),
             Field::Row(race, max) => {
                 let row = self.row(logits, query, max);

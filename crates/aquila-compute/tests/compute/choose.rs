@@ -1,7 +1,8 @@
 //! What is chosen, and what is reported about it.
 
 use aquila_compute::sampling::{
-    Choice, History, SampleQuery, Sampling, choose, definition, filtered_probs, topk_candidates,
+    Choice, History, SampleQuery, Sampling, TokenSet, choose, definition, filtered_probs,
+    topk_candidates,
 };
 use proptest::prelude::*;
 
@@ -13,6 +14,7 @@ struct Case {
     output: Vec<u32>,
     path: Vec<u32>,
     banned: Vec<u32>,
+    allowed: Option<TokenSet>,
     position: u32,
     choice: u32,
     top_logprobs: Option<usize>,
@@ -39,6 +41,7 @@ impl Case {
             position: self.position,
             choice: self.choice,
             banned: &self.banned,
+            allowed: self.allowed.as_ref(),
             top_logprobs: self.top_logprobs,
             given: self.given,
         };
@@ -163,6 +166,25 @@ fn where_nothing_is_possible_the_lowest_allowed_token_wins() {
         assert_eq!(case.token(&[]), 0);
         assert!(case.on(&[f32::NAN; 3]).top.is_empty());
     }
+}
+
+#[test]
+fn a_grammar_leaves_what_it_allows() {
+    let logits: Vec<f32> = (0..100).map(|token| token as f32 / 25.0).collect();
+    let allowed = || Some([2, 31, 32, 70].into_iter().collect());
+    let mut case = Case { allowed: allowed(), ..Case::greedy() };
+    assert_eq!(case.token(&logits), 70);
+    case.banned = vec![70];
+    assert_eq!(case.token(&logits), 32);
+    case.sampling.logit_bias = vec![(99, 100.0), (31, 5.0)];
+    assert_eq!(case.token(&logits), 31);
+    let case = Case { allowed: allowed(), ..Case::sampled(1.0) };
+    assert_eq!(case.support(&logits), [2, 31, 32, 70]);
+    // Where the model excludes all of them, or bans do, the lowest of them is taken.
+    let mut case = Case { allowed: allowed(), ..Case::greedy() };
+    assert_eq!(case.token(&[f32::NEG_INFINITY; 100]), 2);
+    case.banned = vec![2, 31, 32, 70];
+    assert_eq!(case.token(&logits), 2);
 }
 
 #[test]
@@ -331,7 +353,7 @@ fn arbitrary_case() -> impl Strategy<Value = Case> {
         arbitrary_sampling(),
         (tokens(20), tokens(20), tokens(5)),
         prop_oneof![Just(Vec::new()), tokens(300)],
-        (any::<u32>(), 0u32..4),
+        (any::<u32>(), 0u32..4, proptest::option::of(tokens(300))),
         proptest::option::of(0usize..30),
         proptest::option::weighted(0.1, 0u32..700),
     )
@@ -341,6 +363,7 @@ fn arbitrary_case() -> impl Strategy<Value = Case> {
             output: seen.1,
             path: seen.2,
             banned,
+            allowed: at.2.map(|tokens| tokens.into_iter().collect()),
             position: at.0,
             choice: at.1,
             top_logprobs,

@@ -79,6 +79,7 @@ fn draw(logits: &[f32], sampling: &Sampling, draws: u32) -> Vec<u64> {
             position: i / 21,
             choice: i / 7 % 3,
             banned: &[],
+            allowed: None,
             top_logprobs: None,
             given: None,
         };
@@ -231,6 +232,7 @@ fn successive_samples_are_independent() {
             position,
             choice,
             banned: &[],
+            allowed: None,
             top_logprobs: None,
             given: None,
         };

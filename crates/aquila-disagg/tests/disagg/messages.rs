@@ -47,7 +47,12 @@ fn token() -> impl Strategy<Value = Token> {
     let logprob =
         prop_oneof![Just(None), any::<f32>().prop_map(Some), Just(Some(f32::NEG_INFINITY))];
     let top = proptest::collection::vec((any::<u32>(), -1e9_f32..0.0), 0..4);
-    (any::<u32>(), logprob, top).prop_map(|(id, logprob, top)| Token { id, logprob, top })
+    (any::<u32>(), logprob, top).prop_map(|(id, logprob, top)| Token {
+        id,
+        logprob,
+        top,
+        drafted: None,
+    })
 }
 
 fn reason() -> impl Strategy<Value = Option<FinishReason>> {

@@ -36,6 +36,10 @@ pub struct Profile {
     pub declaration: Option<Declaration>,
     /// How wide the rows are that requests may get.
     pub row_widths: RowWidths,
+    /// Whether it keeps to grammars.
+    pub grammars: bool,
+    /// Whether requests may get the trees that are verified for them.
+    pub draft_trees: bool,
     /// The stores of keys and values of each group, the target's first.
     pub kv: Vec<Vec<KvShape>>,
 }

@@ -52,6 +52,9 @@ impl<B: Backend> Executor for ModelExecutor<B> {
             vocabulary: self.runner.vocabulary(),
             declaration: self.runner.declaration().cloned(),
             row_widths: self.runner.row_widths(),
+            // Pretended acceptance does not look at what may be chosen.
+            grammars: self.runner.follows_grammars() && self.config.simulate.is_none(),
+            draft_trees: self.runner.reports_trees(),
             kv: self.runner.kv_shapes(),
         }
     }

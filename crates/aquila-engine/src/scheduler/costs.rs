@@ -12,7 +12,7 @@ use aquila_spec::policy::{CostTable, Fixed, Policy, Timed, Timing};
 
 use crate::config::EngineConfig;
 use crate::error::{Error, Result};
-use crate::listener::{FinishReason, Listener, Outcome, Token, Verdict};
+use crate::listener::{Listener, Outcome, Token, Verdict};
 use crate::request::{Request, RequestId};
 use crate::scheduler::Scheduler;
 use crate::scheduler::report::{REPORT_EVERY, Report};
@@ -156,7 +156,7 @@ impl Listener for Ignored {
     }
 
     fn finished(self: Box<Self>, outcome: Outcome) {
-        if let FinishReason::Abort(why) = outcome.reason {
+        if let Some(why) = outcome.reason.failure() {
             tracing::trace!("a request of a measurement ended: {why}");
         }
     }

@@ -41,10 +41,8 @@ impl HandingOver {
 
     /// The request was given up.
     pub fn fail(self, reason: &FinishReason) {
-        match reason {
-            FinishReason::Abort(why) => self.to.failed(why),
-            _ => self.to.failed("the request ended before its prompt was processed"),
-        }
+        let early = "the request ended before its prompt was processed";
+        self.to.failed(reason.failure().unwrap_or(early));
     }
 }
 

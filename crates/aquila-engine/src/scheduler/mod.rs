@@ -206,7 +206,7 @@ impl Scheduler {
 
     /// Takes a request, or says why not.
     pub fn submit(&mut self, request: Request) -> std::result::Result<RequestId, SubmitError> {
-        request.check(self.vocabulary(), &self.config, self.priorities)?;
+        request.check(&self.profile, &self.config, self.priorities)?;
         if self.waiting.len() >= self.config.max_queued_requests {
             return Err(SubmitError::QueueFull(self.waiting.len()));
         }

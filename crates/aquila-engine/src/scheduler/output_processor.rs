@@ -11,6 +11,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
 
+use aquila_compute::round::VerifiedTree;
+
 use crate::error::panic_text;
 use crate::listener::{FinishReason, Listener, Outcome, StopCause, Token, Usage, Verdict};
 use crate::request::RequestId;
@@ -42,6 +44,8 @@ enum Message {
     Open(RequestId, Box<dyn Listener>),
     /// The prompt's tokens.
     Prompt(RequestId, Vec<Token>),
+    /// The tree that the tokens after it come from.
+    Tree(RequestId, Box<VerifiedTree>),
     /// Tokens of an answer that goes on.
     Tokens(RequestId, Vec<Token>),
     /// The last tokens of an answer.
@@ -117,6 +121,11 @@ impl OutputProcessor {
         self.tell(Message::Prompt(request, tokens));
     }
 
+    /// Hands out the tree that the tokens after it come from.
+    pub fn tree(&mut self, request: RequestId, tree: Box<VerifiedTree>) {
+        self.tell(Message::Tree(request, tree));
+    }
+
     /// Hands out tokens of an answer that goes on.
     pub fn tokens(&mut self, request: RequestId, tokens: Vec<Token>) {
         self.tell(Message::Tokens(request, tokens));
@@ -185,6 +194,11 @@ impl Processor {
             Message::Prompt(request, tokens) => {
                 let listener = self.listeners.get_mut(&request)?;
                 let heard = catch_unwind(AssertUnwindSafe(|| listener.prompt(tokens)));
+                (request, heard.err().map(|panic| Verdict::Abort(panic_text(&panic))))
+            }
+            Message::Tree(request, tree) => {
+                let listener = self.listeners.get_mut(&request)?;
+                let heard = catch_unwind(AssertUnwindSafe(|| listener.tree(tree)));
                 (request, heard.err().map(|panic| Verdict::Abort(panic_text(&panic))))
             }
             Message::Tokens(request, tokens) => {

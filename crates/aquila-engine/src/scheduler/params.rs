@@ -30,11 +30,13 @@ pub(crate) fn params_of(
         choice: request.choice,
         stop_ids: request.limits.stop_ids.clone(),
         min_tokens: request.limits.min_tokens,
+        grammar: request.grammar.clone(),
         prompt,
         longest: longest.min(prompt.saturating_add(request.limits.max_tokens)),
         logprobs: request.logprobs,
         prompt_logprobs: request.prompt_logprobs,
         returned: request.returned,
+        draft_trees: request.draft_trees,
         limits,
     }
 }

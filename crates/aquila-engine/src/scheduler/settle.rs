@@ -5,6 +5,7 @@
 //! and nothing of it leaves the engine.
 
 use std::collections::HashMap;
+use std::num::NonZeroU8;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
@@ -260,12 +261,13 @@ impl Scheduler {
         state.keep_rows(sequence.committed(TARGET), rows, &mut output);
         self.cache.commit(sequence, TARGET, rows);
         self.stats.prompt_tokens.fetch_add(rows as u64, Relaxed);
-        state.prompt_tokens.extend(output.prompt.into_iter().map(token_of));
+        state.prompt_tokens.extend(output.prompt.drain(..).map(token_of));
         if !last {
             return None;
         }
         if state.is_fresh() && state.params.prompt_logprobs.is_some() {
-            let first = Token { id: state.tokens[0], logprob: None, top: Vec::new() };
+            let id = state.tokens[0];
+            let first = Token { id, logprob: None, top: Vec::new(), drafted: None };
             let mut tokens = std::mem::take(&mut state.prompt_tokens);
             tokens.insert(0, first);
             if let Some(handing_over) = &mut state.handing_over {
@@ -279,7 +281,7 @@ impl Scheduler {
                 .ended
                 .map(|ended| Ending { reason: reason_of_end(ended), tokens: Vec::new() });
         }
-        hand_out(&mut self.outputs, state, output.tokens, output.ended)
+        hand_out(&mut self.outputs, state, output)
     }
 
     /// Hands out what is accepted of a tree and commits its rows.
@@ -295,7 +297,7 @@ impl Scheduler {
             state.last_round.drafts = Some((output.proposed, correct));
         }
         self.cache.commit(sequence, TARGET, tokens);
-        hand_out(&mut self.outputs, state, output.tokens, output.ended)
+        hand_out(&mut self.outputs, state, output)
     }
 
     /// Commits the rows that the draft of a request has made; offers a prompt that is read to the
@@ -328,10 +330,16 @@ pub(crate) struct Ending {
 fn hand_out(
     outputs: &mut OutputProcessor,
     state: &mut RequestState,
-    tokens: Vec<Choice>,
-    ended: Option<Ended>,
+    output: RequestOutput,
 ) -> Option<Ending> {
-    let tokens: Vec<Token> = tokens.into_iter().map(token_of).collect();
+    let RequestOutput { tokens, correct, ended, tree, .. } = output;
+    let mut tokens: Vec<Token> = tokens.into_iter().map(token_of).collect();
+    for (depth, token) in (1..).zip(tokens.iter_mut().take(correct)) {
+        token.drafted = NonZeroU8::new(depth);
+    }
+    if let Some(tree) = tree {
+        outputs.tree(state.id(), tree);
+    }
     state.tokens.extend(tokens.iter().map(|token| token.id));
     state.usage.completion_tokens += tokens.len();
     state.last_round.tokens = tokens.len();
@@ -345,12 +353,16 @@ fn hand_out(
 }
 
 fn token_of(choice: Choice) -> Token {
-    Token { id: choice.token, logprob: choice.logprob, top: choice.top }
+    Token { id: choice.token, logprob: choice.logprob, top: choice.top, drafted: None }
 }
 
 fn reason_of_end(ended: Ended) -> FinishReason {
     match ended {
         Ended::Token(id) => FinishReason::Stop(StopCause::Token(id)),
         Ended::Length => FinishReason::Length,
+        Ended::Grammar => FinishReason::Stop(StopCause::Grammar),
+        Ended::GrammarFailed(why) => {
+            FinishReason::GrammarFailed(format!("what the grammar allows next is unknown: {why}"))
+        }
     }
 }

@@ -45,9 +45,14 @@ fn heard(engine: &mut Scheduler, requests: &[(Vec<u32>, Ending)], change: Change
     all.into_iter().map(|heard| heard.lock().unwrap().clone()).collect()
 }
 
-/// What a user sees: the tokens with all that was asked about them, and why they ended.
+/// What a user sees: the tokens with all that was asked about them, and why they ended; how they
+/// came apart.
 fn seen(heard: &[Heard]) -> Vec<(Vec<Token>, FinishReason, usize)> {
-    let seen = |h: &Heard| (h.tokens.clone(), h.reason().clone(), h.usage().completion_tokens);
+    let plain = |token: &Token| Token { drafted: None, ..token.clone() };
+    let seen = |h: &Heard| {
+        let tokens = h.tokens.iter().map(plain).collect();
+        (tokens, h.reason().clone(), h.usage().completion_tokens)
+    };
     heard.iter().map(seen).collect()
 }
 

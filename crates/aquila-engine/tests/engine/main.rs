@@ -3,10 +3,12 @@
 mod costs;
 mod deferring;
 mod draft_rows;
+mod draft_trees;
 mod ends;
 mod eviction;
 mod executor;
 mod fairness;
+mod grammar;
 mod heads;
 mod load;
 mod mixed;

@@ -72,6 +72,7 @@ fn round(backend: &CpuBackend, scene: &mut Scene<CpuBackend>, plan: &ForwardPlan
             position: position + 1,
             choice: 0,
             banned: &[],
+            allowed: None,
             top_logprobs: None,
             given: None,
         })

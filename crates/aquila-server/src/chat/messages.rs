@@ -22,9 +22,8 @@ pub(crate) fn messages(messages: Vec<Value>) -> Result<Vec<Value>, Refusal> {
 
 fn plain(at: &str, mut message: Map<String, Value>) -> Result<Map<String, Value>, Refusal> {
     let role = message.get("role").and_then(Value::as_str).filter(|role| !role.is_empty());
-    let role = role.ok_or_else(|| {
-        Refusal::param(format!("{at}.role"), "must be a string such as `user`")
-    })?;
+    let role = role
+        .ok_or_else(|| Refusal::param(format!("{at}.role"), "must be a string such as `user`"))?;
     // OpenAI's newer name, which no template knows.
     let role = if role == "developer" { "system" } else { role };
     message.insert("role".into(), role.into());

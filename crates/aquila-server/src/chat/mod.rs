@@ -59,7 +59,7 @@ impl App {
         let calls = self.tool_calls;
         chat.settings.constraint = constraint(&chat, calls)?;
         let context = self.generator.engine().config().context_length;
-        let mut params = chat.settings.check(self, Some(context), param)?;
+        let mut params = chat.settings.check(self, Some(context), param).await?;
 
         let reasoning = self.settings.reasoning.filter(|_| chat.separate_reasoning);
         let callable = chat.tools.callable();

@@ -38,6 +38,7 @@ fn weights(path: &[u32], who: f32, sampling: &Sampling) -> Weights {
         position: 0,
         choice: 0,
         banned: &[],
+        allowed: None,
         top_logprobs: None,
         given: None,
     };

@@ -3,6 +3,7 @@
 mod bound;
 mod chat_template;
 mod generator;
+mod grammar;
 mod parts;
 mod pieces;
 mod sampling;

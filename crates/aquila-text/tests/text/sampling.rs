@@ -43,6 +43,7 @@ fn every_key_is_read() {
         logprobs: Some(true),
         top_logprobs: Some(6),
         prompt_logprobs: Some(true),
+        grammar: None,
     };
     assert_eq!(params(all_keys()), expected);
 }

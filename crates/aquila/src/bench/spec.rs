@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-use aquila_engine::{FinishReason, Times};
+use aquila_engine::Times;
 use aquila_spec::{Shape, SpecStats};
 use aquila_text::{AnswerSink, CheckedParams, Delta, End, Generator, Prompt, SamplingParams};
 use clap::Args;
@@ -306,7 +306,7 @@ impl Contender {
         let mut all: Vec<(usize, Heard, End)> = ended.iter().collect();
         all.sort_by_key(|(index, ..)| *index);
         for (_, _, end) in &all {
-            if let FinishReason::Abort(why) = &end.reason {
+            if let Some(why) = end.reason.failure() {
                 return Err(Error::Other(format!("{}: {why}", self.name)));
             }
             pass.spec.add(&end.usage.spec);

@@ -101,7 +101,7 @@ pub fn print(
         FinishReason::Stop(_) => None,
         FinishReason::Length => Some("cut at its longest".into()),
         FinishReason::Abort(_) if stopped => Some("stopped".into()),
-        FinishReason::Abort(why) => Some(why),
+        FinishReason::Abort(why) | FinishReason::GrammarFailed(why) => Some(why),
     };
     Ok(reply)
 }

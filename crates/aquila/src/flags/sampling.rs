@@ -92,6 +92,18 @@ pub struct SamplingFlags {
     /// Report log-probabilities of the prompt's tokens
     #[arg(long)]
     prompt_logprobs: bool,
+
+    /// Answers are JSON that this schema describes
+    #[arg(long, value_name = "JSON", conflicts_with_all = ["regex", "ebnf"])]
+    json_schema: Option<String>,
+
+    /// Answers are texts that this regular expression matches as a whole
+    #[arg(long, value_name = "REGEX", conflicts_with = "ebnf")]
+    regex: Option<String>,
+
+    /// Answers are texts of this grammar, which begin with its rule `root`
+    #[arg(long, value_name = "GRAMMAR")]
+    ebnf: Option<String>,
 }
 
 impl SamplingFlags {
@@ -116,7 +128,15 @@ impl SamplingFlags {
             logprobs: self.logprobs.then_some(true),
             top_logprobs: self.top_logprobs,
             prompt_logprobs: self.prompt_logprobs.then_some(true),
+            grammar: None,
         };
+        let grammars =
+            [("json_schema", &self.json_schema), ("regex", &self.regex), ("ebnf", &self.ebnf)];
+        for (key, text) in grammars {
+            if let Some(text) = text {
+                params.set(key, &text.as_str().into())?;
+            }
+        }
         if let Some(text) = &self.logit_bias {
             let wrong = |e| Error::Usage(format!("--logit-bias: not JSON: {e}"));
             params.set("logit_bias", &serde_json::from_str(text).map_err(wrong)?)?;

@@ -62,7 +62,7 @@ pub fn reason_name(reason: &FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop(_) => "stop",
         FinishReason::Length => "length",
-        FinishReason::Abort(_) => "abort",
+        FinishReason::Abort(_) | FinishReason::GrammarFailed(_) => "abort",
     }
 }
 
@@ -101,8 +101,8 @@ fn body(answer: &Answer, has_text: bool, logprobs: bool) -> Map<String, Value> {
     body.insert("token_ids".into(), answer.tokens.iter().map(|token| token.id).collect());
     body.insert("text".into(), if has_text { answer.text.clone().into() } else { Value::Null });
     body.insert("finish_reason".into(), reason_name(&answer.reason).into());
-    if let FinishReason::Abort(why) = &answer.reason {
-        body.insert("error".into(), why.clone().into());
+    if let Some(why) = answer.reason.failure() {
+        body.insert("error".into(), why.into());
     }
     if logprobs {
         body.insert("logprobs".into(), answer.tokens.iter().map(token).collect());

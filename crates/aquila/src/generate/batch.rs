@@ -5,7 +5,6 @@ use std::process::ExitCode;
 use std::sync::mpsc::channel;
 use std::time::Instant;
 
-use aquila_engine::FinishReason;
 use aquila_text::Generator;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
@@ -137,10 +136,8 @@ impl Batch {
         }
         let answers: Vec<Answer> = answers.drain(..).flatten().collect();
         self.bar.inc(*bytes);
-        let failure = answers.iter().find_map(|answer| match &answer.reason {
-            FinishReason::Abort(why) => Some(format!("id {id}: {why}")),
-            FinishReason::Stop(_) | FinishReason::Length => None,
-        });
+        let failure = answers.iter().find_map(|answer| answer.reason.failure());
+        let failure = failure.map(|why| format!("id {id}: {why}"));
         *slot = Slot::Ready(answer::line(id, &answers, self.has_text, *logprobs));
         if let Some(why) = failure {
             self.fail(why);

@@ -4,7 +4,6 @@ use std::io::{Write, stdout};
 use std::process::ExitCode;
 use std::sync::mpsc::{Sender, channel};
 
-use aquila_engine::FinishReason;
 use aquila_text::{AnswerSink, Delta, End, Generator, Prompt, SamplingParams};
 
 use super::answer::reason_name;
@@ -46,7 +45,7 @@ pub fn answer(generator: &Generator, prompt: &str, quiet: bool) -> Result<ExitCo
             }
             Event::End(end) => {
                 writeln!(out, "{}", end.text).map_err(failed)?;
-                if let FinishReason::Abort(why) = &end.reason {
+                if let Some(why) = end.reason.failure() {
                     notice(format_args!("aquila: {why}"));
                     return Ok(ExitCode::from(SOME_FAILED));
                 }

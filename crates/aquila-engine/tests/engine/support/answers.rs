@@ -75,7 +75,7 @@ pub fn answers(
     engine: &mut Scheduler,
     prompts: &[Vec<u32>],
     tokens: usize,
-    change: Change,
+    change: impl Fn(&mut Request, usize),
 ) -> Vec<Answer> {
     let submit = |(index, prompt): (usize, &Vec<u32>)| {
         let heard = Arc::new(Mutex::new(super::Heard::default()));

@@ -141,7 +141,14 @@ impl Executor for Simulated {
             groups: Vec::new(),
         });
         let row_widths = RowWidths::default();
-        Profile { vocabulary: VOCABULARY as usize, declaration, row_widths, kv: Vec::new() }
+        Profile {
+            vocabulary: VOCABULARY as usize,
+            declaration,
+            row_widths,
+            grammars: false,
+            draft_trees: false,
+            kv: Vec::new(),
+        }
     }
 
     fn run(&mut self, batch: ScheduledBatch) -> BatchOutput {

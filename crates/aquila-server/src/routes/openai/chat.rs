@@ -16,6 +16,7 @@ use crate::body;
 use crate::chat::{
     AnswerFormat, AnswerParts, Call, ChatAnswer, ChatRequest, Tool, ToolChoice, Tools, messages,
 };
+use crate::draft_round::{DraftRound, RoundReporter};
 use crate::fields::Fields;
 use crate::refusal::Refusal;
 use crate::routes::json as respond;
@@ -122,9 +123,11 @@ pub(crate) async fn chat(State(app): State<Shared>, request: Request) -> Result<
             parts: AnswerParts::new(&format, app.generator.tokenizer()),
         };
         let answers = std::iter::repeat_with(progress).take(params.n as usize).collect();
+        let rounds = RoundReporter::for_answers(&app, &params, params.n as usize);
         let name = head.id.clone();
         let usage = UsageReport::default();
-        let format = Chunks { app, head, params, include_usage, spec_details, answers, usage };
+        let format =
+            Chunks { app, head, params, include_usage, spec_details, answers, rounds, usage };
         return Ok(stream::respond(pieces, format, &name));
     }
     let answers = app.ask_for_all(prepared.asks, "messages").await?;
@@ -190,8 +193,10 @@ struct WholeFunction {
 impl Message {
     fn of(answer: ChatAnswer) -> Self {
         let ChatAnswer { reasoning, text, calls, .. } = answer;
-        let call = |Call { id, name, arguments }| {
-            WholeCall { id, r#type: "function", function: WholeFunction { name, arguments } }
+        let call = |Call { id, name, arguments }| WholeCall {
+            id,
+            r#type: "function",
+            function: WholeFunction { name, arguments },
         };
         let reasoning = Some(reasoning).filter(|reasoning| !reasoning.is_empty());
         Self {
@@ -257,6 +262,8 @@ struct Chunks {
     include_usage: bool,
     spec_details: bool,
     answers: Vec<Progress>,
+    /// Of each answer, where draft trees are asked for.
+    rounds: Vec<RoundReporter>,
     usage: UsageReport,
 }
 
@@ -290,6 +297,8 @@ struct ChunkChoice {
     finish_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Value::is_null")]
     matched_stop: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    draft_round: Option<DraftRound>,
 }
 
 #[derive(Serialize, Default)]
@@ -330,7 +339,10 @@ impl ChunkDelta {
             let (id, name) = named.unzip();
             let r#type = id.is_some().then_some("function");
             let function = ChunkFunction { name, arguments };
-            Self { tool_calls: Some([ChunkCall { index, id, r#type, function }]), ..Self::default() }
+            Self {
+                tool_calls: Some([ChunkCall { index, id, r#type, function }]),
+                ..Self::default()
+            }
         };
         match part {
             Part::Text(text) => Some(Self { content: Some(text), ..Self::default() }),
@@ -350,7 +362,14 @@ impl ChunkDelta {
 
 impl ChunkChoice {
     fn new(index: usize, delta: ChunkDelta) -> Self {
-        Self { index, delta, logprobs: None, finish_reason: None, matched_stop: Value::Null }
+        Self {
+            index,
+            delta,
+            logprobs: None,
+            finish_reason: None,
+            matched_stop: Value::Null,
+            draft_round: None,
+        }
     }
 }
 
@@ -369,30 +388,47 @@ impl Chunks {
         }
     }
 
-    /// Parts as chunks, the first with log-probabilities, if there are any.
-    fn parts(
-        &self,
-        index: usize,
-        parts: Vec<Part>,
-        mut logprobs: Option<ChatLogprobs>,
-        out: &mut EventWriter,
-    ) {
+    /// Parts as chunks, the first with what is known of the tokens.
+    fn parts(&self, index: usize, parts: Vec<Part>, mut known: Known, out: &mut EventWriter) {
         for delta in parts.into_iter().filter_map(|part| ChunkDelta::of(&self.app, part)) {
-            let choice =
-                ChunkChoice { logprobs: logprobs.take(), ..ChunkChoice::new(index, delta) };
-            out.event(&self.chunk(&[choice]));
+            out.event(&self.chunk(&[known.take().with(index, delta)]));
         }
-        if logprobs.is_some() {
+        if !known.is_empty() {
             let nothing = ChunkDelta { content: Some(String::new()), ..ChunkDelta::default() };
-            let choice = ChunkChoice { logprobs, ..ChunkChoice::new(index, nothing) };
-            out.event(&self.chunk(&[choice]));
+            out.event(&self.chunk(&[known.with(index, nothing)]));
         }
     }
 
     fn delta(&mut self, index: usize, delta: &Delta, out: &mut EventWriter) {
         let parts = self.answers[index].parts.tokens(&delta.tokens, &delta.text);
         let logprobs = logprobs(self.app.generator.tokenizer(), &self.params, &delta.tokens);
-        self.parts(index, parts, logprobs.filter(|logprobs| !logprobs.is_empty()), out);
+        let known = Known {
+            logprobs: logprobs.filter(|logprobs| !logprobs.is_empty()),
+            draft_round: self.rounds.get_mut(index).map(|rounds| rounds.report(delta)),
+        };
+        self.parts(index, parts, known, out);
+    }
+}
+
+/// What is known of the tokens of a piece, beside its text.
+#[derive(Default)]
+struct Known {
+    logprobs: Option<ChatLogprobs>,
+    draft_round: Option<DraftRound>,
+}
+
+impl Known {
+    fn is_empty(&self) -> bool {
+        self.logprobs.is_none() && self.draft_round.is_none()
+    }
+
+    fn take(&mut self) -> Self {
+        std::mem::take(self)
+    }
+
+    fn with(self, index: usize, delta: ChunkDelta) -> ChunkChoice {
+        let Self { logprobs, draft_round } = self;
+        ChunkChoice { logprobs, draft_round, ..ChunkChoice::new(index, delta) }
     }
 }
 
@@ -414,7 +450,7 @@ impl ResponseFormat for Chunks {
             StreamEvent::Delta(delta) => self.delta(index, &delta, out),
             StreamEvent::End(end) => {
                 let parts = self.answers[index].parts.finish(&end.text);
-                self.parts(index, parts, None, out);
+                self.parts(index, parts, Known::default(), out);
                 let answer = &self.answers[index].parts;
                 let calls = answer.calls_tools(&end.reason);
                 let reasoning = answer.reasoning_tokens();

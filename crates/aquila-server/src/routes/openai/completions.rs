@@ -13,6 +13,7 @@ use super::{
 };
 use crate::answer::{Answer, StreamEvent};
 use crate::body;
+use crate::draft_round::{DraftRound, RoundReporter};
 use crate::fields::Fields;
 use crate::prompts::Prompts;
 use crate::refusal::Refusal;
@@ -75,7 +76,7 @@ pub(crate) async fn completions(
     let common = completion.common;
     let settings = common.settings;
     app.check_model(settings.model.as_deref())?;
-    let params = settings.check(&app, Some(DEFAULT_MAX_TOKENS), "prompt")?;
+    let params = settings.check(&app, Some(DEFAULT_MAX_TOKENS), "prompt").await?;
 
     let given = if completion.echo { completion.prompts.clone() } else { Vec::new() };
     let prompts = app.tokens(&body, completion.prompts, "prompt").await?;
@@ -94,7 +95,9 @@ pub(crate) async fn completions(
     let head = Head { id: id.clone(), created: unix_time() };
     if settings.stream {
         let pieces = app.submit_streaming(asks, "prompt")?;
-        let answers = (0..pieces.guards.answers()).map(|_| Progress::default()).collect();
+        let count = pieces.guards.answers();
+        let answers = (0..count).map(|_| Progress::default()).collect();
+        let rounds = RoundReporter::for_answers(&app, &params, count);
         let format = Chunks {
             app,
             head,
@@ -104,6 +107,7 @@ pub(crate) async fn completions(
             prompt_tokens: vec![Vec::new(); echoes.len()],
             echoes,
             answers,
+            rounds,
             usage: UsageReport::default(),
         };
         return Ok(stream::respond(pieces, format, &id));
@@ -165,6 +169,8 @@ struct Choice {
     finish_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Value::is_null")]
     matched_stop: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    draft_round: Option<DraftRound>,
 }
 
 impl Head {
@@ -212,6 +218,7 @@ fn choices(
                 logprobs: params.logprobs.map(|_| columns),
                 finish_reason: Some(finish_reason(&answer.reason)),
                 matched_stop: matched_stop(&answer.reason, answer.stop.as_ref()),
+                draft_round: None,
             }
         })
         .collect()
@@ -274,6 +281,8 @@ struct Chunks {
     /// The tokens of each prompt that is echoed with log-probabilities.
     prompt_tokens: Vec<Vec<Token>>,
     answers: Vec<Progress>,
+    /// Of each answer, where draft trees are asked for.
+    rounds: Vec<RoundReporter>,
     usage: UsageReport,
 }
 
@@ -283,6 +292,7 @@ impl Chunks {
         index: usize,
         text: String,
         logprobs: Option<CompletionLogprobs>,
+        draft_round: Option<DraftRound>,
         end: Option<(&FinishReason, Option<&String>)>,
         out: &mut EventWriter,
     ) {
@@ -292,6 +302,7 @@ impl Chunks {
             logprobs,
             finish_reason: end.map(|(reason, _)| finish_reason(reason)),
             matched_stop: end.map_or(Value::Null, |(reason, stop)| matched_stop(reason, stop)),
+            draft_round,
         };
         let usage = self.include_usage.then_some(None);
         out.event(&self.head.wrap(&self.app, &[choice], usage));
@@ -307,7 +318,7 @@ impl Chunks {
         let tokens = &self.prompt_tokens[prompt];
         progress.echo(&self.app, &self.params, Some(&echo), tokens, &mut columns);
         let logprobs = Some(columns).filter(|columns| !columns.is_empty());
-        self.chunk(index, echo, logprobs, None, out);
+        self.chunk(index, echo, logprobs, None, None, out);
     }
 }
 
@@ -334,13 +345,14 @@ impl ResponseFormat for Chunks {
                 let progress = &mut self.answers[index];
                 progress.answer(&self.app, &self.params, &delta.tokens, &mut columns);
                 let logprobs = Some(columns).filter(|columns| !columns.is_empty());
-                if !delta.text.is_empty() || logprobs.is_some() {
-                    self.chunk(index, delta.text, logprobs, None, out);
+                let round = self.rounds.get_mut(index).map(|rounds| rounds.report(&delta));
+                if !delta.text.is_empty() || logprobs.is_some() || round.is_some() {
+                    self.chunk(index, delta.text, logprobs, round, None, out);
                 }
             }
             StreamEvent::End(end) => {
                 let last = Some((&end.reason, end.stop.as_ref()));
-                self.chunk(index, end.text, None, last, out);
+                self.chunk(index, end.text, None, None, last, out);
                 self.usage.add(&end.usage, index.is_multiple_of(self.params.n as usize));
             }
         }

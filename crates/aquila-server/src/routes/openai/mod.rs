@@ -6,7 +6,6 @@ mod logprobs;
 pub(super) mod models;
 pub(super) mod refused;
 
-
 use aquila_engine::{FinishReason, StopCause, Usage};
 use aquila_spec::SpecStats;
 use aquila_text::spec_fields;
@@ -17,6 +16,7 @@ pub(super) use self::logprobs::finite;
 use crate::answer::Answer;
 use crate::constraint::Constraint;
 use crate::disaggregation::Bootstrap;
+use crate::draft_round;
 use crate::fields::Fields;
 use crate::generation::GenerationSettings;
 use crate::refusal::Refusal;
@@ -64,6 +64,7 @@ impl OpenAiSettings {
             stream,
             show_special_tokens: !fields.take("skip_special_tokens")?.unwrap_or(true),
             speculation: fields.speculation()?,
+            draft_trees: draft_round::take(fields, stream)?,
             priority: fields.take("priority")?,
             name: fields.take("rid")?,
             params: fields.sampling(SAMPLING)?,
@@ -165,7 +166,7 @@ fn finish_reason(reason: &FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop(_) => "stop",
         FinishReason::Length => "length",
-        FinishReason::Abort(_) => "abort",
+        FinishReason::Abort(_) | FinishReason::GrammarFailed(_) => "abort",
     }
 }
 

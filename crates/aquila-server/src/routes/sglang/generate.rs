@@ -14,6 +14,7 @@ use crate::answer::{Answer, StreamEvent};
 use crate::body;
 use crate::constraint::Constraint;
 use crate::disaggregation::Bootstrap;
+use crate::draft_round::{self, RoundReporter};
 use crate::fields::{Fields, OneOrMany};
 use crate::generation::GenerationSettings;
 use crate::intake::Received;
@@ -87,7 +88,9 @@ pub(crate) async fn generate(
     app.check_model(fields.take::<String>("model")?.as_deref())?;
     let (prompts, mut is_list, param) = prompts(&mut fields)?;
     let stream = fields.flag("stream")?;
-    let (asks, plans) = asks(&app, body, fields, prompts, param).await?;
+    let draft_trees = draft_round::take(&mut fields, stream)?;
+    let (mut asks, plans) = asks(&app, body, fields, prompts, param).await?;
+    asks.iter_mut().for_each(|ask| ask.params.draft_trees = draft_trees);
     is_list |= plans.iter().any(|plan| plan.n > 1);
     let room = app.returned_room.hold(app.generator.engine(), &asks)?;
     if app.hands_over() {
@@ -96,11 +99,15 @@ pub(crate) async fn generate(
     let name = asks[0].name.clone();
 
     if stream {
+        let reporters = asks
+            .iter()
+            .map(|ask| RoundReporter::for_answers(&app, &ask.params, ask.params.n as usize));
+        let rounds = reporters.flatten().collect();
         let pieces = app.submit_streaming(asks, param)?;
         let items =
             plans.iter().flat_map(|plan| std::iter::repeat_n(&plan.report, plan.n).map(Item::new));
         let items = items.collect();
-        let format = Updates { app, asked, plans, items, is_list };
+        let format = Updates { app, asked, plans, items, rounds, is_list };
         return Ok(keep_room(stream::respond(pieces, format, &name), room));
     }
     let answers = app.ask_for_all(asks, param).await?;
@@ -212,7 +219,7 @@ async fn asks(
         settings.params.top_logprobs = Some(if wanted { top } else { 0 });
         settings.params.prompt_logprobs = Some(from.is_some());
         (settings.speculation, settings.priority) = (speculation, priority);
-        let mut params = settings.check(app, None, param)?;
+        let mut params = settings.check(app, None, param).await?;
         params.returned = Returned { hidden_states: states, routed_experts: experts };
         params.returned_from = if states || !experts { 0 } else { experts_from };
         let report = Report {
@@ -254,13 +261,15 @@ impl Finish {
             (FinishReason::Stop(StopCause::Token(id)), None) => {
                 json!({ "type": "stop", "matched": id })
             }
-            (FinishReason::Stop(StopCause::Listener), None) => {
+            (FinishReason::Stop(StopCause::Listener | StopCause::Grammar), None) => {
                 json!({ "type": "stop" })
             }
             (FinishReason::Length, _) => {
                 json!({ "type": "length", "length": usage.completion_tokens })
             }
-            (FinishReason::Abort(why), _) => json!({ "type": "abort", "message": why }),
+            (FinishReason::Abort(why) | FinishReason::GrammarFailed(why), _) => {
+                json!({ "type": "abort", "message": why })
+            }
         };
         item.finish(End { reason, usage, latency: asked.elapsed(), rows });
     }
@@ -272,6 +281,8 @@ struct Updates {
     asked: Instant,
     plans: Vec<Plan>,
     items: Vec<Item>,
+    /// Of each answer, where draft trees are asked for.
+    rounds: Vec<RoundReporter>,
     is_list: bool,
 }
 
@@ -286,8 +297,13 @@ impl ResponseFormat for Updates {
         let item = &mut self.items[index];
         match event {
             StreamEvent::Prompt(tokens) => return item.prompt(&tokens),
-            StreamEvent::Delta(delta) => item.add(&delta.text, delta.tokens),
+            StreamEvent::Delta(delta) => {
+                let round = self.rounds.get_mut(index).map(|rounds| rounds.report(&delta));
+                item.set_round(round);
+                item.add(&delta.text, delta.tokens);
+            }
             StreamEvent::End(end) => {
+                item.set_round(None);
                 item.add(&end.text, Vec::<Token>::new());
                 let aquila_text::End { reason, stop, usage, rows, .. } = end;
                 let finish = Finish { asked: self.asked, reason, stop, usage, rows };

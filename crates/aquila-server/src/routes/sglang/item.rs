@@ -10,6 +10,7 @@ use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
+use crate::draft_round::DraftRound;
 use crate::routes::openai::finite;
 
 /// What is reported of an answer.
@@ -35,6 +36,8 @@ pub(super) struct Item {
     prompt: Vec<Token>,
     text: String,
     tokens: Vec<Token>,
+    /// The round that came last, where draft trees are asked for.
+    round: Option<DraftRound>,
     end: Option<End>,
 }
 
@@ -50,7 +53,8 @@ pub(super) struct End {
 impl Item {
     pub fn new(report: &Report) -> Self {
         let report = report.clone();
-        Self { report, prompt: Vec::new(), text: String::new(), tokens: Vec::new(), end: None }
+        let (prompt, tokens) = (Vec::new(), Vec::new());
+        Self { report, prompt, text: String::new(), tokens, round: None, end: None }
     }
 
     /// Takes the prompt's tokens.
@@ -59,7 +63,7 @@ impl Item {
         self.prompt = tokens.get(from..).unwrap_or_default().to_vec();
         // The first reported token has nothing before it that counts.
         if let Some(first) = self.prompt.first_mut() {
-            *first = Token { id: first.id, logprob: None, top: Vec::new() };
+            *first = Token { logprob: None, top: Vec::new(), ..*first };
         }
     }
 
@@ -67,6 +71,11 @@ impl Item {
     pub fn add(&mut self, text: &str, tokens: Vec<Token>) {
         self.text.push_str(text);
         self.tokens.extend(tokens);
+    }
+
+    /// Takes the round that the next tokens come from.
+    pub fn set_round(&mut self, round: Option<DraftRound>) {
+        self.round = round;
     }
 
     /// Takes the end.
@@ -102,6 +111,7 @@ impl Item {
                 let first = from.saturating_sub(end.rows.from) * ids.width;
                 Int32s(ids.values.get(first..).unwrap_or(&[]))
             }),
+            draft_round: self.round.as_ref(),
         };
         let output_ids = self.tokens.iter().map(|token| token.id).collect();
         SoFar { index, text: tokenizer.map(|_| self.text.as_str()), output_ids, meta_info }
@@ -144,6 +154,9 @@ struct Meta<'a> {
     hidden_states: Option<HiddenStates<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     routed_experts: Option<Int32s<'a>>,
+    /// Of the tokens that this event adds alone: all rounds would be written again and again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    draft_round: Option<&'a DraftRound>,
 }
 
 /// Hidden states as SGLang writes them: a list of the prompt's rows, then each row of the answer.

@@ -1,0 +1,160 @@
+//! Grammars: what an answer must be like, as a JSON schema, a regular expression, a grammar or a
+//! list of texts.
+//!
+//! llguidance compiles them and says which tokens may follow; the engine asks it about every node
+//! of a draft tree.
+
+mod ebnf;
+mod vocabulary;
+
+use std::sync::Arc;
+
+use aquila_compute::round::{Grammar, GrammarState};
+use aquila_compute::sampling::TokenSet;
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{InferenceCapabilities, TokEnv};
+use llguidance::{Matcher, ParserFactory};
+use serde_json::{Value, json};
+
+use crate::Tokenizer;
+
+/// What an answer must be like, as it was asked for.
+#[derive(Debug, Clone, PartialEq)]
+pub enum GrammarSpec {
+    /// A JSON object.
+    JsonObject,
+    /// JSON that this schema describes.
+    JsonSchema(Value),
+    /// A text that this regular expression matches as a whole.
+    Regex(String),
+    /// A text of this grammar in the notation of SGLang's `ebnf`; it begins with the rule `root`.
+    Ebnf(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// A text of this grammar in llguidance's notation; it begins with the rule `start`.
+    Lark(String),
+}
+
+/// The stack of the thread that compiles a grammar: schemas may be nested as deeply as JSON that
+/// is read at all, 128 levels.
+const STACK: usize = 64 << 20;
+
+/// Compiles grammars for the vocabulary of one model.
+pub struct GrammarCompiler {
+    factory: ParserFactory,
+}
+
+impl std::fmt::Debug for GrammarCompiler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GrammarCompiler").finish_non_exhaustive()
+    }
+}
+
+impl GrammarCompiler {
+    /// For a model of so many logits that ends texts with one of `eos`; or why its tokens cannot
+    /// be told apart by their texts.
+    pub fn new(tokenizer: &Tokenizer, logits: usize, eos: &[u32]) -> Result<Self, String> {
+        let vocabulary: TokEnv = Arc::new(vocabulary::Vocabulary::new(tokenizer, logits, eos)?);
+        let slices = llguidance::earley::SlicedBiasComputer::general_slices();
+        let mut factory =
+            ParserFactory::new(&vocabulary, InferenceCapabilities::default(), &slices)
+                .map_err(|e| e.to_string())?;
+        factory.quiet();
+        factory.limits_mut().verbose_errors = false;
+        Ok(Self { factory })
+    }
+
+    /// Compiles a grammar, or says what is wrong with it.
+    pub fn compile(&self, spec: &GrammarSpec) -> Result<Arc<dyn Grammar>, String> {
+        let grammar = match spec {
+            GrammarSpec::JsonObject => TopLevelGrammar::from_json_schema(json!({"type": "object"})),
+            GrammarSpec::JsonSchema(schema) => TopLevelGrammar::from_json_schema(schema.clone()),
+            GrammarSpec::Regex(regex) => TopLevelGrammar::from_regex(regex),
+            GrammarSpec::Ebnf(ebnf) => TopLevelGrammar::from_lark(ebnf::to_lark(ebnf)?),
+            GrammarSpec::Choice(texts) => TopLevelGrammar::from_lark(one_of(texts)?),
+            GrammarSpec::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
+        };
+        let compile = || Matcher::new(self.factory.create_parser(grammar));
+        let matcher = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, compile);
+            let joined = thread.map_err(|e| e.to_string())?.join();
+            joined.map_err(|_| "its compilation failed".to_owned())
+        })?;
+        match matcher.get_error() {
+            Some(why) => Err(first_line(&why)),
+            None => Ok(Arc::new(Compiled { matcher })),
+        }
+    }
+}
+
+fn one_of(texts: &[String]) -> Result<String, String> {
+    if texts.is_empty() {
+        return Err("there must be at least one text to choose".into());
+    }
+    let texts: Vec<String> =
+        texts.iter().map(|text| Value::from(text.as_str()).to_string()).collect();
+    Ok(format!("start: {}", texts.join(" | ")))
+}
+
+/// What llguidance says, without where in its own code it was said.
+fn first_line(why: &str) -> String {
+    why.lines().next().unwrap_or("it cannot be compiled").trim().to_owned()
+}
+
+/// A compiled grammar: a matcher at the beginning of an answer.
+struct Compiled {
+    matcher: Matcher,
+}
+
+impl std::fmt::Debug for Compiled {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Compiled").finish_non_exhaustive()
+    }
+}
+
+impl Grammar for Compiled {
+    fn begin(&self) -> Box<dyn GrammarState> {
+        Box::new(Answer(self.matcher.deep_clone()))
+    }
+}
+
+/// An answer, as far as it has come.
+struct Answer(Matcher);
+
+impl std::fmt::Debug for Answer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Answer").field(&self.0.stop_reason()).finish()
+    }
+}
+
+fn message(error: impl std::fmt::Display) -> String {
+    first_line(&error.to_string())
+}
+
+impl GrammarState for Answer {
+    fn push(&mut self, token: u32) -> Result<bool, String> {
+        Ok(self.0.try_consume_tokens(&[token]).map_err(message)? == 1)
+    }
+
+    fn pop(&mut self, count: usize) -> Result<(), String> {
+        self.0.rollback(count).map_err(message)
+    }
+
+    fn allowed(&mut self) -> Result<TokenSet, String> {
+        let mask = self.0.compute_mask().map_err(message)?;
+        Ok(TokenSet::from_words(mask.as_slice().to_vec()))
+    }
+
+    fn is_complete(&self) -> bool {
+        self.0.is_stopped() && !self.0.is_error()
+    }
+
+    fn forced(&mut self) -> Result<Vec<u32>, String> {
+        let vocabulary = self.0.tok_env().map_err(message)?;
+        if vocabulary.tokenize_is_canonical() {
+            return Ok(self.0.compute_ff_tokens());
+        }
+        let bytes = self.0.compute_ff_bytes();
+        Ok(vocabulary.tok_trie().greedy_tokenize(&bytes))
+    }
+}

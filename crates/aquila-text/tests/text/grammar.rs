@@ -1,0 +1,255 @@
+//! Grammars over the vocabulary of the shipped model.
+
+use std::sync::{Arc, LazyLock};
+
+use aquila_compute::round::{Grammar, GrammarState};
+use aquila_model::{Location, Places};
+use aquila_text::{GrammarCompiler, GrammarSpec, Tokenizer};
+use proptest::prelude::*;
+use serde_json::json;
+
+const LOGITS: usize = 8192;
+const EOS: [u32; 2] = [0, 2];
+
+static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| {
+    let places = Places {
+        shipped: vec![concat!(env!("CARGO_MANIFEST_DIR"), "/../../models").into()],
+        unpacked: Some(env!("CARGO_TARGET_TMPDIR").into()),
+        hub: None,
+    };
+    match places.resolve("tiny", None, &mut |_| {}).unwrap() {
+        Location::Folder(folder) => Tokenizer::load(&folder).unwrap().unwrap(),
+        other => panic!("{other:?}"),
+    }
+});
+
+static COMPILER: LazyLock<GrammarCompiler> =
+    LazyLock::new(|| GrammarCompiler::new(&TOKENIZER, LOGITS, &EOS).unwrap());
+
+fn compile(spec: GrammarSpec) -> Arc<dyn Grammar> {
+    COMPILER.compile(&spec).unwrap()
+}
+
+fn refused(spec: GrammarSpec) -> String {
+    COMPILER.compile(&spec).unwrap_err()
+}
+
+/// How a text ends: whether the grammar allows it at all, and as a whole.
+#[derive(Debug, PartialEq)]
+enum Fate {
+    Refused,
+    Begun,
+    Whole,
+}
+
+/// What becomes of a text, one byte at a time, so that no tokenization is preferred.
+fn fate(grammar: &Arc<dyn Grammar>, text: &str) -> Fate {
+    let mut state = grammar.begin();
+    for byte in text.bytes() {
+        if state.is_complete() || !state.push(token_of(&[byte])).unwrap() {
+            return Fate::Refused;
+        }
+    }
+    let ends = state.is_complete() || state.push(EOS[0]).unwrap();
+    if ends { Fate::Whole } else { Fate::Begun }
+}
+
+fn token_of(bytes: &[u8]) -> u32 {
+    let is = |&id: &u32| TOKENIZER.token_bytes(id).unwrap().as_deref() == Some(bytes);
+    (3..LOGITS as u32).find(is).unwrap_or_else(|| panic!("no token has the bytes {bytes:?}"))
+}
+
+fn check(spec: GrammarSpec, whole: &[&str], begun: &[&str], refused: &[&str]) {
+    let grammar = compile(spec);
+    for (texts, wanted) in [(whole, Fate::Whole), (begun, Fate::Begun), (refused, Fate::Refused)] {
+        for text in texts {
+            assert_eq!(fate(&grammar, text), wanted, "{text:?}");
+        }
+    }
+}
+
+#[test]
+fn every_kind_of_grammar_says_which_texts_it_allows() {
+    let schema = json!({
+        "type": "object",
+        "properties": { "age": { "type": "integer", "minimum": 0, "maximum": 120 } },
+        "required": ["age"],
+        "additionalProperties": false
+    });
+    check(
+        GrammarSpec::JsonSchema(schema),
+        &[r#"{"age": 42}"#, r#"{"age":0}"#],
+        &[r#"{"a"#, r#"{"age": 12"#],
+        &[r#"{"age": 121"#, r#"{"name"#, "[", r#"{"age": 1}}"#],
+    );
+    check(GrammarSpec::JsonObject, &["{}", r#"{"a": [1, null]}"#], &["{"], &["[", "null"]);
+    check(
+        GrammarSpec::Regex(r"(0|[1-9][0-9]*)\.[0-9]{2}".into()),
+        &["0.25", "13.00"],
+        &["13.0", "7"],
+        &["01", "1.000", "x"],
+    );
+    check(
+        GrammarSpec::Choice(vec!["yes".into(), "no".into(), "no way".into()]),
+        &["yes", "no", "no way"],
+        &["y", "no w"],
+        &["yess", "maybe"],
+    );
+    let lark = "start: \"say \" WORD+ \".\"\nWORD: /[a-z]+ ?/";
+    check(GrammarSpec::Lark(lark.into()), &["say a word."], &["say a"], &["say 1"]);
+}
+
+#[test]
+fn ebnf_grammars_mean_what_they_mean_in_sglang() {
+    let ebnf = r#"
+        # A greeting, some names, a sign.
+        root ::= greeting (", " name)* sign?
+        greeting ::= "hello" | "hi"   # either
+        name ::= [A-Z] [a-z]{1,3} | "\"" [^"\n]* "\""
+        sign ::= ("!" | "." ){2} | "\x3f\u00e9"
+    "#;
+    check(
+        GrammarSpec::Ebnf(ebnf.into()),
+        &["hello", "hi, Bo", "hi, Anna, \"O'Neil-1\"!.", "hello?é", "hi, \"\""],
+        &["h", "hi, B", "hi!"],
+        &["hi, bo", "hi, Annas", "hi, Bo!?", "hello\n"],
+    );
+    let recursive = "root ::= pair\npair ::= \"(\" pair \")\" | [-+a-c]";
+    check(GrammarSpec::Ebnf(recursive.into()), &["((a))", "-", "(+)"], &["(("], &["()", "d"]);
+    let empty = "root ::= \"a\" rest\nrest ::= | \"b\" rest";
+    check(GrammarSpec::Ebnf(empty.into()), &["a", "abb"], &[], &["b", "ac"]);
+}
+
+#[test]
+fn bad_grammars_are_refused_with_their_fault() {
+    let ebnf = |text: &str| refused(GrammarSpec::Ebnf(text.into()));
+    assert_eq!(ebnf("start ::= \"a\""), "there is no rule `root`, with which a text begins");
+    assert_eq!(ebnf("root ::= \"a\" |\n  other"), "line 2: there is no rule `other`");
+    assert_eq!(ebnf("root ::= \"a"), "line 1: a text must end with a quote, found the end");
+    assert_eq!(
+        ebnf("root ::= a\na ::= (\"b\""),
+        "line 2: a group must end with `)`, found the end"
+    );
+    assert_eq!(ebnf("root ::= \"a\"\nroot ::= \"b\""), "line 2: the rule `root` is defined twice");
+    assert_eq!(
+        ebnf("root ::= \"a\"{3,2}"),
+        "line 1: a repetition is {n}, {n,} or {n,m}, found `3,2}`"
+    );
+    assert_eq!(
+        ebnf("root ::= (= \"a\") \"b\""),
+        "line 1: lookaheads are not supported, found `(= \"a\") \"b\"`"
+    );
+    assert!(ebnf(&format!("root ::= {}", "(".repeat(100_000))).contains("nested too deeply"));
+    assert!(
+        refused(GrammarSpec::Regex("(".into())).contains("regex"),
+        "{}",
+        refused(GrammarSpec::Regex("(".into()))
+    );
+    assert!(!refused(GrammarSpec::Regex("(".repeat(100_000))).is_empty());
+    assert!(!refused(GrammarSpec::Lark("start: other".into())).is_empty());
+    assert!(!refused(GrammarSpec::Lark(format!("start: {}", "(".repeat(100_000)))).is_empty());
+    assert!(!refused(GrammarSpec::Choice(vec![])).is_empty());
+    let why = refused(GrammarSpec::JsonSchema(json!({ "type": "strnig" })));
+    assert!(why.contains("strnig"), "{why}");
+    let why = refused(GrammarSpec::JsonSchema(json!({ "type": "string", "pattern": "(" })));
+    assert!(why.contains("pattern") || why.contains("regex"), "{why}");
+    // No text can be like this.
+    let nothing = json!({ "type": "integer", "minimum": 3, "maximum": 2 });
+    assert!(!refused(GrammarSpec::JsonSchema(nothing)).is_empty());
+}
+
+#[test]
+fn deeply_nested_schemas_do_not_overflow_the_stack() {
+    let mut schema = json!({ "type": "integer" });
+    for depth in 0..60 {
+        schema = match depth % 3 {
+            0 => json!({ "type": "array", "items": schema, "maxItems": 2 }),
+            1 => json!({ "anyOf": [schema, { "type": "null" }] }),
+            _ => json!({ "allOf": [schema, {}] }),
+        };
+    }
+    compile(GrammarSpec::JsonSchema(schema));
+}
+
+#[test]
+fn a_text_that_names_a_special_token_is_not_that_token() {
+    let special = (0..LOGITS as u32).find(|&id| TOKENIZER.is_special(id)).unwrap();
+    let name = TOKENIZER.token(special).unwrap();
+    let grammar = compile(GrammarSpec::Choice(vec![name.clone()]));
+    assert_eq!(fate(&grammar, &name), Fate::Whole);
+    let mut state = grammar.begin();
+    let forced = state.forced().unwrap();
+    assert!(!forced.contains(&special), "{forced:?}");
+    assert!(!state.allowed().unwrap().contains(special));
+}
+
+#[test]
+fn what_must_follow_is_found_and_allowed() {
+    let grammar = compile(GrammarSpec::Regex("The result is: [0-9]+ of 100".into()));
+    let mut state = grammar.begin();
+    let forced = state.forced().unwrap();
+    let text = TOKENIZER.decode(&forced, false).unwrap();
+    assert!("The result is: ".starts_with(&text) && text.len() > 8, "{text:?}");
+    for &token in &forced {
+        assert!(state.allowed().unwrap().contains(token));
+        assert!(state.push(token).unwrap());
+    }
+}
+
+/// Texts that the grammar of the property allows, in tokens as the tokenizer cuts them.
+fn some_json() -> impl Strategy<Value = String> {
+    let item = prop_oneof![
+        any::<i16>().prop_map(|n| n.to_string()),
+        "[a-z \"é✓]{0,12}".prop_map(|text| json!(text).to_string()),
+        Just("null".to_owned()),
+    ];
+    prop::collection::vec(item, 0..8).prop_map(|items| format!("[{}]", items.join(", ")))
+}
+
+fn array() -> Arc<dyn Grammar> {
+    static ARRAY: LazyLock<Arc<dyn Grammar>> = LazyLock::new(|| {
+        let item =
+            json!({ "anyOf": [{ "type": "integer" }, { "type": "string" }, { "type": "null" }] });
+        compile(GrammarSpec::JsonSchema(json!({ "type": "array", "items": item })))
+    });
+    ARRAY.clone()
+}
+
+fn allowed(state: &mut dyn GrammarState) -> Option<aquila_compute::sampling::TokenSet> {
+    (!state.is_complete()).then(|| state.allowed().unwrap())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    /// The engine asks about drafts that are not chosen, and takes them back.
+    #[test]
+    fn what_is_allowed_depends_on_the_text_alone(
+        text in some_json(),
+        excursions in prop::collection::vec((any::<prop::sample::Index>(), 0..6_usize), 0..6),
+    ) {
+        let grammar = array();
+        let tokens = TOKENIZER.encode(&text, false).unwrap();
+        let mut state = grammar.begin();
+        for (place, &token) in tokens.iter().enumerate() {
+            for (which, depth) in &excursions {
+                let mut pushed = 0;
+                while pushed < *depth && !state.is_complete() {
+                    let set = state.allowed().unwrap();
+                    let possible: Vec<u32> = (0..LOGITS as u32).filter(|&t| set.contains(t)).collect();
+                    prop_assert!(state.push(possible[which.index(possible.len())]).unwrap());
+                    pushed += 1;
+                }
+                let _ = allowed(&mut *state);
+                state.forced().unwrap();
+                state.pop(pushed).unwrap();
+            }
+            let mut fresh = grammar.begin();
+            for &before in &tokens[..place] {
+                prop_assert!(fresh.push(before).unwrap());
+            }
+            prop_assert_eq!(allowed(&mut *state), allowed(&mut *fresh), "before token {}", place);
+            prop_assert!(state.push(token).unwrap(), "{} at {}", text, place);
+        }
+    }
+}

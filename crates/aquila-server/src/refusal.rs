@@ -116,6 +116,12 @@ impl Refusal {
             .code("unsupported_endpoint")
     }
 
+    /// A response of before, of which none is kept.
+    pub fn not_stored(id: &str) -> Self {
+        let message = format!("the response `{id}` does not exist: responses are not stored");
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).code("not_found")
+    }
+
     /// A path that is asked for in another way.
     pub fn wrong_method(method: &str, path: &str) -> Self {
         let message = format!("{path} does not take {method}");
@@ -200,6 +206,16 @@ impl Refusal {
         }
     }
 
+    /// Its status.
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// What went wrong.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
     /// The error as JSON, for a stream that has begun.
     pub fn json(&self) -> Vec<u8> {
         let error = Detail {
@@ -260,6 +276,7 @@ impl IntoResponse for Refusal {
         if self.closes {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
+        response.extensions_mut().insert(self);
         response
     }
 }

@@ -118,7 +118,6 @@ pub(crate) const CHAT: &[Unserved] = &[
     but("modalities", &["\"text\""]),
     never("audio"),
     never("reasoning"),
-    but("reasoning_effort", &["\"none\""]),
     but("verbosity", &["\"medium\""]),
     never("web_search_options"),
     never("chat_template"),
@@ -131,6 +130,18 @@ pub(crate) const CHAT: &[Unserved] = &[
 pub(crate) const COMPLETIONS: &[Unserved] =
     &[never("suffix"), never("prompt_embeds"), but("add_special_tokens", &["true"])];
 
+/// Fields of `/v1/responses`.
+pub(crate) const RESPONSES: &[Unserved] = &[
+    but("truncation", &["\"disabled\""]),
+    never("max_tool_calls"),
+    never("context_management"),
+    but("n", &["1"]),
+];
+
+/// Fields of `/v1/messages`.
+pub(crate) const MESSAGES: &[Unserved] =
+    &[never("container"), never("context_management"), never("mcp_servers"), never("stop")];
+
 /// Fields that change no answer, or nothing without another that is refused.
 pub(crate) const WITHOUT_EFFECT: &[&str] = &[
     "user",
@@ -140,6 +151,9 @@ pub(crate) const WITHOUT_EFFECT: &[&str] = &[
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
+    "prompt_cache_options",
+    "cache_control",
+    "inference_geo",
     "prediction",
     "request_id",
     "conversation_id",

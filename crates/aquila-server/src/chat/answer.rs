@@ -74,6 +74,19 @@ impl ChatAnswer {
         read
     }
 
+    /// The parts of it, in the order in which APIs with items write them.
+    pub fn into_parts(self) -> Vec<Part> {
+        let mut parts = Vec::new();
+        parts.extend(Some(self.reasoning).filter(|text| !text.is_empty()).map(Part::Reasoning));
+        parts.extend(Some(self.text).filter(|text| !text.is_empty()).map(Part::Text));
+        for (index, call) in self.calls.into_iter().enumerate() {
+            parts.push(Part::CallBegin { index, name: call.name });
+            parts.push(Part::Arguments { index, piece: call.arguments });
+            parts.push(Part::CallEnd { index });
+        }
+        parts
+    }
+
     /// Whether it ended to have tools called.
     pub fn calls_tools(&self, reason: &FinishReason) -> bool {
         !self.calls.is_empty() && matches!(reason, FinishReason::Stop(_))

@@ -9,7 +9,7 @@ mod tools;
 
 use std::sync::Arc;
 
-use aquila_text::{CheckedParams, GrammarSpec, ReasoningFormat, ToolCallFormat};
+use aquila_text::{CheckedParams, GrammarSpec, Tokenizer, ToolCallFormat};
 use serde_json::{Map, Value};
 
 pub(crate) use self::answer::{AnswerFormat, AnswerParts, Call, ChatAnswer};
@@ -61,7 +61,9 @@ impl App {
         let context = self.generator.engine().config().context_length;
         let mut params = chat.settings.check(self, Some(context), param).await?;
 
-        let reasoning = self.settings.reasoning.filter(|_| chat.separate_reasoning);
+        // A grammar holds from the first token on: there is no reasoning before it.
+        let separates = chat.separate_reasoning && chat.settings.constraint.is_none();
+        let reasoning = self.settings.reasoning.filter(|_| separates);
         let callable = chat.tools.callable();
         let tools = (!callable.is_empty()).then_some((calls, callable));
         let tokenizer = self.tokenizer(param)?.clone();
@@ -70,25 +72,9 @@ impl App {
         let marks = marks.chain(reasoning.iter().flat_map(|_| ["<think>", "</think>"]));
         let shown: Vec<u32> = marks.filter_map(|mark| tokenizer.token_id(mark)).collect();
         params.shown_special_tokens = shown.clone();
-
-        let longest_text = self.longest_text;
-        let is_constrained = chat.settings.constraint.is_some();
-        let (messages, for_template) = (Value::Array(chat.messages), chat.tools.for_template());
-        let arguments = chat.template_arguments;
-        let rendered = body.work(move |_| {
-            let template = tokenizer.chat_template().ok_or_else(|| {
-                Refusal::param(param, "the model has no chat template: use /v1/completions")
-            })?;
-            let text = template
-                .render(&messages, for_template.as_ref(), true, &arguments)
-                .map_err(|error| Refusal::param(param, error))?;
-            // A grammar holds from the first token on: there is no reasoning before it.
-            let reasoning = reasoning.filter(|_| !is_constrained);
-            let begun = reasoning.map(|format: ReasoningFormat| format.begins_in(&text));
-            // The template has written what the tokenizer would put around a text.
-            Ok((longest_text.encode(&tokenizer, &text, false, param)?, begun))
-        });
-        let (prompt, reasoning) = rendered.await?;
+        let prompt = chat.prompt(self, &body, tokenizer, param).await?;
+        let reasoning = reasoning.map(|format| format.begins_in(&prompt.end));
+        let prompt = prompt.tokens;
         drop(body);
 
         let id = chat.settings.name.unwrap_or_else(|| self.identifiers.next(prefix));
@@ -104,6 +90,52 @@ impl App {
         };
         Ok(PreparedChat { id, asks, params, format })
     }
+}
+
+/// A rendered prompt.
+pub(crate) struct RenderedPrompt {
+    pub tokens: Vec<u32>,
+    /// The last characters of its text, which say whether reasoning has begun.
+    pub end: String,
+}
+
+impl ChatRequest {
+    /// Renders the prompt, of the messages and of what the tools say.
+    pub async fn prompt(
+        &self,
+        app: &App,
+        body: &Arc<Received>,
+        tokenizer: Tokenizer,
+        param: &'static str,
+    ) -> Result<RenderedPrompt, Refusal> {
+        let longest_text = app.longest_text;
+        let messages = Value::Array(self.messages.clone());
+        let (tools, arguments) = (self.tools.for_template(), self.template_arguments.clone());
+        let rendered = body.work(move |_| {
+            let template = tokenizer.chat_template().ok_or_else(|| {
+                Refusal::param(param, "the model has no chat template: use /v1/completions")
+            })?;
+            let text = template
+                .render(&messages, tools.as_ref(), true, &arguments)
+                .map_err(|error| Refusal::param(param, error))?;
+            // The template has written what the tokenizer would put around a text.
+            let tokens = longest_text.encode(&tokenizer, &text, false, param)?;
+            let end = text.char_indices().rev().nth(PROMPT_END).map_or(0, |(at, _)| at);
+            Ok(RenderedPrompt { tokens, end: text[end..].to_owned() })
+        });
+        rendered.await
+    }
+}
+
+/// Characters of a prompt's end that are looked at.
+const PROMPT_END: usize = 64;
+
+/// Tells the template how much the model is to think, as OpenAI's clients say it: `none` is not at
+/// all.
+pub(crate) fn set_effort(effort: Option<&str>, template_arguments: &mut Map<String, Value>) {
+    let Some(effort) = effort else { return };
+    template_arguments.entry("reasoning_effort").or_insert(effort.into());
+    template_arguments.entry("enable_thinking").or_insert((effort != "none").into());
 }
 
 /// What the answer must be: what the request says, or what its tools do.

@@ -1,12 +1,13 @@
 //! What can be asked, and who answers.
 
+mod anthropic;
 mod openai;
 mod sglang;
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::header;
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
@@ -22,10 +23,15 @@ pub(crate) fn router(app: Shared) -> Router {
     let taking = Router::new()
         .route("/v1/chat/completions", post(openai::chat::chat))
         .route("/v1/completions", post(openai::completions::completions))
+        .route("/v1/responses", post(openai::responses::responses))
+        .route("/v1/messages", post(anthropic::messages::messages))
         .route("/generate", post(sglang::generate::generate).put(sglang::generate::generate))
         .route("/add_external_corpus", post(sglang::corpus::add))
         .route_layer(from_fn_with_state(app.clone(), limit_key))
         .route_layer(from_fn_with_state(app.clone(), refuse_while_draining));
+    let refused = openai::refused::PATHS
+        .iter()
+        .fold(Router::new(), |router, (path, _)| router.route(path, post(openai::refused::refuse)));
     Router::new()
         .merge(taking)
         .route("/v1/models", get(openai::models::list))
@@ -46,9 +52,13 @@ pub(crate) fn router(app: Shared) -> Router {
         .route("/health", get(sglang::health::health))
         .route("/health_generate", get(sglang::health::health_generate))
         .route("/metrics", get(sglang::info::metrics))
+        .route("/v1/responses/{id}", get(openai::responses::stored))
+        .route("/v1/messages/count_tokens", post(anthropic::messages::count_tokens))
+        .merge(refused)
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(app.clone(), check_key))
+        .layer(from_fn(anthropic::errors::translate))
         .layer(from_fn_with_state(app.clone(), cors::share))
         .layer(from_fn_with_state(app.clone(), access::log))
         .with_state(app)

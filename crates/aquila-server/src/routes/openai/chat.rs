@@ -15,6 +15,7 @@ use crate::answer::{Answer, StreamEvent};
 use crate::body;
 use crate::chat::{
     AnswerFormat, AnswerParts, Call, ChatAnswer, ChatRequest, Tool, ToolChoice, Tools, messages,
+    set_effort,
 };
 use crate::draft_round::{DraftRound, RoundReporter};
 use crate::fields::Fields;
@@ -51,9 +52,8 @@ impl Body {
         let tools = tools(&mut fields)?;
         let mut template_arguments: Map<String, Value> =
             fields.take("chat_template_kwargs")?.unwrap_or_default();
-        if fields.take::<String>("reasoning_effort")?.is_some_and(|effort| effort == "none") {
-            template_arguments.entry("enable_thinking").or_insert(false.into());
-        }
+        let effort: Option<String> = fields.take("reasoning_effort")?;
+        set_effort(effort.as_deref(), &mut template_arguments);
         let chat = ChatRequest {
             settings,
             messages,

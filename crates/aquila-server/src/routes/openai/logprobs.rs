@@ -3,6 +3,7 @@
 use aquila_engine::Token;
 use aquila_text::{CheckedParams, TextStream, Tokenizer};
 use serde::{Serialize, Serializer};
+use serde_json::Value;
 
 /// How a token reads: its text, and its bytes, which may be part of a character.
 fn spelled(tokenizer: Option<&Tokenizer>, id: u32) -> (String, Vec<u8>) {
@@ -59,6 +60,12 @@ impl ChatLogprobs {
             ChatToken { token: own, top_logprobs: token.top.iter().map(likely).collect() }
         });
         Self { content: content.collect(), refusal: None }
+    }
+
+    /// Each token's, as a value.
+    pub fn values(&self) -> Vec<Value> {
+        let value = |token| serde_json::to_value(token).expect("numbers and strings are JSON");
+        self.content.iter().map(value).collect()
     }
 
     pub fn is_empty(&self) -> bool {

@@ -5,6 +5,7 @@ pub(super) mod completions;
 mod logprobs;
 pub(super) mod models;
 pub(super) mod refused;
+pub(super) mod responses;
 
 use aquila_engine::{FinishReason, StopCause, Usage};
 use aquila_spec::SpecStats;

@@ -96,7 +96,7 @@ impl Fields {
     }
 
     /// Takes the value of a field, unless it is null.
-    fn value(&mut self, name: &'static str) -> Option<Value> {
+    pub fn value(&mut self, name: &'static str) -> Option<Value> {
         self.known.push(name);
         self.values.shift_remove(name).filter(|value| !value.is_null())
     }

@@ -12,6 +12,11 @@ pub(crate) struct Identifiers {
 }
 
 impl Identifiers {
+    /// A name for a call of a tool.
+    pub fn call(&self) -> String {
+        self.next("call_")
+    }
+
     /// A new name.
     pub fn next(&self, prefix: &str) -> String {
         let number = self.next.fetch_add(1, Ordering::Relaxed);

@@ -5,6 +5,7 @@
 //! - [`Server`]: the listener, its connections and its way to stop
 //! - [`Address`]: where it will listen, taken before there is a model
 //! - [`Settings`], [`Limits`] and [`ModelCard`]: what a server is told at start
+//! - `generation`, `constraint`, `chat`: what requests ask for, in one form for all APIs
 //! - `routes`: one file for each thing that can be asked, in OpenAI's form and in SGLang's
 //! - `ask`, `answer`, `active_requests`: from a checked request to the engine and back
 //! - `stream`: answers as server-sent events
@@ -30,8 +31,10 @@ mod active_requests;
 mod address;
 mod answer;
 mod body;
+mod chat;
 mod connection;
 mod connections;
+mod constraint;
 mod corpus;
 mod corpus_file;
 mod cors;
@@ -39,6 +42,7 @@ mod disaggregation;
 mod draft_round;
 mod error;
 mod fields;
+mod generation;
 mod http_metrics;
 mod identifier;
 mod intake;
@@ -72,7 +76,7 @@ pub use error::{Error, Result};
 pub use keys::{ApiKey, KeyError, Keys};
 pub use memory::RequestMemory;
 pub use server::{Server, run};
-pub use settings::{Limits, ModelCard, Settings};
+pub use settings::{Limits, ModelCard, Settings, ToolCalls};
 pub use tls::{Tls, TlsError};
 #[cfg(feature = "otel")]
 pub use traces::TraceEndpoint;

@@ -59,6 +59,17 @@ impl Refusal {
         Self { param: Some(param), ..Self::invalid(message) }
     }
 
+    /// The same, where the parameter is a field of the object `outer`.
+    pub fn within(self, outer: &str) -> Self {
+        match self.param {
+            Some(param) if !param.starts_with(outer) => {
+                let message = format!("{outer}.{}", self.message);
+                Self { param: Some(format!("{outer}.{param}")), message, ..self }
+            }
+            _ => self,
+        }
+    }
+
     /// A key that is missing or wrong.
     pub fn unauthorized() -> Self {
         let message = "wrong or missing API key: send `Authorization: Bearer KEY` or `x-api-key: \
@@ -96,6 +107,19 @@ impl Refusal {
     pub fn unknown_route(method: &str, path: &str) -> Self {
         let message = format!("unknown route: {method} {path}");
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).code("unknown_url")
+    }
+
+    /// A path of an API that needs another kind of model.
+    pub fn unsupported_route(path: &str, why: &str) -> Self {
+        let message = format!("{path}: {why}");
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
+            .code("unsupported_endpoint")
+    }
+
+    /// A response of before, of which none is kept.
+    pub fn not_stored(id: &str) -> Self {
+        let message = format!("the response `{id}` does not exist: responses are not stored");
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).code("not_found")
     }
 
     /// A path that is asked for in another way.
@@ -182,6 +206,16 @@ impl Refusal {
         }
     }
 
+    /// Its status.
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// What went wrong.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
     /// The error as JSON, for a stream that has begun.
     pub fn json(&self) -> Vec<u8> {
         let error = Detail {
@@ -242,6 +276,7 @@ impl IntoResponse for Refusal {
         if self.closes {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
+        response.extensions_mut().insert(self);
         response
     }
 }

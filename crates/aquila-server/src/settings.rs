@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aquila_spec::ngram::Corpora;
+use aquila_text::{Generator, ReasoningFormat, ToolCallFormat};
 
 use crate::corpus_file::CorpusFolder;
 use crate::cors::AllowedOrigins;
@@ -102,6 +103,37 @@ pub struct Settings {
     pub role: Option<Role>,
     /// The corpora that clients may change, where drafts come from them.
     pub corpora: Option<Arc<Corpora>>,
+    /// How the model writes calls of tools, where a flag says so.
+    pub tool_calls: Option<ToolCallFormat>,
+    /// How it writes reasoning, where reasoning is told from answers.
+    pub reasoning: Option<ReasoningFormat>,
     /// The folder that clients may add files from as corpora.
     pub corpus_folder: Option<CorpusFolder>,
+}
+
+/// How a model writes calls of tools, and why that is thought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ToolCalls {
+    /// The format.
+    pub format: ToolCallFormat,
+    /// What says so.
+    pub reason: &'static str,
+}
+
+impl ToolCalls {
+    /// What a flag says, or the chat template, or the family.
+    pub fn of(generator: &Generator, settings: &Settings) -> Self {
+        let template = generator.tokenizer().and_then(|tokenizer| tokenizer.chat_template());
+        let shown = template.and_then(ToolCallFormat::of_template);
+        let family = ToolCallFormat::of_model_type(&settings.model.model_type);
+        let found = [
+            (settings.tool_calls, "as the flag says"),
+            (shown, "as the chat template shows"),
+            (family, "as models of its family write them"),
+        ];
+        let found = found.into_iter().find_map(|(format, reason)| Some((format?, reason)));
+        let (format, reason) =
+            found.unwrap_or((ToolCallFormat::Hermes, "since nothing shows another format"));
+        Self { format, reason }
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use aquila_text::{GenerateError, Generator, Prompt, Tokenizer};
+use aquila_text::{GenerateError, Generator, Prompt, Tokenizer, ToolCallFormat};
 use tokio::sync::Semaphore;
 
 use crate::active_requests::ActiveRequests;
@@ -13,7 +13,7 @@ use crate::intake::{Intake, Received};
 use crate::metrics::Metrics;
 use crate::refusal::Refusal;
 use crate::returned::ReturnedRoom;
-use crate::settings::Settings;
+use crate::settings::{Settings, ToolCalls};
 
 /// The app as handlers share it.
 pub(crate) type Shared = Arc<App>;
@@ -29,6 +29,8 @@ pub(crate) struct App {
     pub identifiers: Identifiers,
     pub intake: Intake,
     pub longest_text: LongestText,
+    /// How the model writes calls of tools.
+    pub tool_calls: ToolCallFormat,
     pub returned_room: ReturnedRoom,
     /// One corpus is loaded at a time.
     pub corpus_turn: Arc<Semaphore>,
@@ -42,6 +44,7 @@ impl App {
         let limits = &settings.limits;
         Self {
             intake: Intake::new(limits.bodies_bytes.max(limits.body_bytes)),
+            tool_calls: ToolCalls::of(&generator, &settings).format,
             longest_text: LongestText::of(&generator, limits.prompt_tokens),
             returned_room: ReturnedRoom::new(limits.returned_bytes),
             corpus_turn: Arc::new(Semaphore::new(1)),

@@ -1,6 +1,6 @@
 //! Answers as server-sent events.
 //!
-//! A stream is `data: JSON` events and `data: [DONE]`; one that fails ends with an event that
+//! A stream is `data: JSON` events and, in most APIs, `data: [DONE]`; one that fails ends with an event that
 //! holds the error, since its status is long sent.
 
 use std::convert::Infallible;
@@ -33,7 +33,16 @@ impl EventWriter {
         self.0.extend_from_slice(b"\n\n");
     }
 
-    fn raw(&mut self, data: &[u8]) {
+    /// Writes one event with a name, for APIs whose events have names.
+    pub fn named(&mut self, name: &str, value: &impl Serialize) {
+        self.0.extend_from_slice(b"event: ");
+        self.0.extend_from_slice(name.as_bytes());
+        self.0.push(b'\n');
+        self.event(value);
+    }
+
+    /// Writes data as it is.
+    pub fn raw(&mut self, data: &[u8]) {
         self.0.extend_from_slice(b"data: ");
         self.0.extend_from_slice(data);
         self.0.extend_from_slice(b"\n\n");
@@ -53,6 +62,16 @@ pub(crate) trait ResponseFormat: Send + Unpin + 'static {
 
     /// Writes what comes after all answers have ended.
     fn close(&mut self, out: &mut EventWriter);
+
+    /// Writes that the answers failed, of which nothing more will come.
+    fn fail(&mut self, refusal: &Refusal, out: &mut EventWriter) {
+        out.raw(&refusal.json());
+    }
+
+    /// Writes the end of a stream that did not fail.
+    fn done(&mut self, out: &mut EventWriter) {
+        out.raw(b"[DONE]");
+    }
 }
 
 /// A response that streams `pieces` in this format, with the request's name in its headers.
@@ -86,7 +105,7 @@ impl<W: ResponseFormat> EventBody<W> {
             if let StreamEvent::End(end) = &event {
                 if let Some(refusal) = pieces.guards.failure(index, &end.reason) {
                     pieces.metrics.stream_failed(&refusal);
-                    out.raw(&refusal.json());
+                    self.format.fail(&refusal, out);
                     return false;
                 }
                 self.left -= 1;
@@ -98,7 +117,7 @@ impl<W: ResponseFormat> EventBody<W> {
         }
         pieces.guards.complete();
         self.format.close(out);
-        out.raw(b"[DONE]");
+        self.format.done(out);
         false
     }
 }
@@ -121,7 +140,7 @@ impl<W: ResponseFormat> http_body::Body for EventBody<W> {
                 // The answers were given up before their end came through.
                 let refusal = Refusal::too_slow();
                 pieces.metrics.stream_failed(&refusal);
-                out.raw(&refusal.json());
+                this.format.fail(&refusal, &mut out);
                 false
             } else {
                 this.write(&mut out)

@@ -47,17 +47,9 @@ const fn off(name: &'static str) -> Unserved {
     but(name, &["false"])
 }
 
-/// Settings that constrain the text, in SGLang's words.
-pub(crate) const GRAMMARS: &[Unserved] = &[
-    never("json_schema"),
-    never("regex"),
-    never("ebnf"),
-    never("structural_tag"),
-    never("stop_regex"),
-];
-
 /// Fields of all three bodies.
 pub(crate) const EVERYWHERE: &[Unserved] = &[
+    never("stop_regex"),
     never("lora_path"),
     never("custom_logit_processor"),
     never("session_params"),
@@ -93,7 +85,6 @@ pub(crate) const OPENAI: &[Unserved] = &[
     off("return_routed_experts"),
     but("routed_experts_start_len", &["0"]),
     off("return_cached_tokens_details"),
-    off("return_spec_tokens_details"),
     off("return_meta_info"),
     off("return_token_ids"),
     off("return_tokens_as_token_ids"),
@@ -107,11 +98,6 @@ pub(crate) const OPENAI: &[Unserved] = &[
     never("allowed_token_ids"),
     never("bad_words"),
     never("logits_processors"),
-    never("guided_json"),
-    never("guided_regex"),
-    never("guided_choice"),
-    never("guided_grammar"),
-    never("structured_outputs"),
     never("kv_transfer_params"),
     never("vllm_xargs"),
 ];
@@ -129,11 +115,9 @@ pub(crate) const CHAT: &[Unserved] = &[
     never("suffix"),
     never("functions"),
     but("function_call", &["\"none\"", "\"auto\""]),
-    but("parallel_tool_calls", &["true"]),
     but("modalities", &["\"text\""]),
     never("audio"),
     never("reasoning"),
-    never("reasoning_effort"),
     but("verbosity", &["\"medium\""]),
     never("web_search_options"),
     never("chat_template"),
@@ -146,6 +130,18 @@ pub(crate) const CHAT: &[Unserved] = &[
 pub(crate) const COMPLETIONS: &[Unserved] =
     &[never("suffix"), never("prompt_embeds"), but("add_special_tokens", &["true"])];
 
+/// Fields of `/v1/responses`.
+pub(crate) const RESPONSES: &[Unserved] = &[
+    but("truncation", &["\"disabled\""]),
+    never("max_tool_calls"),
+    never("context_management"),
+    but("n", &["1"]),
+];
+
+/// Fields of `/v1/messages`.
+pub(crate) const MESSAGES: &[Unserved] =
+    &[never("container"), never("context_management"), never("mcp_servers"), never("stop")];
+
 /// Fields that change no answer, or nothing without another that is refused.
 pub(crate) const WITHOUT_EFFECT: &[&str] = &[
     "user",
@@ -155,6 +151,9 @@ pub(crate) const WITHOUT_EFFECT: &[&str] = &[
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
+    "prompt_cache_options",
+    "cache_control",
+    "inference_geo",
     "prediction",
     "request_id",
     "conversation_id",
@@ -169,8 +168,6 @@ pub(crate) const WITHOUT_EFFECT: &[&str] = &[
     "log_metrics",
     "no_logs",
     "external_trace_header",
-    "separate_reasoning",
-    "stream_reasoning",
     "spaces_between_special_tokens",
     "guided_decoding_backend",
     "stream_interval",

@@ -177,7 +177,10 @@ impl Generator {
         let mut ids = Vec::with_capacity(params.n as usize);
         for choice in 0..params.n {
             let listener = Box::new(TextListener {
-                stream: self.tokenizer.as_ref().map(|t| t.stream(params.skip_special_tokens)),
+                stream: self.tokenizer.as_ref().map(|tokenizer| {
+                    let shown = params.shown_special_tokens.clone();
+                    tokenizer.stream_showing(params.skip_special_tokens, shown)
+                }),
                 stops: params.stop.matcher(),
                 stop_strings: params.stop.clone(),
                 stop_ids: params.limits.stop_ids.clone(),

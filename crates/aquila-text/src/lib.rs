@@ -7,6 +7,7 @@
 //! - [`TextStream`]: ids into text, one id at a time
 //! - [`StopStrings`] and [`StopMatcher`]: where a text must end
 //! - [`ChatTemplate`]: a conversation into a prompt
+//! - [`AnswerParser`]: reasoning, text and tool calls of an answer, told apart
 //! - [`SamplingParams`]: settings as users write them, checked
 //! - [`GrammarSpec`] and [`GrammarCompiler`]: what an answer must be like
 //! - [`Generator`]: text in, text out, over an engine that knows only tokens
@@ -18,6 +19,7 @@ mod error;
 mod folder;
 mod generator;
 mod grammar;
+mod parts;
 mod pieces;
 mod sampling_params;
 mod stop;
@@ -28,6 +30,7 @@ pub use chat::ChatTemplate;
 pub use error::{Error, Result};
 pub use generator::{AnswerSink, Delta, End, GenerateError, Generator, Prompt, spec_fields};
 pub use grammar::{GrammarCompiler, GrammarSpec};
+pub use parts::{AnswerParser, Part, ReasoningFormat, ToolCallFormat};
 pub use sampling_params::{CheckedParams, ParamError, SamplingParams, speculation};
 pub use stop::{Piece, StopMatcher, StopStrings};
 pub use stream::TextStream;

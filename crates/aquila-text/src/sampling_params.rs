@@ -126,6 +126,8 @@ pub struct CheckedParams {
     pub priority: Option<i64>,
     /// Whether special tokens are no part of the text.
     pub skip_special_tokens: bool,
+    /// Special tokens that are part of it all the same; callers set them.
+    pub shown_special_tokens: Vec<u32>,
     /// What the answer must be like.
     pub grammar: Option<Arc<dyn Grammar>>,
 }
@@ -330,6 +332,7 @@ impl SamplingParams {
             speculation: Speculation::Free,
             priority: None,
             skip_special_tokens: true,
+            shown_special_tokens: Vec::new(),
             grammar: None,
         })
     }

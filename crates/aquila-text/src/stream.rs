@@ -15,6 +15,8 @@ use crate::tokenizer::Tokenizer;
 pub struct TextStream {
     tokenizer: Tokenizer,
     skip_special: bool,
+    /// Special tokens that are text in any case.
+    shown: Vec<u32>,
     first: bool,
     /// Bytes that may yet become a character.
     incomplete: Vec<u8>,
@@ -29,11 +31,12 @@ pub struct TextStream {
 }
 
 impl TextStream {
-    pub(crate) fn new(tokenizer: Tokenizer, skip_special: bool) -> Self {
+    pub(crate) fn new(tokenizer: Tokenizer, skip_special: bool, shown: Vec<u32>) -> Self {
         let cut_at_start = tokenizer.decoding().strip().map_or(0, |strip| strip.start);
         Self {
             tokenizer,
             skip_special,
+            shown,
             first: true,
             incomplete: Vec::new(),
             awaiting: None,
@@ -50,7 +53,8 @@ impl TextStream {
             self.whole.push(id);
             return Ok(String::new());
         }
-        let Some(token) = self.tokenizer.shown_token(id, self.skip_special) else {
+        let skip_special = self.skip_special && !self.shown.contains(&id);
+        let Some(token) = self.tokenizer.shown_token(id, skip_special) else {
             return Ok(String::new());
         };
         let fragment = if self.tokenizer.decoding().last_differs() {

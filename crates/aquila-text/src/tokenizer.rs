@@ -162,7 +162,12 @@ impl Tokenizer {
 
     /// A stream at the beginning of a text.
     pub fn stream(&self, skip_special: bool) -> TextStream {
-        TextStream::new(self.clone(), skip_special)
+        TextStream::new(self.clone(), skip_special, Vec::new())
+    }
+
+    /// As [`Self::stream`], where these special tokens are part of the text in any case.
+    pub fn stream_showing(&self, skip_special: bool, shown: Vec<u32>) -> TextStream {
+        TextStream::new(self.clone(), skip_special, shown)
     }
 
     pub(crate) fn decoding(&self) -> &Decoding {

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use aquila_disagg::Identity;
 use aquila_engine::available_memory;
 use aquila_model::{Checkpoint, Location};
-use aquila_server::{Address, ModelCard, RequestMemory, Role, Settings};
+use aquila_server::{Address, ModelCard, RequestMemory, Role, Settings, ToolCalls};
 use clap::Args;
 use serde_json::Value;
 
@@ -82,6 +82,8 @@ impl Serve {
             role: None,
             corpora: None,
             corpus_folder: self.server.corpus_folder()?,
+            tool_calls: self.server.tool_calls(),
+            reasoning: self.server.reasoning(),
         };
         let name = settings.model.served_name.clone();
         let open = Open {
@@ -111,6 +113,11 @@ impl Serve {
             notice(format_args!("warning: requests may take more memory than there is left"));
         }
         let prompts = Prompts::of(generator.tokenizer());
+        if prompts == Prompts::Chat {
+            let calls = ToolCalls::of(&generator, &settings);
+            let (name, why) = (calls.format.name(), calls.reason);
+            notice(format_args!("tools     calls are read in the format {name}, {why}"));
+        }
         let ready = |address| announce(address, open, &name, prompts);
         aquila_server::run(address, generator, settings, ready, notice)?;
         if let Some(Role::Prefill(worker)) = role {

@@ -1,5 +1,6 @@
 //! What can be asked, and who answers.
 
+mod anthropic;
 mod openai;
 mod page;
 mod sglang;
@@ -7,7 +8,7 @@ mod sglang;
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::header;
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
@@ -26,6 +27,8 @@ pub(crate) fn router(app: Shared) -> Router {
     let taking = Router::new()
         .route("/v1/chat/completions", post(openai::chat::chat))
         .route("/v1/completions", post(openai::completions::completions))
+        .route("/v1/responses", post(openai::responses::responses))
+        .route("/v1/messages", post(anthropic::messages::messages))
         .route("/generate", post(sglang::generate::generate).put(sglang::generate::generate))
         .route("/add_external_corpus", post(sglang::corpus::add))
         .route_layer(from_fn_with_state(app.clone(), limit_key))
@@ -34,6 +37,9 @@ pub(crate) fn router(app: Shared) -> Router {
         true => Router::new().route(PAGE, get(page::page)),
         false => Router::new(),
     };
+    let refused = openai::refused::PATHS
+        .iter()
+        .fold(Router::new(), |router, (path, _)| router.route(path, post(openai::refused::refuse)));
     Router::new()
         .merge(taking)
         .merge(pages)
@@ -55,9 +61,13 @@ pub(crate) fn router(app: Shared) -> Router {
         .route("/health", get(sglang::health::health))
         .route("/health_generate", get(sglang::health::health_generate))
         .route("/metrics", get(sglang::info::metrics))
+        .route("/v1/responses/{id}", get(openai::responses::stored))
+        .route("/v1/messages/count_tokens", post(anthropic::messages::count_tokens))
+        .merge(refused)
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(app.clone(), check_key))
+        .layer(from_fn(anthropic::errors::translate))
         .layer(from_fn_with_state(app.clone(), cors::share))
         .layer(from_fn_with_state(app.clone(), access::log))
         .with_state(app)
@@ -132,7 +142,7 @@ async fn wrong_method(State(app): State<Shared>, request: Request) -> Refusal {
 }
 
 /// Reads a body that nobody wants, so that the connection can be used again.
-async fn read_past(app: &Shared, request: Request) -> Result<(), Refusal> {
+pub(crate) async fn read_past(app: &Shared, request: Request) -> Result<(), Refusal> {
     body::read(request, app).await.map(drop)
 }
 

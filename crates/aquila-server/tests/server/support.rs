@@ -58,6 +58,8 @@ pub fn settings() -> Settings {
         overlap_reason: "the test says so".into(),
         role: None,
         corpora: None,
+        tool_calls: None,
+        reasoning: None,
         corpus_folder: None,
     }
 }

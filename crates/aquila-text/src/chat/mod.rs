@@ -46,6 +46,8 @@ pub struct ChatTemplate {
 
 struct Compiled {
     name: String,
+    /// As the checkpoint has it.
+    source: String,
     origin: String,
     /// Kept until the template is used: a checkpoint may serve without its template.
     syntax_error: Option<String>,
@@ -73,12 +75,18 @@ impl ChatTemplate {
                 let added = environment.add_template_owned(source.name.clone(), plain);
                 Compiled {
                     name: source.name,
+                    source: source.text,
                     origin: source.origin,
                     syntax_error: added.err().map(|e| describe(&e)),
                 }
             })
             .collect();
         Self { environment, templates, named_tokens }
+    }
+
+    /// The templates as the checkpoint has them.
+    pub fn sources(&self) -> impl Iterator<Item = &str> {
+        self.templates.iter().map(|template| template.source.as_str())
     }
 
     /// The prompt for `messages`, an array of objects with `role` and `content` as the template

@@ -5,6 +5,7 @@ mod chat_template;
 mod generator;
 mod grammar;
 mod grammar_drafts;
+mod parts;
 mod pieces;
 mod sampling;
 mod stop;

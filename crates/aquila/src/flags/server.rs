@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use aquila_engine::Returned;
 use aquila_server::{CorpusFolder, Limits, fitting_connections};
+use aquila_text::{ReasoningFormat, ToolCallFormat};
 use clap::Args;
 
 use crate::error::{Error, Result};
@@ -99,6 +100,16 @@ pub struct ServerFlags {
     #[arg(long, default_value_t = Limits::default().returned_bytes, value_name = "BYTES")]
     max_returned_bytes: usize,
 
+    /// How the model writes calls of tools: qwen25, qwen, hermes, llama3 or mistral [default: as the
+    /// chat template shows, else as its family does]
+    #[arg(long, value_name = "NAME", value_parser = tool_call_format)]
+    tool_call_parser: Option<ToolCallFormat>,
+
+    /// How the model writes reasoning, to tell it from answers: deepseek-r1, qwen3 or
+    /// qwen3-thinking [default: reasoning is part of the text]
+    #[arg(long, value_name = "NAME", value_parser = reasoning_format)]
+    reasoning_parser: Option<ReasoningFormat>,
+
     /// A folder whose files clients may add as corpora; without it, they can only send documents
     #[arg(long, value_name = "FOLDER")]
     external_corpus_folder: Option<PathBuf>,
@@ -138,6 +149,16 @@ impl ServerFlags {
         }
     }
 
+    /// How the model writes calls of tools, where the flag says so.
+    pub fn tool_calls(&self) -> Option<ToolCallFormat> {
+        self.tool_call_parser
+    }
+
+    /// How it writes reasoning, where the flag says so.
+    pub fn reasoning(&self) -> Option<ReasoningFormat> {
+        self.reasoning_parser
+    }
+
     /// The folder that clients may add files from.
     pub fn corpus_folder(&self) -> Result<Option<CorpusFolder>> {
         let Some(path) = &self.external_corpus_folder else { return Ok(None) };
@@ -145,6 +166,19 @@ impl ServerFlags {
             |why| Error::Usage(format!("--external-corpus-folder {}: {why}", path.display()));
         CorpusFolder::open(path).map(Some).map_err(failed)
     }
+}
+
+fn tool_call_format(name: &str) -> std::result::Result<ToolCallFormat, String> {
+    ToolCallFormat::named(name).ok_or_else(|| unknown(ToolCallFormat::NAMES.map(|(name, _)| name)))
+}
+
+fn reasoning_format(name: &str) -> std::result::Result<ReasoningFormat, String> {
+    let names = ReasoningFormat::NAMES.map(|(name, _)| name);
+    ReasoningFormat::named(name).ok_or_else(|| unknown(names))
+}
+
+fn unknown<const N: usize>(names: [&str; N]) -> String {
+    format!("there are {}", names.join(", "))
 }
 
 fn seconds(flag: &str, seconds: f64) -> Result<Duration> {

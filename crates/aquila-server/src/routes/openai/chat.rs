@@ -1,37 +1,44 @@
 //! `/v1/chat/completions`: a conversation, and what comes next in it.
 
-use aquila_text::{CheckedParams, Delta, Tokenizer};
+use aquila_engine::Token;
+use aquila_text::{CheckedParams, Delta, Part, Tokenizer};
 use axum::extract::{Request, State};
 use axum::response::Response;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::logprobs::ChatLogprobs;
-use super::{Common, FINGERPRINT, UsageReport, finish_reason, matched_stop, only_text};
+use super::{
+    FINGERPRINT, OpenAiSettings, UsageReport, finish_reason, matched_stop, metrics, sglext,
+};
 use crate::answer::{Answer, StreamEvent};
 use crate::body;
+use crate::chat::{
+    AnswerFormat, AnswerParts, Call, ChatAnswer, ChatRequest, Tool, ToolChoice, Tools, messages,
+    set_effort,
+};
 use crate::draft_round::{DraftRound, RoundReporter};
 use crate::fields::Fields;
 use crate::refusal::Refusal;
 use crate::routes::json as respond;
 use crate::state::{App, Shared, unix_time};
 use crate::stream::{self, EventWriter, ResponseFormat};
-use crate::submit::{Ask, RequestGuards};
+use crate::submit::RequestGuards;
 use crate::unserved::{CHAT, WITHOUT_EFFECT};
 
-/// A conversation, checked.
-struct Chat {
-    common: Common,
-    messages: Value,
-    tools: Option<Value>,
-    template_arguments: Map<String, Value>,
+/// A body, checked.
+struct Body {
+    chat: ChatRequest,
+    include_usage: bool,
+    spec_details: bool,
 }
 
-impl Chat {
+impl Body {
     fn take(mut fields: Fields) -> Result<Self, Refusal> {
         let messages = messages(fields.require("messages")?)?;
-        let mut common = Common::take(&mut fields)?;
-        let params = &mut common.params;
+        let OpenAiSettings { mut settings, include_usage, spec_details } =
+            OpenAiSettings::take(&mut fields)?;
+        let params = &mut settings.params;
         fields.set(params, "max_tokens", "max_tokens")?;
         fields.set(params, "max_completion_tokens", "max_tokens")?;
         if params.max_tokens == Some(0) {
@@ -39,120 +46,92 @@ impl Chat {
         }
         fields.set(params, "logprobs", "logprobs")?;
         fields.set(params, "top_logprobs", "top_logprobs")?;
-        if params.top_logprobs.is_some() && params.logprobs != Some(true) {
+        if params.top_logprobs.is_some_and(|top| top > 0) && params.logprobs != Some(true) {
             return Err(Refusal::param("top_logprobs", "is only allowed if `logprobs` is true"));
         }
-        only_text(&mut fields)?;
         let tools = tools(&mut fields)?;
-        let template_arguments = fields.take("chat_template_kwargs")?.unwrap_or_default();
+        let mut template_arguments: Map<String, Value> =
+            fields.take("chat_template_kwargs")?.unwrap_or_default();
+        let effort: Option<String> = fields.take("reasoning_effort")?;
+        set_effort(effort.as_deref(), &mut template_arguments);
+        let chat = ChatRequest {
+            settings,
+            messages,
+            tools,
+            template_arguments,
+            separate_reasoning: fields.take("separate_reasoning")?.unwrap_or(true),
+            stream_reasoning: fields.take("stream_reasoning")?.unwrap_or(true),
+        };
         fields.refuse(CHAT)?;
         fields.finish("", WITHOUT_EFFECT)?;
-        Ok(Self { common, messages, tools, template_arguments })
+        Ok(Self { chat, include_usage, spec_details })
     }
 }
 
-/// Messages as templates want them: objects with a role and a text.
-fn messages(messages: Vec<Value>) -> Result<Value, Refusal> {
-    if messages.is_empty() {
-        return Err(Refusal::param("messages", "must have at least one message"));
-    }
-    let plain = messages.into_iter().enumerate().map(|(index, message)| {
-        let at = |key: &str| format!("messages[{index}]{key}");
-        let Value::Object(mut message) = message else {
-            return Err(Refusal::param(at(""), "must be an object with `role` and `content`"));
-        };
-        if message.get("role").and_then(Value::as_str).is_none_or(str::is_empty) {
-            return Err(Refusal::param(at(".role"), "must be a string such as `user`"));
+/// The tools, in OpenAI's form.
+fn tools(fields: &mut Fields) -> Result<Tools, Refusal> {
+    let list: Vec<Value> = fields.take("tools")?.unwrap_or_default();
+    let list = list.iter().enumerate().map(|(index, tool)| {
+        let at = format!("tools[{index}]");
+        if tool.get("type").is_some_and(|kind| kind != "function") {
+            return Err(Refusal::param(format!("{at}.type"), "must be `function`"));
         }
-        let content = match message.get_mut("content").map(Value::take) {
-            Some(Value::String(text)) => text,
-            Some(Value::Array(parts)) => joined_parts(parts)
-                .map_err(|(part, why)| Refusal::param(at(&format!(".content[{part}]")), why))?,
-            None | Some(Value::Null) if message.contains_key("tool_calls") => String::new(),
-            _ => {
-                let why = "must be a string, or a list of parts of type `text`";
-                return Err(Refusal::param(at(".content"), why));
-            }
-        };
-        message.insert("content".into(), content.into());
-        Ok(Value::Object(message))
+        let function = tool.get("function").filter(|function| function.is_object());
+        let at = format!("{at}.function");
+        let function = function.ok_or_else(|| Refusal::param(&at, "must be an object"))?;
+        let field = |name| function.get(name);
+        Tool::new(&at, field("name"), field("description"), field("parameters"), field("strict"))
     });
-    plain.collect::<Result<Vec<Value>, Refusal>>().map(Value::Array)
-}
-
-/// The texts of a message in parts, each on lines of its own.
-fn joined_parts(parts: Vec<Value>) -> Result<String, (usize, &'static str)> {
-    let texts = parts.iter().enumerate().map(|(index, part)| {
-        let text = part.get("text").and_then(Value::as_str);
-        match (part.get("type").and_then(Value::as_str), text) {
-            (Some("text"), Some(text)) => Ok(text),
-            (Some("text"), None) => Err((index, "must have a `text`")),
-            _ => Err((index, "must be of type `text`: the model reads nothing else")),
+    let list = list.collect::<Result<Vec<Tool>, Refusal>>()?;
+    let choice = match fields.take::<Value>("tool_choice")? {
+        None => ToolChoice::Auto,
+        Some(Value::String(choice)) => match choice.as_str() {
+            "none" => ToolChoice::None,
+            "auto" => ToolChoice::Auto,
+            "required" => ToolChoice::Required,
+            _ => return Err(Refusal::param("tool_choice", CHOICES)),
+        },
+        Some(choice) => {
+            let name = choice.get("function").and_then(|function| function.get("name"));
+            let name = name.and_then(Value::as_str).filter(|_| choice["type"] == "function");
+            let name = name.ok_or_else(|| Refusal::param("tool_choice", CHOICES))?;
+            ToolChoice::Named(name.into())
         }
-    });
-    Ok(texts.collect::<Result<Vec<&str>, _>>()?.join("\n"))
+    };
+    let parallel = fields.take("parallel_tool_calls")?.unwrap_or(true);
+    Tools { list, choice, parallel }.check("tool_choice")
 }
 
-/// The tools that the template is told about; the model is left to use them or not.
-fn tools(fields: &mut Fields) -> Result<Option<Value>, Refusal> {
-    let tools: Option<Vec<Value>> = fields.take("tools")?;
-    let choice: Option<Value> = fields.take("tool_choice")?;
-    match choice.as_ref().map(|choice| choice.as_str()) {
-        None | Some(Some("auto")) => Ok(tools.filter(|tools| !tools.is_empty()).map(Value::Array)),
-        Some(Some("none")) => Ok(None),
-        _ => Err(Refusal::param("tool_choice", "only `auto` and `none` are supported")),
-    }
-}
+const CHOICES: &str = "must be `none`, `auto`, `required`, or \
+                       {\"type\": \"function\", \"function\": {\"name\": …}}";
 
 pub(crate) async fn chat(State(app): State<Shared>, request: Request) -> Result<Response, Refusal> {
     let body = body::read(request, &app).await?;
-    let chat = body.work(|body| Chat::take(Fields::parse(body)?)).await?;
-    app.check_model(chat.common.model.as_deref())?;
-    let mut params = chat.common.params;
-    let context = app.generator.engine().config().context_length;
-    let longest = app.settings.default_max_tokens.unwrap_or(context);
-    params.max_tokens.get_or_insert(longest);
-    let mut params = app.generator.check(params).map_err(|error| Refusal::of(error, "messages"))?;
-    params.skip_special_tokens = chat.common.skip_special_tokens;
-    params.speculation = chat.common.speculation;
-    params.draft_trees = chat.common.draft_trees;
-    params.priority = chat.common.priority;
-
-    let tokenizer = app.tokenizer("messages")?.clone();
-    let longest_text = app.longest_text;
-    let prompt = body.work(move |_| {
-        let template = tokenizer.chat_template().ok_or_else(|| {
-            Refusal::param("messages", "the model has no chat template: use /v1/completions")
-        })?;
-        let text = template
-            .render(&chat.messages, chat.tools.as_ref(), true, &chat.template_arguments)
-            .map_err(|error| Refusal::param("messages", error))?;
-        // The template has written what the tokenizer would put around a text.
-        longest_text.encode(&tokenizer, &text, false, "messages")
-    });
-    let prompt = prompt.await?;
-    drop(body);
-
-    let id = chat.common.name.unwrap_or_else(|| app.identifiers.next("chatcmpl-"));
-    let mut asks =
-        vec![Ask { name: id.clone(), prompt, params: params.clone(), prefill: Vec::new() }];
-    chat.common.bootstrap.assign(&app, &mut asks)?;
+    let taken = body.work(|body| Body::take(Fields::parse(body)?)).await?;
+    let Body { chat, include_usage, spec_details } = taken;
+    let streams = chat.settings.stream;
+    let prepared = app.prepare_chat(body, chat, "messages", "chatcmpl-").await?;
     if app.hands_over() {
-        return app.hand_over(asks, "messages").await;
+        return app.hand_over(prepared.asks, "messages").await;
     }
-    let head = Head { id, created: unix_time() };
-    if chat.common.stream {
-        let pieces = app.submit_streaming(asks, "messages")?;
-        let include_usage = chat.common.include_usage;
-        let begun = vec![false; params.n as usize];
-        let rounds = RoundReporter::for_answers(&app, &params, begun.len());
-        let usage = UsageReport::default();
+    let head = Head { id: prepared.id, created: unix_time() };
+    let (params, format) = (prepared.params, prepared.format);
+    if streams {
+        let pieces = app.submit_streaming(prepared.asks, "messages")?;
+        let progress = || Progress {
+            begun: false,
+            parts: AnswerParts::new(&format, app.generator.tokenizer()),
+        };
+        let answers = std::iter::repeat_with(progress).take(params.n as usize).collect();
+        let rounds = RoundReporter::for_answers(&app, &params, params.n as usize);
         let name = head.id.clone();
-        let format = Chunks { app, head, params, include_usage, begun, rounds, usage };
+        let usage = UsageReport::default();
+        let format =
+            Chunks { app, head, params, include_usage, spec_details, answers, rounds, usage };
         return Ok(stream::respond(pieces, format, &name));
     }
-    let answers = app.ask_for_all(asks, "messages").await?;
-    Ok(respond(&whole(&app, &head, &params, &answers), Some(&head.id)))
+    let answers = app.ask_for_all(prepared.asks, "messages").await?;
+    Ok(respond(&whole(&app, &head, &params, &format, spec_details, &answers), Some(&head.id)))
 }
 
 struct Head {
@@ -167,69 +146,131 @@ struct Whole<'a> {
     created: u64,
     model: &'a str,
     system_fingerprint: &'static str,
-    choices: Vec<Choice<'a>>,
+    choices: Vec<Choice>,
     usage: UsageReport,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sglext: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<Value>,
 }
 
 #[derive(Serialize)]
-struct Choice<'a> {
+struct Choice {
     index: usize,
-    message: Message<'a>,
+    message: Message,
     logprobs: Option<ChatLogprobs>,
     finish_reason: &'static str,
     matched_stop: Value,
 }
 
 #[derive(Serialize)]
-struct Message<'a> {
+struct Message {
     role: &'static str,
-    content: &'a str,
+    content: Option<String>,
     refusal: Option<()>,
+    /// SGLang's name and vLLM's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<WholeCall>,
+}
+
+#[derive(Serialize)]
+struct WholeCall {
+    id: String,
+    r#type: &'static str,
+    function: WholeFunction,
+}
+
+#[derive(Serialize)]
+struct WholeFunction {
+    name: String,
+    arguments: String,
+}
+
+impl Message {
+    fn of(answer: ChatAnswer) -> Self {
+        let ChatAnswer { reasoning, text, calls, .. } = answer;
+        let call = |Call { id, name, arguments }| WholeCall {
+            id,
+            r#type: "function",
+            function: WholeFunction { name, arguments },
+        };
+        let reasoning = Some(reasoning).filter(|reasoning| !reasoning.is_empty());
+        Self {
+            role: "assistant",
+            content: Some(text).filter(|text| !text.is_empty() || calls.is_empty()),
+            refusal: None,
+            reasoning_content: reasoning.clone(),
+            reasoning,
+            tool_calls: calls.into_iter().map(call).collect(),
+        }
+    }
 }
 
 fn whole<'a>(
     app: &'a App,
     head: &'a Head,
     params: &CheckedParams,
-    answers: &'a [Answer],
+    format: &AnswerFormat,
+    spec_details: bool,
+    answers: &[Answer],
 ) -> Whole<'a> {
-    let choices = answers.iter().enumerate().map(|(index, answer)| Choice {
-        index,
-        message: Message { role: "assistant", content: &answer.text, refusal: None },
-        logprobs: logprobs(app.generator.tokenizer(), params, answer.tokens.as_slice()),
-        finish_reason: finish_reason(&answer.reason),
-        matched_stop: matched_stop(&answer.reason, answer.stop.as_ref()),
-    });
+    let tokenizer = app.generator.tokenizer();
+    let mut usage = UsageReport::of(answers, params.n as usize);
+    let mut choices = Vec::with_capacity(answers.len());
+    for (index, answer) in answers.iter().enumerate() {
+        let read = ChatAnswer::read(format, tokenizer, &app.identifiers, answer);
+        usage.completion_tokens_details.reasoning_tokens += read.reasoning_tokens;
+        let calls = read.calls_tools(&answer.reason);
+        choices.push(Choice {
+            index,
+            logprobs: logprobs(tokenizer, params, &answer.tokens),
+            finish_reason: if calls { "tool_calls" } else { finish_reason(&answer.reason) },
+            matched_stop: matched_stop(&answer.reason, answer.stop.as_ref()),
+            message: Message::of(read),
+        });
+    }
     Whole {
         id: &head.id,
         object: "chat.completion",
         created: head.created,
         model: &app.settings.model.served_name,
         system_fingerprint: FINGERPRINT,
-        choices: choices.collect(),
-        usage: UsageReport::of(answers, params.n as usize),
+        choices,
+        sglext: sglext(spec_details, &usage.spec),
+        metrics: metrics(app, answers.len(), &usage.spec),
+        usage,
     }
 }
 
 fn logprobs(
     tokenizer: Option<&Tokenizer>,
     params: &CheckedParams,
-    tokens: &[aquila_engine::Token],
+    tokens: &[Token],
 ) -> Option<ChatLogprobs> {
-    params.logprobs.map(|_| ChatLogprobs::of(tokenizer, tokens, &params.limits.stop_ids))
+    params.logprobs.map(|_| ChatLogprobs::of(tokenizer, tokens, params))
 }
 
-/// A conversation's answers in chunks: for each a role, texts and a finish reason.
+/// A conversation's answers in chunks: for each a role, parts and a finish reason.
 struct Chunks {
     app: Shared,
     head: Head,
     params: CheckedParams,
     include_usage: bool,
-    /// Which answers have begun.
-    begun: Vec<bool>,
+    spec_details: bool,
+    answers: Vec<Progress>,
     /// Of each answer, where draft trees are asked for.
     rounds: Vec<RoundReporter>,
     usage: UsageReport,
+}
+
+/// How far one answer is told.
+struct Progress {
+    begun: bool,
+    parts: AnswerParts,
 }
 
 #[derive(Serialize)]
@@ -239,15 +280,19 @@ struct Chunk<'a> {
     created: u64,
     model: &'a str,
     system_fingerprint: &'static str,
-    choices: &'a [ChunkChoice<'a>],
+    choices: &'a [ChunkChoice],
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<UsageReport>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sglext: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<Value>,
 }
 
 #[derive(Serialize)]
-struct ChunkChoice<'a> {
+struct ChunkChoice {
     index: usize,
-    delta: ChunkDelta<'a>,
+    delta: ChunkDelta,
     logprobs: Option<ChatLogprobs>,
     finish_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Value::is_null")]
@@ -257,15 +302,66 @@ struct ChunkChoice<'a> {
 }
 
 #[derive(Serialize, Default)]
-struct ChunkDelta<'a> {
+struct ChunkDelta {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    content: Option<&'a str>,
+    content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<[ChunkCall; 1]>,
 }
 
-impl<'a> ChunkChoice<'a> {
-    fn new(index: usize, delta: ChunkDelta<'a>) -> Self {
+#[derive(Serialize)]
+struct ChunkCall {
+    index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    r#type: Option<&'static str>,
+    function: ChunkFunction,
+}
+
+#[derive(Serialize)]
+struct ChunkFunction {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    arguments: String,
+}
+
+impl ChunkDelta {
+    /// What a part says; none for the end of a call, which the next part or the end tells.
+    fn of(app: &App, part: Part) -> Option<Self> {
+        let call = |index, named: Option<(String, String)>, arguments| {
+            let (id, name) = named.unzip();
+            let r#type = id.is_some().then_some("function");
+            let function = ChunkFunction { name, arguments };
+            Self {
+                tool_calls: Some([ChunkCall { index, id, r#type, function }]),
+                ..Self::default()
+            }
+        };
+        match part {
+            Part::Text(text) => Some(Self { content: Some(text), ..Self::default() }),
+            Part::Reasoning(text) => Some(Self {
+                reasoning_content: Some(text.clone()),
+                reasoning: Some(text),
+                ..Self::default()
+            }),
+            Part::CallBegin { index, name } => {
+                Some(call(index, Some((app.identifiers.call(), name)), String::new()))
+            }
+            Part::Arguments { index, piece } => Some(call(index, None, piece)),
+            Part::CallEnd { .. } | Part::CallBroken { .. } => None,
+        }
+    }
+}
+
+impl ChunkChoice {
+    fn new(index: usize, delta: ChunkDelta) -> Self {
         Self {
             index,
             delta,
@@ -275,39 +371,64 @@ impl<'a> ChunkChoice<'a> {
             draft_round: None,
         }
     }
-
-    fn text(index: usize, text: &'a str) -> Self {
-        Self::new(index, ChunkDelta { role: None, content: Some(text) })
-    }
 }
 
 impl Chunks {
-    fn chunk(
-        &self,
-        choices: &[ChunkChoice<'_>],
-        usage: Option<UsageReport>,
-        out: &mut EventWriter,
-    ) {
-        out.event(&Chunk {
+    fn chunk<'a>(&'a self, choices: &'a [ChunkChoice]) -> Chunk<'a> {
+        Chunk {
             id: &self.head.id,
             object: "chat.completion.chunk",
             created: self.head.created,
             model: &self.app.settings.model.served_name,
             system_fingerprint: FINGERPRINT,
             choices,
-            usage: self.include_usage.then_some(usage),
-        });
+            usage: self.include_usage.then_some(None),
+            sglext: None,
+            metrics: None,
+        }
+    }
+
+    /// Parts as chunks, the first with what is known of the tokens.
+    fn parts(&self, index: usize, parts: Vec<Part>, mut known: Known, out: &mut EventWriter) {
+        for delta in parts.into_iter().filter_map(|part| ChunkDelta::of(&self.app, part)) {
+            out.event(&self.chunk(&[known.take().with(index, delta)]));
+        }
+        if !known.is_empty() {
+            let nothing = ChunkDelta { content: Some(String::new()), ..ChunkDelta::default() };
+            out.event(&self.chunk(&[known.with(index, nothing)]));
+        }
     }
 
     fn delta(&mut self, index: usize, delta: &Delta, out: &mut EventWriter) {
-        let draft_round = self.rounds.get_mut(index).map(|rounds| rounds.report(delta));
+        let parts = self.answers[index].parts.tokens(&delta.tokens, &delta.text);
         let logprobs = logprobs(self.app.generator.tokenizer(), &self.params, &delta.tokens);
-        let logprobs = logprobs.filter(|logprobs| !logprobs.is_empty());
-        if delta.text.is_empty() && logprobs.is_none() && draft_round.is_none() {
-            return;
-        }
-        let choice = ChunkChoice { logprobs, draft_round, ..ChunkChoice::text(index, &delta.text) };
-        self.chunk(&[choice], None, out);
+        let known = Known {
+            logprobs: logprobs.filter(|logprobs| !logprobs.is_empty()),
+            draft_round: self.rounds.get_mut(index).map(|rounds| rounds.report(delta)),
+        };
+        self.parts(index, parts, known, out);
+    }
+}
+
+/// What is known of the tokens of a piece, beside its text.
+#[derive(Default)]
+struct Known {
+    logprobs: Option<ChatLogprobs>,
+    draft_round: Option<DraftRound>,
+}
+
+impl Known {
+    fn is_empty(&self) -> bool {
+        self.logprobs.is_none() && self.draft_round.is_none()
+    }
+
+    fn take(&mut self) -> Self {
+        std::mem::take(self)
+    }
+
+    fn with(self, index: usize, delta: ChunkDelta) -> ChunkChoice {
+        let Self { logprobs, draft_round } = self;
+        ChunkChoice { logprobs, draft_round, ..ChunkChoice::new(index, delta) }
     }
 }
 
@@ -319,31 +440,39 @@ impl ResponseFormat for Chunks {
         _: &RequestGuards,
         out: &mut EventWriter,
     ) {
-        if !std::mem::replace(&mut self.begun[index], true) {
-            let role = ChunkDelta { role: Some("assistant"), content: Some("") };
-            self.chunk(&[ChunkChoice::new(index, role)], None, out);
+        if !std::mem::replace(&mut self.answers[index].begun, true) {
+            let role = Some("assistant");
+            let role = ChunkDelta { role, content: Some(String::new()), ..ChunkDelta::default() };
+            out.event(&self.chunk(&[ChunkChoice::new(index, role)]));
         }
         match event {
             StreamEvent::Prompt(_) => (),
             StreamEvent::Delta(delta) => self.delta(index, &delta, out),
             StreamEvent::End(end) => {
-                if !end.text.is_empty() {
-                    self.chunk(&[ChunkChoice::text(index, &end.text)], None, out);
-                }
+                let parts = self.answers[index].parts.finish(&end.text);
+                self.parts(index, parts, Known::default(), out);
+                let answer = &self.answers[index].parts;
+                let calls = answer.calls_tools(&end.reason);
+                let reasoning = answer.reasoning_tokens();
+                let reason = if calls { "tool_calls" } else { finish_reason(&end.reason) };
                 let last = ChunkChoice {
-                    finish_reason: Some(finish_reason(&end.reason)),
+                    finish_reason: Some(reason),
                     matched_stop: matched_stop(&end.reason, end.stop.as_ref()),
                     ..ChunkChoice::new(index, ChunkDelta::default())
                 };
-                self.chunk(&[last], None, out);
+                out.event(&self.chunk(&[last]));
                 self.usage.add(&end.usage, index == 0);
+                self.usage.completion_tokens_details.reasoning_tokens += reasoning;
             }
         }
     }
 
     fn close(&mut self, out: &mut EventWriter) {
-        if self.include_usage {
-            self.chunk(&[], Some(self.usage.clone()), out);
+        let sglext = sglext(self.spec_details, &self.usage.spec);
+        if self.include_usage || sglext.is_some() {
+            let usage = self.include_usage.then(|| Some(self.usage.clone()));
+            let metrics = metrics(&self.app, self.answers.len(), &self.usage.spec);
+            out.event(&Chunk { usage, sglext, metrics, ..self.chunk(&[]) });
         }
     }
 }

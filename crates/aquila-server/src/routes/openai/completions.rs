@@ -8,7 +8,9 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::logprobs::{Columns, CompletionLogprobs};
-use super::{Common, FINGERPRINT, UsageReport, finish_reason, matched_stop, only_text};
+use super::{
+    FINGERPRINT, OpenAiSettings, UsageReport, finish_reason, matched_stop, metrics, sglext,
+};
 use crate::answer::{Answer, StreamEvent};
 use crate::body;
 use crate::draft_round::{DraftRound, RoundReporter};
@@ -37,7 +39,7 @@ fn list(prompts: Prompts) -> Result<Vec<Prompt>, Refusal> {
 
 /// A request, checked.
 struct Completion {
-    common: Common,
+    common: OpenAiSettings,
     prompts: Vec<Prompt>,
     echo: bool,
 }
@@ -46,19 +48,19 @@ impl Completion {
     fn take(mut fields: Fields) -> Result<Self, Refusal> {
         let prompts = list(fields.require_prompts("prompt")?)?;
         fields.check_settings(prompts.len())?;
-        let mut common = Common::take(&mut fields)?;
-        fields.set(&mut common.params, "max_tokens", "max_tokens")?;
+        let mut common = OpenAiSettings::take(&mut fields)?;
+        let params = &mut common.settings.params;
+        fields.set(params, "max_tokens", "max_tokens")?;
         let echo = fields.flag("echo")?;
         if let Some(top) = fields.take::<usize>("logprobs")? {
-            common.params.logprobs = Some(true);
-            common.params.top_logprobs = Some(top);
-            common.params.prompt_logprobs = echo.then_some(true);
+            params.logprobs = Some(true);
+            params.top_logprobs = Some(top);
+            params.prompt_logprobs = echo.then_some(true);
         }
         fields.refuse(COMPLETIONS)?;
-        if fields.take::<u32>("best_of")?.is_some_and(|n| n != common.params.n.unwrap_or(1)) {
+        if fields.take::<u32>("best_of")?.is_some_and(|n| n != params.n.unwrap_or(1)) {
             return Err(Refusal::param("best_of", "must be equal to `n`"));
         }
-        only_text(&mut fields)?;
         fields.finish("", WITHOUT_EFFECT)?;
         Ok(Self { common, prompts, echo })
     }
@@ -72,15 +74,9 @@ pub(crate) async fn completions(
     let take = |body: &[u8]| Completion::take(Fields::parse_with(body, &["prompt"])?);
     let completion = body.work(take).await?;
     let common = completion.common;
-    app.check_model(common.model.as_deref())?;
-    let mut params = common.params;
-    let usual = app.settings.default_max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
-    params.max_tokens.get_or_insert(usual);
-    let mut params = app.generator.check(params).map_err(|error| Refusal::of(error, "prompt"))?;
-    params.skip_special_tokens = common.skip_special_tokens;
-    params.speculation = common.speculation;
-    params.draft_trees = common.draft_trees;
-    params.priority = common.priority;
+    let settings = common.settings;
+    app.check_model(settings.model.as_deref())?;
+    let params = settings.check(&app, Some(DEFAULT_MAX_TOKENS), "prompt").await?;
 
     let given = if completion.echo { completion.prompts.clone() } else { Vec::new() };
     let prompts = app.tokens(&body, completion.prompts, "prompt").await?;
@@ -88,40 +84,43 @@ pub(crate) async fn completions(
     let echo = move |_: &[u8]| Ok((echoes(&generator, given, &prompts)?, prompts));
     let (echoes, prompts) = body.work(echo).await?;
     drop(body);
-    let id = common.name.unwrap_or_else(|| app.identifiers.next("cmpl-"));
+    let id = settings.name.unwrap_or_else(|| app.identifiers.next("cmpl-"));
     let ask =
         |prompt| Ask { name: id.clone(), prompt, params: params.clone(), prefill: Vec::new() };
     let mut asks: Vec<Ask> = prompts.into_iter().map(ask).collect();
-    common.bootstrap.assign(&app, &mut asks)?;
+    settings.bootstrap.assign(&app, &mut asks)?;
     if app.hands_over() {
         return app.hand_over(asks, "prompt").await;
     }
     let head = Head { id: id.clone(), created: unix_time() };
-    if common.stream {
+    if settings.stream {
         let pieces = app.submit_streaming(asks, "prompt")?;
         let count = pieces.guards.answers();
         let answers = (0..count).map(|_| Progress::default()).collect();
         let rounds = RoundReporter::for_answers(&app, &params, count);
-        let include_usage = common.include_usage;
-        let usage = UsageReport::default();
-        let prompt_tokens = vec![Vec::new(); echoes.len()];
         let format = Chunks {
             app,
             head,
             params,
-            include_usage,
+            include_usage: common.include_usage,
+            spec_details: common.spec_details,
+            prompt_tokens: vec![Vec::new(); echoes.len()],
             echoes,
-            prompt_tokens,
             answers,
             rounds,
-            usage,
+            usage: UsageReport::default(),
         };
         return Ok(stream::respond(pieces, format, &id));
     }
     let answers = app.ask_for_all(asks, "prompt").await?;
     let choices = choices(&app, &params, &echoes, &answers);
     let usage = UsageReport::of(&answers, params.n as usize);
-    Ok(respond(&head.wrap(&app, &choices, Some(Some(usage))), Some(&id)))
+    let whole = Whole {
+        sglext: sglext(common.spec_details, &usage.spec),
+        metrics: metrics(&app, answers.len(), &usage.spec),
+        ..head.wrap(&app, &choices, Some(Some(usage)))
+    };
+    Ok(respond(&whole, Some(&id)))
 }
 
 /// What stands before each prompt's answers: the prompts as they were given, if wanted.
@@ -156,6 +155,10 @@ struct Whole<'a> {
     choices: &'a [Choice],
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<UsageReport>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sglext: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<Value>,
 }
 
 #[derive(Serialize)]
@@ -185,6 +188,8 @@ impl Head {
             system_fingerprint: FINGERPRINT,
             choices,
             usage,
+            sglext: None,
+            metrics: None,
         }
     }
 }
@@ -271,6 +276,7 @@ struct Chunks {
     head: Head,
     params: CheckedParams,
     include_usage: bool,
+    spec_details: bool,
     echoes: Vec<String>,
     /// The tokens of each prompt that is echoed with log-probabilities.
     prompt_tokens: Vec<Vec<Token>>,
@@ -353,8 +359,11 @@ impl ResponseFormat for Chunks {
     }
 
     fn close(&mut self, out: &mut EventWriter) {
-        if self.include_usage {
-            out.event(&self.head.wrap(&self.app, &[], Some(Some(self.usage.clone()))));
+        let sglext = sglext(self.spec_details, &self.usage.spec);
+        if self.include_usage || sglext.is_some() {
+            let usage = self.include_usage.then(|| Some(self.usage.clone()));
+            let metrics = metrics(&self.app, self.answers.len(), &self.usage.spec);
+            out.event(&Whole { sglext, metrics, ..self.head.wrap(&self.app, &[], usage) });
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Log-probabilities in OpenAI's two forms: a list of tokens for chats, columns for completions.
 
 use aquila_engine::Token;
-use aquila_text::{TextStream, Tokenizer};
+use aquila_text::{CheckedParams, TextStream, Tokenizer};
 use serde::{Serialize, Serializer};
+use serde_json::Value;
 
 /// How a token reads: its text, and its bytes, which may be part of a character.
 fn spelled(tokenizer: Option<&Tokenizer>, id: u32) -> (String, Vec<u8>) {
@@ -47,16 +48,24 @@ impl Likely {
 }
 
 impl ChatLogprobs {
-    /// Of these tokens; what ends a text is no part of it.
-    pub fn of(tokenizer: Option<&Tokenizer>, tokens: &[Token], stop_ids: &[u32]) -> Self {
-        let content = tokens.iter().filter(|token| !stop_ids.contains(&token.id)).map(|token| {
+    /// Of these tokens, which are all of the completion's; one that ends the text adds no bytes to
+    /// it.
+    pub fn of(tokenizer: Option<&Tokenizer>, tokens: &[Token], params: &CheckedParams) -> Self {
+        let content = tokens.iter().map(|token| {
             let likely = |&(id, logprob): &(u32, f32)| Likely::new(tokenizer, id, logprob);
-            ChatToken {
-                token: Likely::new(tokenizer, token.id, token.logprob.unwrap_or(0.0)),
-                top_logprobs: token.top.iter().map(likely).collect(),
+            let mut own = Likely::new(tokenizer, token.id, token.logprob.unwrap_or(0.0));
+            if params.limits.stop_ids.contains(&token.id) {
+                own.bytes.clear();
             }
+            ChatToken { token: own, top_logprobs: token.top.iter().map(likely).collect() }
         });
         Self { content: content.collect(), refusal: None }
+    }
+
+    /// Each token's, as a value.
+    pub fn values(&self) -> Vec<Value> {
+        let value = |token| serde_json::to_value(token).expect("numbers and strings are JSON");
+        self.content.iter().map(value).collect()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -125,18 +134,15 @@ impl Columns {
         tokens.iter().for_each(|token| self.push(token, columns));
     }
 
-    /// Adds the next tokens of an answer; what ends a text is no part of it.
+    /// Adds the next tokens of an answer; one that ends the text adds nothing to it.
     pub fn answer(&mut self, tokens: &[Token], columns: &mut CompletionLogprobs) {
-        for token in tokens {
-            if !self.stop_ids.contains(&token.id) {
-                self.push(token, columns);
-            }
-        }
+        tokens.iter().for_each(|token| self.push(token, columns));
     }
 
     fn push(&mut self, token: &Token, columns: &mut CompletionLogprobs) {
         let spelling = |id| spelled(self.tokenizer.as_ref(), id).0;
-        columns.tokens.push(spelling(token.id));
+        let ends = self.stop_ids.contains(&token.id);
+        columns.tokens.push(if ends { String::new() } else { spelling(token.id) });
         columns.token_logprobs.push(token.logprob.map(finite));
         columns.text_offset.push(self.offset);
         if self.top > 0 {
@@ -146,7 +152,7 @@ impl Columns {
             });
             columns.top_logprobs.get_or_insert_default().push(most_likely);
         }
-        if let Some(stream) = &mut self.stream {
+        if let Some(stream) = self.stream.as_mut().filter(|_| !ends) {
             // A token that cannot be decoded is no text.
             self.offset += stream.push(token.id).unwrap_or_default().chars().count();
         }

@@ -4,20 +4,25 @@ pub(super) mod chat;
 pub(super) mod completions;
 mod logprobs;
 pub(super) mod models;
+pub(super) mod refused;
+pub(super) mod responses;
 
-use aquila_engine::{FinishReason, Speculation, StopCause, Usage};
+use aquila_engine::{FinishReason, StopCause, Usage};
 use aquila_spec::SpecStats;
-use aquila_text::{SamplingParams, spec_fields};
+use aquila_text::spec_fields;
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 pub(super) use self::logprobs::finite;
 use crate::answer::Answer;
+use crate::constraint::Constraint;
 use crate::disaggregation::Bootstrap;
 use crate::draft_round;
 use crate::fields::Fields;
+use crate::generation::GenerationSettings;
 use crate::refusal::Refusal;
-use crate::unserved::{EVERYWHERE, GRAMMARS, OPENAI, STREAM_OPTIONS};
+use crate::state::App;
+use crate::unserved::{EVERYWHERE, OPENAI, STREAM_OPTIONS};
 
 /// Sampling settings of both kinds of completions: OpenAI's, and those that SGLang adds.
 const SAMPLING: &[&str] = &[
@@ -38,23 +43,16 @@ const SAMPLING: &[&str] = &[
 ];
 
 /// What both kinds of completions have in common.
-struct Common {
-    model: Option<String>,
-    stream: bool,
+struct OpenAiSettings {
+    settings: GenerationSettings,
     include_usage: bool,
-    skip_special_tokens: bool,
-    speculation: Speculation,
-    draft_trees: bool,
-    priority: Option<i64>,
-    /// The name by which the client may abort the request.
-    name: Option<String>,
-    params: SamplingParams,
-    bootstrap: Bootstrap,
+    /// Whether answers come with what speculation did, as in SGLang.
+    spec_details: bool,
 }
 
-impl Common {
+impl OpenAiSettings {
     fn take(fields: &mut Fields) -> Result<Self, Refusal> {
-        for unserved in [GRAMMARS, EVERYWHERE, OPENAI] {
+        for unserved in [EVERYWHERE, OPENAI] {
             fields.refuse(unserved)?;
         }
         let stream = fields.flag("stream")?;
@@ -62,17 +60,22 @@ impl Common {
         if options.is_some() && !stream {
             return Err(Refusal::param("stream_options", "is only allowed if `stream` is true"));
         }
-        Ok(Self {
+        let settings = GenerationSettings {
             model: fields.take("model")?,
             stream,
-            include_usage: include_usage(options.unwrap_or_default())?,
-            skip_special_tokens: fields.take("skip_special_tokens")?.unwrap_or(true),
+            show_special_tokens: !fields.take("skip_special_tokens")?.unwrap_or(true),
             speculation: fields.speculation()?,
             draft_trees: draft_round::take(fields, stream)?,
             priority: fields.take("priority")?,
             name: fields.take("rid")?,
             params: fields.sampling(SAMPLING)?,
+            constraint: Constraint::take(fields)?,
             bootstrap: Bootstrap::take(fields)?,
+        };
+        Ok(Self {
+            settings,
+            include_usage: include_usage(options.unwrap_or_default())?,
+            spec_details: fields.flag("return_spec_tokens_details")?,
         })
     }
 }
@@ -86,16 +89,6 @@ fn include_usage(options: Map<String, Value>) -> Result<bool, Refusal> {
     Ok(include_usage)
 }
 
-/// Refuses formats of answers other than text.
-fn only_text(fields: &mut Fields) -> Result<(), Refusal> {
-    let format: Option<Map<String, Value>> = fields.take("response_format")?;
-    match format.as_ref().and_then(|format| format.get("type")).and_then(Value::as_str) {
-        None if format.is_none() => Ok(()),
-        Some("text") => Ok(()),
-        _ => Err(Refusal::param("response_format", "only {\"type\": \"text\"} is supported")),
-    }
-}
-
 /// What a request took, as OpenAI says it.
 #[derive(Debug, Default, Clone, Serialize)]
 struct UsageReport {
@@ -103,6 +96,7 @@ struct UsageReport {
     completion_tokens: usize,
     total_tokens: usize,
     prompt_tokens_details: PromptDetails,
+    completion_tokens_details: CompletionDetails,
     /// What speculation did, under SGLang's names, where anything was drafted.
     #[serde(skip_serializing_if = "Option::is_none")]
     speculative: Option<Map<String, Value>>,
@@ -113,6 +107,11 @@ struct UsageReport {
 #[derive(Debug, Default, Clone, Copy, Serialize)]
 struct PromptDetails {
     cached_tokens: usize,
+}
+
+#[derive(Debug, Default, Clone, Copy, Serialize)]
+struct CompletionDetails {
+    reasoning_tokens: usize,
 }
 
 impl UsageReport {
@@ -136,6 +135,31 @@ impl UsageReport {
         }
         report
     }
+}
+
+/// What speculation did, as SGLang's `sglext` has it.
+fn sglext(wanted: bool, spec: &SpecStats) -> Option<Value> {
+    let details = spec_fields(spec).filter(|_| wanted)?;
+    Some(json!({ "spec_tokens_details": details }))
+}
+
+/// What speculation did, as vLLM's `metrics` have it: for requests with a single answer.
+fn metrics(app: &App, answers: usize, spec: &SpecStats) -> Option<Value> {
+    if answers != 1 || spec.verify_ct == 0 {
+        return None;
+    }
+    let most = app.generator.engine().config().shape.steps();
+    let mut histogram = spec.histogram.clone();
+    histogram.resize(histogram.len().max(most + 1), 0);
+    Some(json!({ "speculative_decoding": {
+        "mean_acceptance_length": spec.accept_length(),
+        "draft_acceptance_rate": spec.accept_rate(),
+        "num_spec_steps": spec.verify_ct,
+        "num_accepted_draft_tokens": spec.correct_drafts,
+        "num_draft_tokens": spec.proposed_drafts,
+        "num_spec_tokens": histogram.len() - 1,
+        "acceptance_histogram": histogram,
+    } }))
 }
 
 /// The name of a finish reason.

@@ -12,9 +12,11 @@ use serde_json::{Map, Value, json};
 use super::item::{End, Item, Report, SoFar};
 use crate::answer::{Answer, StreamEvent};
 use crate::body;
+use crate::constraint::Constraint;
 use crate::disaggregation::Bootstrap;
 use crate::draft_round::{self, RoundReporter};
 use crate::fields::{Fields, OneOrMany};
+use crate::generation::GenerationSettings;
 use crate::intake::Received;
 use crate::refusal::Refusal;
 use crate::returned::keep_room;
@@ -22,7 +24,7 @@ use crate::routes::json as respond;
 use crate::state::{App, Shared};
 use crate::stream::{self, EventWriter, ResponseFormat};
 use crate::submit::{Ask, RequestGuards};
-use crate::unserved::{EVERYWHERE, GENERATE, GRAMMARS, WITHOUT_EFFECT};
+use crate::unserved::{EVERYWHERE, GENERATE, WITHOUT_EFFECT};
 
 /// Sampling settings by SGLang's names, and by ours where they differ.
 const SAMPLING: &[(&str, &str)] = &[
@@ -45,8 +47,7 @@ const SAMPLING: &[(&str, &str)] = &[
 
 /// How one prompt is to be answered, as the request says it.
 struct Wish {
-    params: SamplingParams,
-    skip_special_tokens: bool,
+    settings: GenerationSettings,
     keep_stop: bool,
 }
 
@@ -57,11 +58,16 @@ impl Wish {
         for (name, key) in SAMPLING {
             fields.set(&mut params, name, key)?;
         }
-        fields.refuse(GRAMMARS)?;
-        let skip_special_tokens = fields.take("skip_special_tokens")?.unwrap_or(true);
+        let settings = GenerationSettings {
+            show_special_tokens: !fields.take("skip_special_tokens")?.unwrap_or(true),
+            constraint: Constraint::take_sglang(&mut fields)?,
+            params,
+            ..GenerationSettings::default()
+        };
+        fields.refuse(EVERYWHERE)?;
         let keep_stop = fields.flag("no_stop_trim")?;
         fields.finish("sampling_params.", WITHOUT_EFFECT)?;
-        Ok(Self { params, skip_special_tokens, keep_stop })
+        Ok(Self { settings, keep_stop })
     }
 }
 
@@ -207,18 +213,13 @@ async fn asks(
             return Err(Refusal::param("routed_experts_start_len", why));
         }
         let mut wish = Wish::take(object)?;
-        if let Some(usual) = app.settings.default_max_tokens {
-            wish.params.max_tokens.get_or_insert(usual);
-        }
         let from = usize::try_from(start).ok().filter(|_| wanted);
-        wish.params.logprobs = Some(wanted);
-        wish.params.top_logprobs = Some(if wanted { top } else { 0 });
-        wish.params.prompt_logprobs = Some(from.is_some());
-        let mut params =
-            app.generator.check(wish.params).map_err(|error| Refusal::of(error, param))?;
-        params.skip_special_tokens = wish.skip_special_tokens;
-        params.speculation = speculation;
-        params.priority = priority;
+        let settings = &mut wish.settings;
+        settings.params.logprobs = Some(wanted);
+        settings.params.top_logprobs = Some(if wanted { top } else { 0 });
+        settings.params.prompt_logprobs = Some(from.is_some());
+        (settings.speculation, settings.priority) = (speculation, priority);
+        let mut params = settings.check(app, None, param).await?;
         params.returned = Returned { hidden_states: states, routed_experts: experts };
         params.returned_from = if states || !experts { 0 } else { experts_from };
         let report = Report {

@@ -65,14 +65,7 @@ pub const ROWS: &[Flags] = &[
         Refused("the model's default template is used"),
         &["--hf-chat-template-name NAME", "--completion-template FILE"],
     ),
-    flags(
-        Refused("tool calls are not parsed: they would come as text"),
-        &["--tool-call-parser NAME", "--tool-server URLS"],
-    ),
-    flags(
-        Refused("reasoning is not parsed: it would come as part of the answer"),
-        &["--reasoning-parser NAME"],
-    ),
+    flags(Refused("tools are the client's: calls are answered by it"), &["--tool-server URLS"]),
     flags(
         Only(
             &["model"],
@@ -87,7 +80,7 @@ pub const ROWS: &[Flags] = &[
     ),
     flags(Only(&["default"], "weights have no version here"), &["--weight-version NAME"]),
     flags(
-        Ignored("grammars are not supported: requests with one are refused"),
+        Ignored("llguidance compiles grammars of every kind"),
         &[
             "--grammar-backend NAME",
             "--constrained-json-whitespace-pattern REGEX",

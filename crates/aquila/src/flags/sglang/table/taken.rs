@@ -37,6 +37,14 @@ pub const ROWS: &[Flags] = &[
         ],
     ),
     flags(Taken("`tcp`; others are refused by name"), &["--disaggregation-transfer-backend NAME"]),
+    flags(
+        Taken("qwen25, qwen, hermes, llama3 or mistral; any other is refused"),
+        &["--tool-call-parser NAME"],
+    ),
+    flags(
+        Taken("deepseek-r1, qwen3 or qwen3-thinking; any other is refused"),
+        &["--reasoning-parser NAME"],
+    ),
     flags(Taken("refused for a model without experts"), &["--enable-return-routed-experts"]),
     flags(
         Taken("of the memory that is free at start, on the device that the model runs on"),

@@ -1,0 +1,172 @@
+//! Tools that a model may call, whether it must, and how calls are held to their schemas.
+
+use aquila_text::{GrammarSpec, ToolCallFormat};
+use serde_json::{Map, Value, json};
+
+use crate::constraint::{Constraint, Tag, free_text_with, one_of};
+use crate::refusal::Refusal;
+
+/// A function that the model may call.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Tool {
+    pub name: String,
+    pub description: Option<String>,
+    pub parameters: Value,
+    /// Whether calls must fit the schema.
+    pub strict: bool,
+}
+
+/// Whether tools are called.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) enum ToolChoice {
+    None,
+    #[default]
+    Auto,
+    Required,
+    /// This one.
+    Named(String),
+}
+
+/// The tools of a request.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Tools {
+    pub list: Vec<Tool>,
+    pub choice: ToolChoice,
+    /// Whether an answer may have several calls.
+    pub parallel: bool,
+}
+
+impl Default for Tools {
+    fn default() -> Self {
+        Self { list: Vec::new(), choice: ToolChoice::Auto, parallel: true }
+    }
+}
+
+impl Tool {
+    /// A tool from its fields; `at` says where it stands.
+    pub fn new(
+        at: &str,
+        name: Option<&Value>,
+        description: Option<&Value>,
+        parameters: Option<&Value>,
+        strict: Option<&Value>,
+    ) -> Result<Self, Refusal> {
+        let name = name.and_then(Value::as_str).filter(|name| !name.is_empty());
+        let name = name.ok_or_else(|| Refusal::param(format!("{at}.name"), "is required"))?;
+        let description = description.filter(|text| !text.is_null());
+        let description = description.map(|text| {
+            let wrong = || Refusal::param(format!("{at}.description"), "must be a string");
+            text.as_str().map(str::to_owned).ok_or_else(wrong)
+        });
+        let parameters = parameters.filter(|schema| !schema.is_null()).cloned();
+        let parameters =
+            parameters.unwrap_or_else(|| json!({ "type": "object", "properties": {} }));
+        if !parameters.is_object() {
+            let why = "must be a JSON schema of an object";
+            return Err(Refusal::param(format!("{at}.parameters"), why));
+        }
+        let strict = strict.is_some_and(|strict| *strict == Value::Bool(true));
+        Ok(Self { name: name.into(), description: description.transpose()?, parameters, strict })
+    }
+
+    /// As chat templates want it, which is OpenAI's form.
+    fn template_form(&self) -> Value {
+        let mut function = Map::new();
+        function.insert("name".into(), self.name.clone().into());
+        if let Some(description) = &self.description {
+            function.insert("description".into(), description.clone().into());
+        }
+        function.insert("parameters".into(), self.parameters.clone());
+        json!({ "type": "function", "function": function })
+    }
+}
+
+impl Tools {
+    /// Refuses choices that no tool fits; `choice` is the field that it came in.
+    pub fn check(self, choice: &str) -> Result<Self, Refusal> {
+        match &self.choice {
+            ToolChoice::Required if self.list.is_empty() => {
+                Err(Refusal::param(choice, "a tool is required, but `tools` has none"))
+            }
+            ToolChoice::Named(name) if self.list.iter().all(|tool| tool.name != *name) => {
+                let why = format!("the tool `{name}` is not among `tools`");
+                Err(Refusal::param(choice, why))
+            }
+            _ => Ok(self),
+        }
+    }
+
+    /// What the chat template is told about.
+    pub fn for_template(&self) -> Option<Value> {
+        if self.list.is_empty() || self.choice == ToolChoice::None {
+            return None;
+        }
+        Some(self.list.iter().map(Tool::template_form).collect())
+    }
+
+    /// The names of tools that may be called.
+    pub fn callable(&self) -> Vec<String> {
+        match &self.choice {
+            ToolChoice::None => Vec::new(),
+            ToolChoice::Named(name) => vec![name.clone()],
+            _ => self.list.iter().map(|tool| tool.name.clone()).collect(),
+        }
+    }
+
+    /// Whether the answer must be a call.
+    pub fn is_forced(&self) -> bool {
+        matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_))
+    }
+
+    /// The grammar that holds calls to their schemas, where one is asked for.
+    pub fn constraint(&self, format: ToolCallFormat) -> Option<Constraint> {
+        let callable = self.callable();
+        let tools: Vec<&Tool> =
+            self.list.iter().filter(|tool| callable.contains(&tool.name)).collect();
+        if tools.is_empty() {
+            return None;
+        }
+        let several = self.parallel && !matches!(self.choice, ToolChoice::Named(_));
+        if self.is_forced() {
+            let (open, between, close) = match format {
+                ToolCallFormat::Hermes => ("", "\n", ""),
+                ToolCallFormat::Llama3 => ("", "; ", ""),
+                ToolCallFormat::Mistral => ("[TOOL_CALLS][", ", ", "]"),
+            };
+            let tags: Vec<Tag> = tools.iter().map(|tool| tag(tool, format)).collect();
+            let mut lark = one_of(&tags, several.then_some(between));
+            if !open.is_empty() {
+                let wrap = format!("start: {} calls {}", Value::from(open), Value::from(close));
+                lark = lark.replacen("start:", &format!("{wrap}\ncalls:"), 1);
+            }
+            return Some(Constraint { field: "tools", spec: GrammarSpec::Lark(lark) });
+        }
+        if !tools.iter().any(|tool| tool.strict) || format != ToolCallFormat::Hermes {
+            return None;
+        }
+        let tags: Vec<Tag> = tools.iter().map(|tool| tag(tool, format)).collect();
+        let spec = GrammarSpec::Lark(free_text_with(&tags));
+        Some(Constraint { field: "tools", spec })
+    }
+}
+
+/// A call of a tool as its family writes it.
+fn tag(tool: &Tool, format: ToolCallFormat) -> Tag {
+    let name = Value::from(tool.name.as_str());
+    let (begin, end) = match format {
+        ToolCallFormat::Hermes => (
+            format!("<tool_call>\n{{\"name\": {name}, \"arguments\": "),
+            "}\n</tool_call>".to_owned(),
+        ),
+        ToolCallFormat::Llama3 => (format!("{{\"name\": {name}, \"parameters\": "), "}".into()),
+        ToolCallFormat::Mistral => (format!("{{\"name\": {name}, \"arguments\": "), "}".into()),
+    };
+    let mut schema = tool.parameters.clone();
+    // Schemas of parameters that leave it out mean an object all the same.
+    if let Value::Object(schema) = &mut schema
+        && !["type", "anyOf", "oneOf", "allOf", "$ref"].iter().any(|key| schema.contains_key(*key))
+    {
+        schema.insert("type".into(), "object".into());
+    }
+    Tag { begin, schema, end }
+}

@@ -1,0 +1,258 @@
+//! What an answer must be, as the fields of OpenAI, SGLang and vLLM say it.
+
+use std::fmt::Write;
+
+use aquila_text::GrammarSpec;
+use serde_json::{Map, Value};
+
+use crate::fields::Fields;
+use crate::refusal::Refusal;
+
+/// A grammar, and the field that it came in.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Constraint {
+    pub field: &'static str,
+    pub spec: GrammarSpec,
+}
+
+impl Constraint {
+    /// Takes SGLang's fields, which are settings of `/generate` too.
+    pub fn take_sglang(fields: &mut Fields) -> Result<Option<Self>, Refusal> {
+        let mut found = Found::default();
+        if let Some(schema) = fields.take::<Value>("json_schema")? {
+            found.add("json_schema", GrammarSpec::JsonSchema(schema_of("json_schema", schema)?))?;
+        }
+        if let Some(regex) = fields.take("regex")? {
+            found.add("regex", GrammarSpec::Regex(regex))?;
+        }
+        if let Some(ebnf) = fields.take("ebnf")? {
+            found.add("ebnf", GrammarSpec::Ebnf(ebnf))?;
+        }
+        if let Some(tag) = fields.take::<Value>("structural_tag")? {
+            let tag = parsed("structural_tag", tag)?;
+            found.add("structural_tag", structural_tag("structural_tag", tag)?)?;
+        }
+        Ok(found.0)
+    }
+
+    /// Takes the fields of OpenAI's completions: `response_format`, SGLang's and vLLM's.
+    pub fn take(fields: &mut Fields) -> Result<Option<Self>, Refusal> {
+        let mut found = Found(Self::take_sglang(fields)?);
+        if let Some(format) = fields.take("response_format")?
+            && let Some(spec) = response_format("response_format", format)?
+        {
+            found.add("response_format", spec)?;
+        }
+        if let Some(schema) = fields.take::<Value>("guided_json")? {
+            found.add("guided_json", GrammarSpec::JsonSchema(schema_of("guided_json", schema)?))?;
+        }
+        if let Some(regex) = fields.take("guided_regex")? {
+            found.add("guided_regex", GrammarSpec::Regex(regex))?;
+        }
+        if let Some(choices) = fields.take("guided_choice")? {
+            found.add("guided_choice", choice("guided_choice", choices)?)?;
+        }
+        if let Some(grammar) = fields.take("guided_grammar")? {
+            found.add("guided_grammar", GrammarSpec::Ebnf(grammar))?;
+        }
+        if let Some(outputs) = fields.take("structured_outputs")? {
+            found.add_structured_outputs(outputs)?;
+        }
+        Ok(found.0)
+    }
+}
+
+/// The one constraint of a body, if it has any.
+#[derive(Default)]
+struct Found(Option<Constraint>);
+
+impl Found {
+    fn add(&mut self, field: &'static str, spec: GrammarSpec) -> Result<(), Refusal> {
+        match &self.0 {
+            Some(other) if other.field == field => {
+                Err(Refusal::param(field, "asks for two constraints at once"))
+            }
+            Some(other) => {
+                let why = format!("cannot be combined with `{}`", other.field);
+                Err(Refusal::param(field, why))
+            }
+            None => {
+                self.0 = Some(Constraint { field, spec });
+                Ok(())
+            }
+        }
+    }
+
+    /// vLLM's `structured_outputs`.
+    fn add_structured_outputs(&mut self, outputs: Map<String, Value>) -> Result<(), Refusal> {
+        const FIELD: &str = "structured_outputs";
+        let mut outputs = Fields::of(outputs);
+        let taken = (|| {
+            if let Some(schema) = outputs.take::<Value>("json")? {
+                self.add(FIELD, GrammarSpec::JsonSchema(schema_of("json", schema)?))?;
+            }
+            if let Some(regex) = outputs.take("regex")? {
+                self.add(FIELD, GrammarSpec::Regex(regex))?;
+            }
+            if let Some(choices) = outputs.take("choice")? {
+                self.add(FIELD, choice("choice", choices)?)?;
+            }
+            if let Some(grammar) = outputs.take("grammar")? {
+                self.add(FIELD, GrammarSpec::Ebnf(grammar))?;
+            }
+            if outputs.flag("json_object")? {
+                self.add(FIELD, GrammarSpec::JsonObject)?;
+            }
+            if let Some(tag) = outputs.take::<Value>("structural_tag")? {
+                let tag = parsed("structural_tag", tag)?;
+                self.add(FIELD, structural_tag("structural_tag", tag)?)?;
+            }
+            Ok(())
+        })();
+        taken.map_err(|refusal: Refusal| refusal.within(FIELD))?;
+        outputs.finish("structured_outputs.", &["disable_any_whitespace", "whitespace_pattern"])
+    }
+}
+
+/// A schema: an object or a boolean, or the text of one, as SGLang's clients send it.
+fn schema_of(field: &'static str, value: Value) -> Result<Value, Refusal> {
+    match parsed(field, value)? {
+        schema @ (Value::Object(_) | Value::Bool(_)) => Ok(schema),
+        _ => Err(Refusal::param(field, "must be a JSON schema: an object, or the text of one")),
+    }
+}
+
+/// JSON that may come as its text.
+fn parsed(field: &'static str, value: Value) -> Result<Value, Refusal> {
+    match value {
+        Value::String(text) => serde_json::from_str(&text)
+            .map_err(|error| Refusal::param(field, format!("is not JSON: {error}"))),
+        value => Ok(value),
+    }
+}
+
+fn choice(field: &'static str, choices: Vec<String>) -> Result<GrammarSpec, Refusal> {
+    if choices.is_empty() {
+        return Err(Refusal::param(field, "must have at least one string"));
+    }
+    Ok(GrammarSpec::Choice(choices))
+}
+
+/// The constraint of a `response_format`, or of the `format` of a response's text.
+pub(crate) fn response_format(
+    field: &'static str,
+    format: Map<String, Value>,
+) -> Result<Option<GrammarSpec>, Refusal> {
+    let kind = format.get("type").and_then(Value::as_str).unwrap_or_default();
+    match kind {
+        "text" => Ok(None),
+        "json_object" => Ok(Some(GrammarSpec::JsonObject)),
+        "json_schema" => {
+            // OpenAI's responses have the schema beside the type, its chats one level deeper.
+            let inner = format.get("json_schema").unwrap_or(&Value::Null);
+            let schema = inner.get("schema").or_else(|| format.get("schema"));
+            match schema.filter(|schema| !schema.is_null()) {
+                Some(schema) => {
+                    Ok(Some(GrammarSpec::JsonSchema(schema_of(field, schema.clone())?)))
+                }
+                None if inner.is_object() || format.contains_key("name") => {
+                    Ok(Some(GrammarSpec::JsonObject))
+                }
+                None => Err(Refusal::param(field, "`json_schema` must have a `schema`")),
+            }
+        }
+        "structural_tag" => structural_tag(field, Value::Object(format)).map(Some),
+        _ => {
+            let why = "its `type` must be `text`, `json_object`, `json_schema` or `structural_tag`";
+            Err(Refusal::param(field, why))
+        }
+    }
+}
+
+/// SGLang's structural tag: free text, in which each trigger begins one of the structures.
+fn structural_tag(field: &'static str, tag: Value) -> Result<GrammarSpec, Refusal> {
+    let text = |value: &Value, key: &str| {
+        let found = value.get(key).and_then(Value::as_str).map(str::to_owned);
+        found.ok_or_else(|| Refusal::param(field, format!("`{key}` of a structure is missing")))
+    };
+    let structures = tag.get("structures").and_then(Value::as_array);
+    let structures = structures.filter(|list| !list.is_empty()).ok_or_else(|| {
+        Refusal::param(field, "must have `structures` with `begin`, `schema` and `end`")
+    })?;
+    let triggers = tag.get("triggers").and_then(Value::as_array).cloned().unwrap_or_default();
+    let mut tags = Vec::new();
+    for structure in structures {
+        let begin = text(structure, "begin")?;
+        if !triggers.iter().filter_map(Value::as_str).any(|trigger| begin.starts_with(trigger)) {
+            let why = format!("`begin` {begin:?} begins with none of the `triggers`");
+            return Err(Refusal::param(field, why));
+        }
+        let schema = structure.get("schema").cloned().unwrap_or(Value::Object(Map::new()));
+        let schema = schema_of(field, schema)?;
+        tags.push(Tag { begin, schema, end: text(structure, "end")? });
+    }
+    Ok(GrammarSpec::Lark(free_text_with(&tags)))
+}
+
+/// A part of an answer that is held to a schema.
+#[derive(Debug, Clone)]
+pub(crate) struct Tag {
+    /// What stands before the JSON.
+    pub begin: String,
+    pub schema: Value,
+    /// What stands behind it.
+    pub end: String,
+}
+
+/// The grammar of free text in which whatever begins like a tag is one.
+pub(crate) fn free_text_with(tags: &[Tag]) -> String {
+    let mut begins: Vec<&str> = tags.iter().map(|tag| tag.begin.as_str()).collect();
+    begins.dedup();
+    let names: Vec<String> = (0..tags.len()).map(|index| format!("tag_{index}")).collect();
+    let mut lark = format!("start: ({})* rest\nrest: /(?s:.*)/\n", names.join(" | "));
+    for (index, tag) in tags.iter().enumerate() {
+        let begin = regex_quoted(&tag.begin);
+        let _ = write!(
+            lark,
+            "tag_{index}: until_{index} json_{index} {}\nuntil_{index}[lazy]: \
+             /(?s:.*){begin}/\njson_{index}: %json {}\n",
+            quoted(&tag.end),
+            tag.schema
+        );
+    }
+    lark
+}
+
+/// The grammar of one of several tags, or of several in a row.
+pub(crate) fn one_of(tags: &[Tag], between: Option<&str>) -> String {
+    let names: Vec<String> = (0..tags.len()).map(|index| format!("tag_{index}")).collect();
+    let mut lark = match between {
+        Some(between) => format!("start: call ({} call)*\n", quoted(between)),
+        None => "start: call\n".into(),
+    };
+    let _ = writeln!(lark, "call: {}", names.join(" | "));
+    for (index, tag) in tags.iter().enumerate() {
+        let (begin, end) = (quoted(&tag.begin), quoted(&tag.end));
+        let _ = writeln!(lark, "tag_{index}: {begin} json_{index} {end}");
+        let _ = writeln!(lark, "json_{index}: %json {}", tag.schema);
+    }
+    lark
+}
+
+/// A string of a Lark grammar.
+fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// A text as a regular expression within `/…/`.
+fn regex_quoted(text: &str) -> String {
+    let mut regex = String::new();
+    for c in text.chars() {
+        match c {
+            '\n' => regex.push_str("\\n"),
+            c if c.is_ascii_punctuation() => regex.extend(['\\', c]),
+            c => regex.push(c),
+        }
+    }
+    regex
+}

@@ -220,10 +220,16 @@ def the_tree_of_a_round_is_drawn_and_follows_the_selected_token(page, _):
 @check
 def plain_decoding_is_measured_and_has_the_same_text(page, _):
     page.get("#compare").click()
-    page.wait("a verdict", lambda: page.text("#verdict"))
+    page.wait("a verdict", lambda: "×" in page.text("#verdict"))
     assert re.fullmatch(r"\d+\.\d+×, same text", page.text("#verdict")), page.text("#verdict")
-    (path, first), (again, body) = page.asked[-1], page.last_asked()
-    assert path == again and body == {**first, "speculative": False}, body
+    before = len(page.asked)
+    page.read_logs()
+    path, first = page.asked[before - 1]
+    runs = page.asked[before:]
+    assert runs[0] == (path, {**first, "speculative": False}), runs[0]
+    # Where answers are slow, one run is all.
+    assert all(run == (path, first) for run in runs[1::2]), runs
+    assert all(run == runs[0] for run in runs[::2]), runs
     assert page.text("#plain-rate").endswith("tok/s")
 
 

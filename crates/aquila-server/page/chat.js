@@ -8,6 +8,8 @@ const EXAMPLES = [
 const NUMBERS = ["temperature", "top_p", "top_k", "max_tokens", "seed"];
 const LARGEST_SEED = 2 ** 31;
 const SHOW_MS = 30;
+const PAIRS = 5;
+const COMPARE_MS = 5000;
 
 const server = { algorithm: null, trees: false };
 /** The turns so far: {role, content}, and for answers the Answer and its element. */
@@ -205,16 +207,29 @@ function regenerate(turn) {
   return answerTurns();
 }
 
-/** The same request once more, decoded plainly. */
+/**
+ * Measures the same request decoded plainly and as it was, in turns, a few times: one short answer
+ * says little. Of a long one, which is compared with itself, one plain run is enough.
+ */
 async function compare() {
   const { answer } = panel;
   if (running || !answer) return;
   say("");
+  Object.assign(answer, { plain: [], again: [], comparing: true });
+  const begun = performance.now();
   const { path, body } = answer.request;
-  answer.plain = new Answer({ path, body: { ...body, speculative: false } });
-  panel.refresh();
-  await receive(answer.plain, () => panel.refresh());
-  if (!answer.plain.usage) answer.plain = null;
+  const run = async (runs, body) => {
+    const made = new Answer({ path, body });
+    await receive(made, () => undefined);
+    if (made.usage) runs.push(made);
+    panel.refresh();
+    return made.usage !== null;
+  };
+  for (let pair = 0; pair < PAIRS; pair++) {
+    if (!(await run(answer.plain, { ...body, speculative: false }))) break;
+    if (performance.now() - begun > COMPARE_MS || !(await run(answer.again, body))) break;
+  }
+  answer.comparing = false;
   panel.refresh();
 }
 

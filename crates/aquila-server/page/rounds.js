@@ -10,7 +10,10 @@ class Answer {
     this.asked = performance.now();
     this.first = null;
     this.last = null;
-    this.plain = null;
+    /** The same request once more, decoded plainly and as it was: to compare. */
+    this.plain = [];
+    this.again = [];
+    this.comparing = false;
   }
 
   /** Takes an event of the stream; answers the round that it reports, if it does. */
@@ -70,6 +73,13 @@ class Answer {
     }
     return depths;
   }
+}
+
+/** The median of the rates of answers that have one; null if none has. */
+function medianRate(answers) {
+  const rates = answers.map((answer) => answer.rate).filter((rate) => rate !== null);
+  rates.sort((a, b) => a - b);
+  return rates.length ? (rates[(rates.length - 1) >> 1] + rates[rates.length >> 1]) / 2 : null;
 }
 
 /** The class that a token or node is shaded by: by depth, the model's own, or nothing drafted. */

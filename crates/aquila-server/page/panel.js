@@ -58,7 +58,7 @@ const panel = {
   drawSpeed() {
     const { answer } = this;
     const { plain: plainRuns, again } = answer;
-    const here = medianRate(again) ?? answer.rate;
+    const here = answer.typicalRate;
     const plain = medianRate(plainRuns);
     const most = Math.max(here ?? 0, plain ?? 0, 1e-9);
     byId("here-rate").textContent = here === null ? "–" : `${here.toFixed(1)} tok/s`;

@@ -59,6 +59,18 @@ class Answer {
     return rounds.reduce((sum, round) => sum + round.tokens.length, 0) / rounds.length;
   }
 
+  /** How many rounds the server says it took, where anything was drafted. */
+  get verifications() {
+    return this.usage?.speculative?.spec_verify_ct ?? null;
+  }
+
+  /** The rate to compare with plain: of several runs alike the median. */
+  get typicalRate() {
+    // N-grams that have learned the answer take fewer rounds, which says nothing about the first.
+    const alike = this.again.filter((run) => run.verifications === this.verifications);
+    return medianRate(alike) ?? this.rate;
+  }
+
   /** By depth from 1 on: rounds whose tree reaches it, and those that accepted a draft there. */
   get acceptance() {
     const depths = [];

@@ -9,13 +9,16 @@ mod gate;
 mod hostile;
 mod keys;
 mod load;
+mod messages;
 mod observed;
 mod openai;
 mod priorities;
+mod responses;
 mod returned;
 mod sglang;
 mod speculation;
 mod support;
 mod tls;
+mod tools;
 #[cfg(feature = "otel")]
 mod traces;

@@ -3,6 +3,7 @@
     python3 tests/clients/terminal.py target/release/aquila
 """
 
+import json
 import os
 import pty
 import select
@@ -68,6 +69,29 @@ def main(binary):
     chat.wait_for(b"tokens/s")
     chat.wait_for(ready)
     print("ok      lines are edited and remembered")
+    folder = tempfile.mkdtemp()
+    saved = os.path.join(folder, "chat.json")
+    for typed, said in [
+        (b"/help", b"/save FILE"),
+        (b"/set top_p 2", b"not set: top_p: must be above 0 and at most 1"),
+        (b"/set heat 1", b"not set: heat: no such setting"),
+        (b"/set max_tokens 3", b"max_tokens is 3 from now on"),
+        (b"/set", b"max_tokens = 3"),
+        (b"/system Be brief.", b"the model is told so from now on"),
+        (b"/nothing", b"/nothing is no command"),
+        (b"Hello", b"3 tokens"),
+        (b"/save " + saved.encode(), b"3 questions and their answers are in"),
+        (b"/save " + saved.encode(), b"not saved: "),
+    ]:
+        chat.type(typed + b"\r")
+        chat.wait_for(said)
+        chat.wait_for(ready)
+    with open(saved) as file:
+        conversation = json.load(file)
+    roles = [message["role"] for message in conversation["messages"]]
+    assert roles == ["system"] + ["user", "assistant"] * 3, roles
+    assert conversation["settings"] == {"max_tokens": 3}
+    print("ok      settings, a system prompt and a file of the conversation")
     chat.type(b"/exit\r")
     assert chat.ended() == 0
     print("ok      /exit leaves")

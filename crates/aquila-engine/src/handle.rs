@@ -123,11 +123,6 @@ impl EngineHandle {
         &self.shared.config
     }
 
-    /// Whether requests may have grammars.
-    pub fn follows_grammars(&self) -> bool {
-        self.shared.profile.grammars
-    }
-
     /// The size of the model's vocabulary.
     pub fn vocabulary(&self) -> usize {
         self.shared.profile.vocabulary

@@ -73,13 +73,15 @@ impl RoundReporter {
     pub fn report(&mut self, delta: &Delta) -> DraftRound {
         let tokens = delta.tokens.iter().map(|token| self.token(token)).collect();
         let tree = delta.tree.as_ref().map(|tree| {
+            // A text may end before its round's accepted drafts do.
+            let accepted = &tree.accepted[..tree.accepted.len().min(1 + delta.tokens.len())];
             let node = |(at, node): (usize, &aquila_engine::TreeNode)| RoundNode {
                 token: node.token,
                 text: self.token_text(node.token),
                 parent: (at > 0).then_some(node.parent),
                 depth: node.depth,
                 score: node.score,
-                accepted: tree.accepted.contains(&at),
+                accepted: accepted.contains(&at),
             };
             tree.nodes.iter().enumerate().map(node).collect()
         });

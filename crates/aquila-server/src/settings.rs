@@ -89,6 +89,8 @@ pub struct Settings {
     /// Where a span of each request is sent, if anywhere.
     #[cfg(feature = "otel")]
     pub traces: Option<crate::TraceEndpoint>,
+    /// Whether browsers get the web page at `/`.
+    pub web_page: bool,
     /// The model.
     pub model: ModelCard,
     /// Tokens of an answer where a request does not say; each API has its own default else.

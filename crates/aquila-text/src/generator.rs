@@ -137,7 +137,7 @@ impl Generator {
         let compiler =
             self.grammars.get_or_init(|| GrammarCompiler::new(tokenizer, logits, &self.eos));
         let compiled = compiler.as_ref().map_err(Clone::clone).and_then(|c| c.compile(spec));
-        Ok(compiled.map_err(|why| ParamError { name: "grammar".into(), why })?)
+        Ok(compiled.map_err(|why| ParamError { name: spec.name().into(), why })?)
     }
 
     /// The tokens of a prompt.

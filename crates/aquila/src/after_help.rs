@@ -17,6 +17,7 @@ Environment:
   SGLANG_ENABLE_SPEC_V2  0 means --disable-overlap-schedule, 1 means --enable-overlap-schedule
   NO_COLOR               no colours in the log, whatever its value; files have none anyway
   SSL_CERT_FILE          certificates to trust, as PEM, in place of Mozilla's, which are built in
+  OPENAI_API_KEY         the key that aquila bench serve sends, as its --api-key
   XDG_CACHE_HOME         where shipped models are unpacked and costs of rounds are kept [~/.cache]
   XDG_DATA_HOME          where shipped models may be installed [~/.local/share]
   XDG_STATE_HOME         where the history of aquila chat is kept [~/.local/state]

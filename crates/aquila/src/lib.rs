@@ -39,7 +39,7 @@ struct Cli {
 enum Command {
     /// Answer prompts offline: a file of them, or one.
     Generate(Box<generate::Generate>),
-    /// Measure how fast the engine is on this machine.
+    /// Measure how fast the engine or a server is.
     Bench(Box<bench::Bench>),
     /// Talk to a model in the terminal.
     Chat(Box<chat::Chat>),

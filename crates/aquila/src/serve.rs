@@ -12,7 +12,7 @@ use aquila_server::{Address, ModelCard, RequestMemory, Role, Settings, ToolCalls
 use clap::Args;
 use serde_json::Value;
 
-use self::announce::{Prompts, announce};
+use self::announce::{Open, Prompts, announce};
 use crate::Algorithms;
 use crate::after_help::AFTER_HELP;
 use crate::error::{Error, Result};
@@ -74,6 +74,7 @@ impl Serve {
             allowed_origins: self.access.allowed_origins()?,
             #[cfg(feature = "otel")]
             traces: aquila_server::TraceEndpoint::from_environment().map_err(Error::Usage)?,
+            web_page: !self.server.disable_web_page,
             model: self.card()?,
             default_max_tokens: defaults.max_tokens.take(),
             limits,
@@ -85,8 +86,12 @@ impl Serve {
             reasoning: self.server.reasoning(),
         };
         let name = settings.model.served_name.clone();
-        let (key, tls) = (settings.keys.are_asked_for(), settings.tls.is_some());
-        if !key && !address.is_loopback() {
+        let open = Open {
+            tls: settings.tls.is_some(),
+            key: settings.keys.are_asked_for(),
+            web_page: settings.web_page,
+        };
+        if !open.key && !address.is_loopback() {
             notice(format_args!(
                 "note: no key is asked for: whoever reaches {} may use the model; --api-key-file \
                  asks for keys",
@@ -113,7 +118,7 @@ impl Serve {
             let (name, why) = (calls.format.name(), calls.reason);
             notice(format_args!("tools     calls are read in the format {name}, {why}"));
         }
-        let ready = |address| announce(address, tls, &name, key, prompts);
+        let ready = |address| announce(address, open, &name, prompts);
         aquila_server::run(address, generator, settings, ready, notice)?;
         if let Some(Role::Prefill(worker)) = role {
             worker.wait_for_transfers();

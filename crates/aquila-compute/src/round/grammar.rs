@@ -24,11 +24,11 @@ pub trait Grammar: Debug + Send + Sync {
 
 /// How far an answer has come. What fails may leave it of no further use.
 pub trait GrammarState: Debug + Send + Sync {
+    /// A state at the same place, which goes on by itself.
+    fn branch(&self) -> Box<dyn GrammarState>;
+
     /// Adds a token; false, and nothing is added, where the grammar does not allow it.
     fn push(&mut self, token: u32) -> Result<bool, String>;
-
-    /// Takes the last `count` tokens back.
-    fn pop(&mut self, count: usize) -> Result<(), String>;
 
     /// The tokens that may come next, one at least; asked only while it is not complete.
     fn allowed(&mut self) -> Result<TokenSet, String>;
@@ -55,9 +55,10 @@ enum Mask {
 pub(super) struct GrammarRow {
     grammar: Arc<dyn Grammar>,
     state: Box<dyn GrammarState>,
-    answer: Vec<u32>,
     /// What may come after paths that were asked about since the answer last grew.
     masks: HashMap<Vec<u32>, Mask>,
+    /// Where those paths have come to.
+    branches: HashMap<Vec<u32>, Box<dyn GrammarState>>,
     /// Why the grammar cannot be followed any more.
     failure: Option<String>,
 }
@@ -66,26 +67,12 @@ impl GrammarRow {
     /// After `answer`, which keeps to the grammar.
     pub fn new(grammar: Arc<dyn Grammar>, answer: &[u32]) -> Self {
         let state = grammar.begin();
-        let (answer, masks) = (answer.to_vec(), HashMap::new());
-        let mut row = Self { grammar, state, answer, masks, failure: None };
-        row.begin_anew();
+        let (masks, branches) = (HashMap::new(), HashMap::new());
+        let mut row = Self { grammar, state, masks, branches, failure: None };
+        answer.iter().for_each(|&token| {
+            row.take(token);
+        });
         row
-    }
-
-    /// Follows the answer from its beginning.
-    fn begin_anew(&mut self) {
-        self.state = self.grammar.begin();
-        self.failure = None;
-        for &token in &self.answer {
-            match self.state.push(token) {
-                Ok(true) => {}
-                Ok(false) => self.failure = Some(format!("it does not allow token {token}")),
-                Err(why) => self.failure = Some(why),
-            }
-            if self.failure.is_some() {
-                return;
-            }
-        }
     }
 
     /// Whether drafts keep to it.
@@ -95,40 +82,35 @@ impl GrammarRow {
 
     /// Finds out what may come after `path`.
     pub fn ask(&mut self, path: &[u32]) {
-        if self.masks.contains_key(path) {
-            return;
+        if !self.masks.contains_key(path) {
+            let mask = self.mask(path);
+            self.masks.insert(path.to_vec(), mask.unwrap_or_else(Mask::Failed));
         }
-        let mask = match &self.failure {
-            Some(why) => Mask::Failed(why.clone()),
-            None => self.mask(path),
-        };
-        if matches!(mask, Mask::Failed(_)) && self.failure.is_none() {
-            // The path may not be the one that is chosen.
-            self.begin_anew();
-        }
-        self.masks.insert(path.to_vec(), mask);
     }
 
-    fn mask(&mut self, path: &[u32]) -> Mask {
-        let mut pushed = 0;
-        let mut mask = Mask::Unreachable;
-        for &token in path {
-            match self.state.push(token) {
-                Ok(true) => pushed += 1,
-                Ok(false) => break,
-                Err(why) => return Mask::Failed(why),
+    fn mask(&mut self, path: &[u32]) -> Result<Mask, String> {
+        if let Some(why) = &self.failure {
+            return Err(why.clone());
+        }
+        if path.is_empty() {
+            let mask = mask_of(&mut *self.state);
+            self.failure = mask.as_ref().err().cloned();
+            return mask;
+        }
+        // The longest part of the path that was asked about, and the rest of it.
+        let known = (1..path.len()).rev().find(|&known| self.branches.contains_key(&path[..known]));
+        let known = known.unwrap_or(0);
+        let mut state = self.branches.get(&path[..known]).unwrap_or(&self.state).branch();
+        for &token in &path[known..] {
+            if state.is_complete() || !state.push(token)? {
+                return Ok(Mask::Unreachable);
             }
         }
-        if pushed == path.len() && !self.state.is_complete() {
-            mask = match self.state.allowed() {
-                Ok(allowed) => Mask::Allowed(allowed),
-                Err(why) => return Mask::Failed(why),
-            };
+        let mask = mask_of(&mut *state)?;
+        if matches!(mask, Mask::Allowed(_)) {
+            self.branches.insert(path.to_vec(), state);
         }
-        match self.state.pop(pushed) {
-            Ok(()) => mask,
-            Err(why) => Mask::Failed(why),
-        }
+        Ok(mask)
     }
 
     /// What may come after `path`, which was asked about.
@@ -149,34 +131,30 @@ impl GrammarRow {
 
     /// Adds a token to the answer; whether it is complete with it.
     pub fn take(&mut self, token: u32) -> bool {
-        self.answer.push(token);
-        match self.state.push(token) {
-            Ok(true) => self.state.is_complete(),
-            Ok(false) => {
-                self.failure = Some(format!("it does not allow token {token}"));
-                false
-            }
-            Err(why) => {
-                self.failure = Some(why);
-                false
-            }
+        if self.failure.is_some() {
+            return false;
         }
+        match self.state.push(token) {
+            Ok(true) => return self.state.is_complete(),
+            Ok(false) => self.failure = Some(format!("it does not allow token {token}")),
+            Err(why) => self.failure = Some(why),
+        }
+        false
     }
 
     /// Forgets what was asked: the answer has grown.
     pub fn forget(&mut self) {
         self.masks.clear();
+        self.branches.clear();
     }
 
     /// The tokens that must come next.
-    pub fn forced(&mut self) -> Vec<u32> {
+    pub fn forced(&self) -> Vec<u32> {
         if self.failure.is_some() || self.state.is_complete() {
             return Vec::new();
         }
-        self.state.forced().unwrap_or_else(|_| {
-            self.begin_anew();
-            Vec::new()
-        })
+        // What fails here fails again where it matters.
+        self.state.branch().forced().unwrap_or_default()
     }
 
     /// Takes the nodes from a tree that the grammar does not allow.
@@ -193,4 +171,8 @@ impl GrammarRow {
         }
         tree.retain(&kept);
     }
+}
+
+fn mask_of(state: &mut dyn GrammarState) -> Result<Mask, String> {
+    Ok(if state.is_complete() { Mask::Unreachable } else { Mask::Allowed(state.allowed()?) })
 }

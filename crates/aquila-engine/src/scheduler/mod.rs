@@ -194,6 +194,11 @@ impl Scheduler {
         self.profile.vocabulary
     }
 
+    /// Whether requests may have grammars.
+    pub fn follows_grammars(&self) -> bool {
+        self.profile.grammars
+    }
+
     /// How wide the rows are that requests may get.
     pub fn row_widths(&self) -> RowWidths {
         self.profile.row_widths

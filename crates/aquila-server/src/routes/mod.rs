@@ -2,6 +2,7 @@
 
 mod anthropic;
 mod openai;
+mod page;
 mod sglang;
 
 use axum::Router;
@@ -18,6 +19,9 @@ use crate::keys::Level;
 use crate::refusal::Refusal;
 use crate::state::Shared;
 
+/// Where the web page is.
+const PAGE: &str = "/";
+
 /// All routes.
 pub(crate) fn router(app: Shared) -> Router {
     let taking = Router::new()
@@ -29,11 +33,16 @@ pub(crate) fn router(app: Shared) -> Router {
         .route("/add_external_corpus", post(sglang::corpus::add))
         .route_layer(from_fn_with_state(app.clone(), limit_key))
         .route_layer(from_fn_with_state(app.clone(), refuse_while_draining));
+    let pages = match app.settings.web_page {
+        true => Router::new().route(PAGE, get(page::page)),
+        false => Router::new(),
+    };
     let refused = openai::refused::PATHS
         .iter()
         .fold(Router::new(), |router, (path, _)| router.route(path, post(openai::refused::refuse)));
     Router::new()
         .merge(taking)
+        .merge(pages)
         .route("/v1/models", get(openai::models::list))
         .route("/v1/models/{*name}", get(openai::models::one))
         .route("/server_info", get(sglang::info::server))
@@ -82,7 +91,10 @@ fn level(route: Option<&str>) -> Level {
 /// Lets pass who shows a key that the route asks for.
 async fn check_key(State(app): State<Shared>, request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>();
-    let level = level(route.map(MatchedPath::as_str));
+    let level = match route.map(MatchedPath::as_str) {
+        Some(PAGE) if page::is_for_browser(request.headers()) => Level::Open,
+        route => level(route),
+    };
     match app.settings.keys.check(level, request.headers()) {
         Ok(Some(holder)) => {
             if let Some(caller) = request.extensions().get::<Caller>() {

@@ -3,6 +3,7 @@
 mod bad_input;
 mod corpora;
 mod disaggregation;
+mod draft_trees;
 mod draining;
 mod failures;
 mod gate;
@@ -12,6 +13,7 @@ mod load;
 mod messages;
 mod observed;
 mod openai;
+mod page;
 mod priorities;
 mod responses;
 mod returned;

@@ -16,7 +16,7 @@ use crate::support::{Running, engine_config, settings};
 const PROMPT: &str = "use std::collections::HashMap;\n\npub fn count(words: &[String])";
 
 /// A server whose model has an EAGLE-3 head.
-fn server(shape: Shape) -> Running {
+pub fn server(shape: Shape) -> Running {
     let config = EngineConfig { shape, ..engine_config() };
     let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 2).unwrap());
     let checkpoint = Checkpoint::open(&resolve("tiny").unwrap(), LoadFormat::Auto).unwrap();

@@ -46,6 +46,7 @@ pub fn settings() -> Settings {
         allowed_origins: Default::default(),
         #[cfg(feature = "otel")]
         traces: None,
+        web_page: true,
         model: ModelCard {
             served_name: "tiny".into(),
             path: "models/tiny".into(),

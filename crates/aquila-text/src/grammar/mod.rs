@@ -35,6 +35,20 @@ pub enum GrammarSpec {
     Lark(String),
 }
 
+impl GrammarSpec {
+    /// The name of its kind.
+    pub fn name(&self) -> &'static str {
+        match self {
+            GrammarSpec::JsonObject => "json_object",
+            GrammarSpec::JsonSchema(_) => "json_schema",
+            GrammarSpec::Regex(_) => "regex",
+            GrammarSpec::Ebnf(_) => "ebnf",
+            GrammarSpec::Choice(_) => "choice",
+            GrammarSpec::Lark(_) => "grammar",
+        }
+    }
+}
+
 /// The stack of the thread that compiles a grammar: schemas may be nested as deeply as JSON that
 /// is read at all, 128 levels.
 const STACK: usize = 64 << 20;
@@ -81,7 +95,7 @@ impl GrammarCompiler {
             joined.map_err(|_| "its compilation failed".to_owned())
         })?;
         match matcher.get_error() {
-            Some(why) => Err(first_line(&why)),
+            Some(why) => Err(in_one_line(&why)),
             None => Ok(Arc::new(Compiled { matcher })),
         }
     }
@@ -96,9 +110,15 @@ fn one_of(texts: &[String]) -> Result<String, String> {
     Ok(format!("start: {}", texts.join(" | ")))
 }
 
-/// What llguidance says, without where in its own code it was said.
-fn first_line(why: &str) -> String {
-    why.lines().next().unwrap_or("it cannot be compiled").trim().to_owned()
+/// What llguidance says, without its own state, in one line of bounded length.
+fn in_one_line(why: &str) -> String {
+    let why = why.split("<non-verbose/>").next().unwrap_or(why);
+    let words: Vec<&str> = why.split_whitespace().collect();
+    let line = words.join(" ");
+    match line.char_indices().nth(300) {
+        Some((end, _)) => format!("{}…", &line[..end]),
+        None => line,
+    }
 }
 
 /// A compiled grammar: a matcher at the beginning of an answer.
@@ -128,16 +148,18 @@ impl std::fmt::Debug for Answer {
 }
 
 fn message(error: impl std::fmt::Display) -> String {
-    first_line(&error.to_string())
+    in_one_line(&error.to_string())
 }
 
 impl GrammarState for Answer {
-    fn push(&mut self, token: u32) -> Result<bool, String> {
-        Ok(self.0.try_consume_tokens(&[token]).map_err(message)? == 1)
+    // A matcher that takes tokens back may not be where it was: llguidance 1.9 allows other tokens
+    // after "[[        ]" if tokens after the spaces were taken back before the last bracket.
+    fn branch(&self) -> Box<dyn GrammarState> {
+        Box::new(Answer(self.0.clone()))
     }
 
-    fn pop(&mut self, count: usize) -> Result<(), String> {
-        self.0.rollback(count).map_err(message)
+    fn push(&mut self, token: u32) -> Result<bool, String> {
+        Ok(self.0.try_consume_tokens(&[token]).map_err(message)? == 1)
     }
 
     fn allowed(&mut self) -> Result<TokenSet, String> {

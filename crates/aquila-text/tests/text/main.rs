@@ -4,6 +4,7 @@ mod bound;
 mod chat_template;
 mod generator;
 mod grammar;
+mod grammar_drafts;
 mod parts;
 mod pieces;
 mod sampling;

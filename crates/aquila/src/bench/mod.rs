@@ -1,7 +1,8 @@
-//! `aquila bench`: how fast the engine is on this machine.
+//! `aquila bench`: how fast the engine is on this machine, or a server that this machine can reach.
 
 mod decode;
 mod prompts;
+mod serve;
 mod spec;
 mod spread;
 
@@ -12,7 +13,7 @@ use clap::{Args, Subcommand};
 use crate::Algorithms;
 use crate::error::Result;
 
-/// Measure how fast the engine is on this machine.
+/// Measure how fast the engine or a server is.
 #[derive(Args)]
 pub struct Bench {
     #[command(subcommand)]
@@ -25,6 +26,8 @@ enum What {
     Decode(Box<decode::Decode>),
     /// Compare speculation with plain decoding, on the same prompts and in turns.
     Spec(Box<spec::Spec>),
+    /// Send requests to a server with OpenAI's API, ours or another, and measure how it answers.
+    Serve(Box<serve::Serve>),
 }
 
 impl Bench {
@@ -33,6 +36,7 @@ impl Bench {
         match &self.what {
             What::Decode(command) => command.run(algorithms),
             What::Spec(command) => command.run(algorithms),
+            What::Serve(command) => command.run(),
         }
     }
 }

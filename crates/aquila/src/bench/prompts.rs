@@ -28,7 +28,7 @@ pub fn read(text: &str) -> Result<Vec<Written>> {
     text.lines().zip(1..).map(written).collect()
 }
 
-/// Random prompts, for models without a tokenizer.
+/// Random numbers: prompts for models without a tokenizer, lengths, times between arrivals.
 pub struct Random {
     /// The seed.
     pub state: u64,
@@ -37,15 +37,25 @@ pub struct Random {
 impl Random {
     /// The next prompt.
     pub fn next(&mut self, tokens: usize, vocabulary: usize) -> Vec<u32> {
-        (0..tokens)
-            .map(|_| {
-                // The high bits of a linear congruence are random enough to read.
-                self.state = self
-                    .state
-                    .wrapping_mul(6_364_136_223_846_793_005)
-                    .wrapping_add(1_442_695_040_888_963_407);
-                ((self.state >> 33) % vocabulary as u64) as u32
-            })
-            .collect()
+        (0..tokens).map(|_| self.below(vocabulary) as u32).collect()
+    }
+
+    /// A number below `count`.
+    pub fn below(&mut self, count: usize) -> usize {
+        ((self.step() >> 33) % count as u64) as usize
+    }
+
+    /// A number from 0 to below 1.
+    pub fn unit(&mut self) -> f64 {
+        (self.step() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn step(&mut self) -> u64 {
+        // The high bits of a linear congruence are random enough for what is measured.
+        self.state = self
+            .state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        self.state
     }
 }

@@ -1,14 +1,17 @@
 //! `aquila chat`: a conversation in the terminal.
 
+mod command;
 mod conversation;
 mod interrupt;
 mod line;
 mod reply;
+mod settings;
 
 use std::process::ExitCode;
 
 use clap::Args;
 
+use self::command::{Command, HELP};
 use self::conversation::Conversation;
 use self::interrupt::Interrupt;
 use self::line::{Input, Line};
@@ -17,13 +20,6 @@ use crate::after_help::AFTER_HELP;
 use crate::error::Result;
 use crate::flags::{EngineFlags, ModelFlags, SamplingFlags};
 use crate::start::start;
-
-const HELP: &str = "\
-/clear   begin a new conversation
-/undo    take the last question and its answer back
-/help    these lines
-/exit    leave, as Ctrl-D does
-Ctrl-C stops an answer. A line that ends in \\ goes on in the next.";
 
 /// Talk to a model in the terminal.
 #[derive(Args)]
@@ -49,7 +45,9 @@ impl Chat {
         let mut defaults = self.sampling.params()?;
         let max_tokens = defaults.max_tokens.take();
         let generator = start(&self.model, &self.engine, defaults, algorithms, true)?;
-        let mut conversation = Conversation::new(generator, self.system.clone(), max_tokens)?;
+        let name = self.model.name();
+        let mut conversation =
+            Conversation::new(generator, name.to_string(), self.system.clone(), max_tokens)?;
         let interrupt = Interrupt::listen()?;
         let mut line = Line::open()?;
         line.say(&format!("{}: ask away; /help lists what else you can type", self.model.name()));
@@ -59,16 +57,30 @@ impl Chat {
                 Input::Interrupted => continue,
                 Input::End => return Ok(ExitCode::SUCCESS),
             };
-            match text.trim() {
-                "" => (),
-                "/exit" | "/quit" => return Ok(ExitCode::SUCCESS),
-                "/help" => line.say(HELP),
-                "/clear" => conversation.clear(),
-                "/undo" => conversation.undo(),
-                command if command.starts_with('/') && !command.contains(char::is_whitespace) => {
-                    line.say(&format!("{command} is no command; /help lists them"));
-                }
-                question => match conversation.ask(question, &interrupt) {
+            match Command::read(&text) {
+                Command::Nothing => (),
+                Command::Exit => return Ok(ExitCode::SUCCESS),
+                Command::Help => line.say(HELP),
+                Command::Reset => conversation.reset(),
+                Command::Undo => conversation.undo(),
+                Command::ShowSettings => line.say(&conversation.settings.list()),
+                Command::Set(key, value) => match conversation.settings.set(key, value) {
+                    Ok(()) => line.say(&format!("{key} is {value} from now on")),
+                    Err(why) => line.say(&format!("not set: {why}")),
+                },
+                Command::System(text) => match conversation.set_system(text) {
+                    Ok(()) => line.say(match text {
+                        Some(_) => "the model is told so from now on",
+                        None => "the model is told nothing first from now on",
+                    }),
+                    Err(error) => line.say(&format!("not set: {error}")),
+                },
+                Command::Save(path) => match conversation.save(&path) {
+                    Ok(turns) => line.say(&format!("{turns} in {}", path.display())),
+                    Err(error) => line.say(&format!("not saved: {error}")),
+                },
+                Command::Wrong(why) => line.say(&why),
+                Command::Ask(question) => match conversation.ask(question, &interrupt) {
                     Ok(status) => line.say(&status),
                     Err(error) => line.say(&format!("not answered: {error}")),
                 },

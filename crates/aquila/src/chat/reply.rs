@@ -5,6 +5,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use aquila_engine::FinishReason;
+use aquila_spec::SpecStats;
 use aquila_text::{AnswerSink, CheckedParams, Delta, End, Generator};
 
 use super::interrupt::Interrupt;
@@ -22,6 +23,8 @@ pub struct Reply {
     pub first: Option<Duration>,
     /// From the first token to the last.
     pub writing: Duration,
+    /// What speculation did.
+    pub spec: SpecStats,
     /// Why it ended, if that is worth saying.
     pub note: Option<String>,
 }
@@ -71,6 +74,7 @@ pub fn print(
         tokens: 0,
         first: None,
         writing: Duration::ZERO,
+        spec: SpecStats::default(),
         note: None,
     };
     let mut begun = None;
@@ -97,6 +101,7 @@ pub fn print(
     };
     say(&mut reply.text, &end.text)?;
     say(&mut String::new(), "\n")?;
+    reply.spec = end.usage.spec;
     reply.note = match end.reason {
         FinishReason::Stop(_) => None,
         FinishReason::Length => Some("cut at its longest".into()),

@@ -1,7 +1,7 @@
 //! What every algorithm must hold to, checked on the shipped model.
 //!
 //! Whatever is drafted, answers are those of plain decoding, token by token with their
-//! log-probabilities: greedy, sampled and with penalties, for every shape, alone and in company,
+//! log-probabilities: greedy, sampled, with penalties and held by a grammar, for every shape, alone and in company,
 //! across page sizes, small pools and aborted neighbours; and no slot is ever lost. What it packs for
 //! another machine is unpacked on a second one, which must go on as the first would
 //! (`second_machine`).
@@ -10,14 +10,16 @@ mod second_machine;
 
 use std::sync::{Arc, Mutex};
 
+use aquila_compute::round::Grammar;
 use aquila_engine::{Listener, Outcome, Request, Scheduler, Speculation, Token, Verdict};
 use aquila_spec::SpecStats;
+use aquila_text::{GrammarCompiler, GrammarSpec, Tokenizer};
 use clap::{Args, Command, FromArgMatches};
 
 use crate::Algorithms;
 use crate::error::{Error, Result};
 use crate::flags::{EngineFlags, ModelFlags};
-use crate::start::build;
+use crate::start::{Built, build};
 
 /// Tokens of each answer.
 const TOKENS: usize = 24;
@@ -43,7 +45,7 @@ pub fn check(algorithms: &Algorithms, name: &str, flags: &[&str]) -> Result<Repo
     let mut run =
         Run { algorithms, name, flags, report: Report::default(), stats: SpecStats::default() };
     run.report.invariant = true;
-    for mode in [Mode::Greedy, Mode::Sampled, Mode::Penalized] {
+    for mode in [Mode::Greedy, Mode::Sampled, Mode::Constrained] {
         let plain = run.answers(&["--speculative-algorithm", "NONE"], mode, None, false)?;
         let mut alone = None;
         for (shape, engine) in SHAPES.iter().zip(ENGINES.iter().cycle()) {
@@ -126,7 +128,8 @@ const ENGINES: [&[&str]; 4] = [
 enum Mode {
     Greedy,
     Sampled,
-    Penalized,
+    /// With penalties, and every other request held by a grammar.
+    Constrained,
 }
 
 /// What a request heard.
@@ -207,7 +210,7 @@ impl Run<'_> {
     ) -> Result<Vec<Heard>> {
         let flags =
             [&["check", "--context-length", "256"], engine.unwrap_or_default(), speculative];
-        let mut engine = self.engine(&flags.concat())?;
+        let (mut engine, grammar) = self.engine(&flags.concat(), mode)?;
         let submit = |engine: &mut Scheduler, at: usize, prompt: &[u32], speculation| {
             let heard = Arc::new(Mutex::new(Heard::default()));
             let mut request = Request::new(prompt.to_vec(), TOKENS, Box::new(Ear(heard.clone())));
@@ -219,9 +222,10 @@ impl Run<'_> {
             match mode {
                 Mode::Greedy => {}
                 Mode::Sampled => (sampling.temperature, sampling.top_p) = (0.9, 0.95),
-                Mode::Penalized => {
+                Mode::Constrained => {
                     sampling.repetition_penalty = 1.2;
                     sampling.frequency_penalty = 0.4;
+                    request.grammar = grammar.clone().filter(|_| at % 2 == 1);
                 }
             }
             let id = engine.submit(request).map_err(|e| Error::Other(e.to_string()))?;
@@ -253,9 +257,22 @@ impl Run<'_> {
         Ok(all.into_iter().map(heard).collect())
     }
 
-    fn engine(&self, flags: &[&str]) -> Result<Scheduler> {
+    /// An engine, and a grammar for its vocabulary where requests are to be held by one and the
+    /// engine follows grammars.
+    fn engine(&self, flags: &[&str], mode: Mode) -> Result<(Scheduler, Option<Arc<dyn Grammar>>)> {
         let (model, engine) = parse(flags)?;
-        Ok(build(&model, &engine, self.algorithms, true)?.engine)
+        let Built { engine, checkpoint, .. } = build(&model, &engine, self.algorithms, true)?;
+        if mode != Mode::Constrained || !engine.follows_grammars() {
+            return Ok((engine, None));
+        }
+        let Some(tokenizer) = checkpoint.folder().map(Tokenizer::load).transpose()?.flatten()
+        else {
+            return Ok((engine, None));
+        };
+        let words = GrammarSpec::Regex("([a-z]+ ){2,5}(and so on|the end)\\.".into());
+        let grammar = GrammarCompiler::new(&tokenizer, engine.vocabulary(), &[])
+            .and_then(|compiler| compiler.compile(&words));
+        Ok((engine, Some(grammar.map_err(Error::Other)?)))
     }
 }
 

@@ -9,6 +9,8 @@ mod model;
 pub mod named;
 mod ngram;
 mod number;
+#[cfg(test)]
+mod page;
 mod policy;
 mod sampling;
 mod server;

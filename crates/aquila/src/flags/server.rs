@@ -28,6 +28,10 @@ pub struct ServerFlags {
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Option<String>,
 
+    /// Serve no web page at / to browsers
+    #[arg(long)]
+    pub disable_web_page: bool,
+
     /// How much is logged, whatever AQUILA_LOG says [default: as AQUILA_LOG says, or warnings,
     /// requests and what the engine does]
     #[arg(long, value_enum, value_name = "LEVEL")]

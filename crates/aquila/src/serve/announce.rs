@@ -56,16 +56,29 @@ impl Prompts {
     }
 }
 
+/// How a server is reached.
+#[derive(Debug, Clone, Copy)]
+pub struct Open {
+    /// Whether clients speak TLS.
+    pub tls: bool,
+    /// Whether they need a key.
+    pub key: bool,
+    /// Whether browsers get a page.
+    pub web_page: bool,
+}
+
 /// Says where the server is, what it serves, and how to try it.
-pub fn announce(address: SocketAddr, tls: bool, model: &str, key: bool, prompts: Prompts) {
+pub fn announce(address: SocketAddr, open: Open, model: &str, prompts: Prompts) {
     // An address that means all of them is none that a client can use.
     let host = match address.ip() {
         ip if !ip.is_unspecified() => ip,
         IpAddr::V4(_) => IpAddr::from([127, 0, 0, 1]),
         IpAddr::V6(_) => IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]),
     };
+    let Open { tls, key, web_page } = open;
     let scheme = if tls { "https" } else { "http" };
-    let url = format!("{scheme}://{}/v1", SocketAddr::new(host, address.port()));
+    let root = format!("{scheme}://{}", SocketAddr::new(host, address.port()));
+    let url = format!("{root}/v1");
     let header = if key { " -H 'Authorization: Bearer KEY'" } else { "" };
     let (route, body) = prompts.example(model);
     let body = body.to_string().replace('\'', "'\\''");
@@ -73,4 +86,7 @@ pub fn announce(address: SocketAddr, tls: bool, model: &str, key: bool, prompts:
     notice(format_args!(
         "  curl {url}/{route}{header} -H 'Content-Type: application/json' -d '{body}'"
     ));
+    if web_page {
+        notice(format_args!("  in a browser: {root}/"));
+    }
 }

@@ -109,10 +109,13 @@ fn the_help_lists_exit_codes_and_environment_variables() {
         "HF_TOKEN",
         "SSL_CERT_FILE",
         "NO_COLOR",
+        "OPENAI_API_KEY",
         "SGLANG_ENABLE_SPEC_V2",
         "XDG_CACHE_HOME",
     ];
-    for command in ["", "generate", "serve", "chat", "inspect", "bench spec", "bench decode"] {
+    for command in
+        ["", "generate", "serve", "chat", "inspect", "bench spec", "bench decode", "bench serve"]
+    {
         let ran = run(&command.split_whitespace().chain(["--help"]).collect::<Vec<_>>());
         assert_eq!(ran.code, Some(0));
         assert!(ran.stdout.contains("Exit codes: 0 all went well"), "{}", ran.stdout);

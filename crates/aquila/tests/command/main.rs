@@ -3,6 +3,8 @@
 
 mod access;
 mod bench;
+mod bench_serve;
+mod chat;
 mod checkpoints;
 mod combinations;
 mod conformance;
@@ -15,12 +17,14 @@ mod hub_server;
 mod launch_lines;
 mod lines;
 mod log;
+mod metrics_page;
 mod output;
 mod overlap;
 mod policies;
 mod priorities;
 mod run;
 mod sampling;
+mod scripted_server;
 mod seeds;
 mod server;
 mod serving;

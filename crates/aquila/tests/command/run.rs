@@ -22,7 +22,7 @@ pub fn aquila_after(before: &str, args: &[&str]) -> Command {
 
 fn isolated(mut command: Command, args: &[&str]) -> Command {
     let machine = ["AQUILA_LOG", "AQUILA_MODELS", "XDG_DATA_HOME", "SSL_CERT_FILE"];
-    let keys = ["AQUILA_ADMIN_API_KEY", "AQUILA_API_KEY"];
+    let keys = ["AQUILA_ADMIN_API_KEY", "AQUILA_API_KEY", "OPENAI_API_KEY"];
     let hub = ["HF_HUB_CACHE", "HF_ENDPOINT", "HF_TOKEN"];
     let proxies = ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"];
     for variable in [&machine[..], &keys, &hub, &proxies].concat() {

@@ -40,8 +40,9 @@ impl Served {
                 let code = child.wait().unwrap().code();
                 return Err(Ran { code, stdout: String::new(), stderr: said });
             }
-            if let Some((_, url)) = said[begun..].split_once("ready: http://") {
-                break url.split('/').next().unwrap().parse().unwrap();
+            if let Some((_, url)) = said[begun..].split_once("ready: http") {
+                let after = url.split_once("://").unwrap().1;
+                break after.split('/').next().unwrap().parse().unwrap();
             }
         };
         Ok(Self { child, stderr, address, said })

@@ -24,7 +24,7 @@ pub const ROWS: &[Flags] = &[
     ),
     flags(Ignored("prefixes are evicted by least recent use"), &["--radix-eviction-policy NAME"]),
     flags(
-        Ignored("no model with sliding-window attention is served"),
+        Ignored("all layers of a model share one pool; pages behind a window are kept"),
         &["--swa-full-tokens-ratio F", "--disable-hybrid-swa-memory", "--hybrid-kvcache-ratio F"],
     ),
     flags(

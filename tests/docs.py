@@ -92,11 +92,25 @@ def mistakes(page, text, all_blocks):
         shown = not block.runs and "norun" not in block.words and "output" not in block.words
         if shown and COMMAND.search(block.text):
             yield f"{page}:{block.line}: has a command: begin it with ```sh, or ```sh norun"
-    prose = re.sub(r"```.*?```", "", text, flags=re.S)
-    for link in re.findall(r"\]\(([^)\s]+)\)", prose):
-        target = link.split("#")[0]
-        if target and "://" not in target and not (page.parent / target).exists():
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_blocks(text)):
+        target, _, anchor = link.partition("#")
+        path = page.parent / target if target else page
+        if "://" in link:
+            continue
+        if not path.exists():
             yield f"{page}: links to {link}, which does not exist"
+        elif anchor and path.suffix == ".md" and anchor not in anchors(path.read_text()):
+            yield f"{page}: links to {link}, and there is no such heading"
+
+
+def without_blocks(text):
+    return re.sub(r"```.*?```", "", text, flags=re.S)
+
+
+def anchors(text):
+    """The headings of a page, as links name them."""
+    headings = re.findall(r"^#+ (.*)$", without_blocks(text), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
 def free_port():

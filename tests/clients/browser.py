@@ -220,11 +220,26 @@ def the_tree_of_a_round_is_drawn_and_follows_the_selected_token(page, _):
 @check
 def plain_decoding_is_measured_and_has_the_same_text(page, _):
     page.get("#compare").click()
-    page.wait("a verdict", lambda: page.text("#verdict"))
+    page.wait("a verdict", lambda: "×" in page.text("#verdict"))
     assert re.fullmatch(r"\d+\.\d+×, same text", page.text("#verdict")), page.text("#verdict")
-    (path, first), (again, body) = page.asked[-1], page.last_asked()
-    assert path == again and body == {**first, "speculative": False}, body
-    assert page.text("#plain-rate").endswith("tok/s")
+    before = len(page.asked)
+    page.read_logs()
+    path, first = page.asked[before - 1]
+    runs = page.asked[before:]
+    assert runs[0] == (path, {**first, "speculative": False}), runs[0]
+    # Where answers are slow, one run is all.
+    assert all(run == (path, first) for run in runs[1::2]), runs
+    assert all(run == runs[0] for run in runs[::2]), runs
+    rates = [float(page.text(f"#{name}-rate").removesuffix(" tok/s")) for name in ["here", "plain"]]
+
+    def drawn():
+        """The bars are as long as the rates say, once they have stopped growing."""
+        script = "return arguments[0].getBoundingClientRect().width"
+        here, plain = (page.driver.execute_script(script, page.get(f"#{name}-bar"))
+                       for name in ["here", "plain"])
+        return abs(here / plain - rates[0] / rates[1]) < 0.05
+
+    page.wait("bars in proportion", drawn)
 
 
 @check

@@ -8,6 +8,9 @@ const EXAMPLES = [
 const NUMBERS = ["temperature", "top_p", "top_k", "max_tokens", "seed"];
 const LARGEST_SEED = 2 ** 31;
 const SHOW_MS = 30;
+const PAIRS = 5;
+const COMPARE_MS = 5000;
+const SETTLE_MS = 400;
 
 const server = { algorithm: null, trees: false };
 /** The turns so far: {role, content}, and for answers the Answer and its element. */
@@ -132,16 +135,23 @@ function busy(controller) {
 }
 
 /** Reads an answer to its end or until it is stopped. */
-async function receive(answer, onEvent) {
-  const controller = new AbortController();
-  busy(controller);
+async function receive(answer, onEvent, { signal }) {
   try {
     const { path, body } = answer.request;
-    const response = await ask(path, key(), body, controller.signal);
+    const response = await ask(path, key(), body, signal);
     for await (const event of events(response)) onEvent(answer.take(event));
   } catch (error) {
     answer.reason = error.name === "AbortError" ? "stopped" : "failed";
     fail(error);
+  }
+}
+
+/** Does `work` with a controller by which it can be stopped. */
+async function stoppable(work) {
+  const controller = new AbortController();
+  busy(controller);
+  try {
+    await work(controller);
   } finally {
     busy(null);
   }
@@ -165,11 +175,12 @@ async function answerTurns() {
     if (!server.trees) complete(turn);
     follow(false);
   };
-  await receive(answer, (round) => {
+  const heard = (round) => {
     if (round) waiting.push(round);
     timer ??= setTimeout(show, SHOW_MS);
     panel.refresh();
-  });
+  };
+  await stoppable((controller) => receive(answer, heard, controller));
   clearTimeout(timer);
   show();
   turn.item.classList.remove("growing");
@@ -205,16 +216,33 @@ function regenerate(turn) {
   return answerTurns();
 }
 
-/** The same request once more, decoded plainly. */
+/**
+ * Measures the same request decoded plainly and as it was, in turns, a few times: one short answer
+ * says little. Of a long one, which is compared with itself, one plain run is enough.
+ */
 async function compare() {
   const { answer } = panel;
   if (running || !answer) return;
   say("");
-  const { path, body } = answer.request;
-  answer.plain = new Answer({ path, body: { ...body, speculative: false } });
+  Object.assign(answer, { plain: [], again: [], comparing: true });
   panel.refresh();
-  await receive(answer.plain, () => panel.refresh());
-  if (!answer.plain.usage) answer.plain = null;
+  const { path, body } = answer.request;
+  await stoppable(async (controller) => {
+    // Nothing is drawn from here on: it would take time from one of the two.
+    await new Promise((drawn) => setTimeout(drawn, SETTLE_MS));
+    const begun = performance.now();
+    const run = async (runs, body) => {
+      const made = new Answer({ path, body });
+      await receive(made, () => undefined, controller);
+      if (made.usage) runs.push(made);
+      return made.usage !== null;
+    };
+    for (let pair = 0; pair < PAIRS; pair++) {
+      if (!(await run(answer.plain, { ...body, speculative: false }))) break;
+      if (performance.now() - begun > COMPARE_MS || !(await run(answer.again, body))) break;
+    }
+  });
+  answer.comparing = false;
   panel.refresh();
 }
 

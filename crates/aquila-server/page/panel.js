@@ -57,18 +57,20 @@ const panel = {
 
   drawSpeed() {
     const { answer } = this;
-    const here = answer.rate;
-    const plain = answer.plain?.rate ?? null;
+    const { plain: plainRuns, again } = answer;
+    const here = answer.typicalRate;
+    const plain = medianRate(plainRuns);
     const most = Math.max(here ?? 0, plain ?? 0, 1e-9);
     byId("here-rate").textContent = here === null ? "–" : `${here.toFixed(1)} tok/s`;
     byId("here-bar").style.width = `${(100 * (here ?? 0)) / most}%`;
-    const asked = answer.plain && plain === null ? "measuring …" : "not measured";
-    byId("plain-rate").textContent = plain === null ? asked : `${plain.toFixed(1)} tok/s`;
+    byId("plain-rate").textContent = plain === null ? "not measured" : `${plain.toFixed(1)} tok/s`;
     byId("plain-bar").style.width = `${(100 * (plain ?? 0)) / most}%`;
     let verdict = "";
-    if (here !== null && answer.plain?.usage) {
-      const same = answer.plain.text === answer.text ? "same text" : "other text";
-      verdict = `${(here / plain).toFixed(2)}×, ${same}`;
+    if (answer.comparing) {
+      verdict = "measuring …";
+    } else if (here !== null && plain !== null) {
+      const same = [...plainRuns, ...again].every((run) => run.text === answer.text);
+      verdict = `${(here / plain).toFixed(2)}×, ${same ? "same text" : "other text"}`;
     }
     byId("verdict").textContent = verdict;
   },

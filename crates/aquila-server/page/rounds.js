@@ -10,7 +10,10 @@ class Answer {
     this.asked = performance.now();
     this.first = null;
     this.last = null;
-    this.plain = null;
+    /** The same request once more, decoded plainly and as it was: to compare. */
+    this.plain = [];
+    this.again = [];
+    this.comparing = false;
   }
 
   /** Takes an event of the stream; answers the round that it reports, if it does. */
@@ -56,6 +59,18 @@ class Answer {
     return rounds.reduce((sum, round) => sum + round.tokens.length, 0) / rounds.length;
   }
 
+  /** How many rounds the server says it took, where anything was drafted. */
+  get verifications() {
+    return this.usage?.speculative?.spec_verify_ct ?? null;
+  }
+
+  /** The rate to compare with plain: of several runs alike the median. */
+  get typicalRate() {
+    // N-grams that have learned the answer take fewer rounds, which says nothing about the first.
+    const alike = this.again.filter((run) => run.verifications === this.verifications);
+    return medianRate(alike) ?? this.rate;
+  }
+
   /** By depth from 1 on: rounds whose tree reaches it, and those that accepted a draft there. */
   get acceptance() {
     const depths = [];
@@ -70,6 +85,13 @@ class Answer {
     }
     return depths;
   }
+}
+
+/** The median of the rates of answers that have one; null if none has. */
+function medianRate(answers) {
+  const rates = answers.map((answer) => answer.rate).filter((rate) => rate !== null);
+  rates.sort((a, b) => a - b);
+  return rates.length ? (rates[(rates.length - 1) >> 1] + rates[rates.length >> 1]) / 2 : null;
 }
 
 /** The class that a token or node is shaded by: by depth, the model's own, or nothing drafted. */

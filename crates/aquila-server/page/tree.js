@@ -1,7 +1,7 @@
 // The tree of a round, drawn from left to right: a column for each depth.
 
 const SVG = "http://www.w3.org/2000/svg";
-const NODE = { width: 70, height: 22, column: 86, row: 29, top: 18, letters: 9 };
+const NODE = { width: 67, height: 22, column: 81, row: 29, top: 18, letters: 9 };
 
 function svg(name, attributes = {}, ...children) {
   const element = document.createElementNS(SVG, name);

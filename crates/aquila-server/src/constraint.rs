@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use aquila_text::GrammarSpec;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::fields::Fields;
 use crate::refusal::Refusal;
@@ -101,7 +101,7 @@ impl Found {
                 self.add(FIELD, GrammarSpec::Ebnf(grammar))?;
             }
             if outputs.flag("json_object")? {
-                self.add(FIELD, GrammarSpec::JsonObject)?;
+                self.add(FIELD, json_object())?;
             }
             if let Some(tag) = outputs.take::<Value>("structural_tag")? {
                 let tag = parsed("structural_tag", tag)?;
@@ -110,17 +110,34 @@ impl Found {
             Ok(())
         })();
         taken.map_err(|refusal: Refusal| refusal.within(FIELD))?;
-        outputs.finish("structured_outputs.", &["disable_any_whitespace", "whitespace_pattern"])
+        outputs.finish("structured_outputs.", &[])
     }
 }
 
 /// A schema: an object or a boolean, or the text of one, as SGLang's clients send it.
 fn schema_of(field: &'static str, value: Value) -> Result<Value, Refusal> {
     match parsed(field, value)? {
-        schema @ (Value::Object(_) | Value::Bool(_)) => Ok(schema),
+        Value::Object(schema) => Ok(with_bounded_space(schema)),
+        schema @ Value::Bool(_) => Ok(schema),
         _ => Err(Refusal::param(field, "must be a JSON schema: an object, or the text of one")),
     }
 }
+
+/// Any JSON object.
+fn json_object() -> GrammarSpec {
+    let schema = Map::from_iter([("type".to_owned(), Value::from("object"))]);
+    GrammarSpec::JsonSchema(with_bounded_space(schema))
+}
+
+/// A schema whose JSON has few spaces between its tokens, unless it says otherwise: a model that may
+/// write any number of them may write nothing else.
+pub(crate) fn with_bounded_space(mut schema: Map<String, Value>) -> Value {
+    schema.entry("x-guidance").or_insert_with(|| json!({ "whitespace_pattern": SPACE }));
+    Value::Object(schema)
+}
+
+/// A space, or a new line with its indentation.
+const SPACE: &str = r" ?|\n {0,32}";
 
 /// JSON that may come as its text.
 fn parsed(field: &'static str, value: Value) -> Result<Value, Refusal> {
@@ -146,7 +163,7 @@ pub(crate) fn response_format(
     let kind = format.get("type").and_then(Value::as_str).unwrap_or_default();
     match kind {
         "text" => Ok(None),
-        "json_object" => Ok(Some(GrammarSpec::JsonObject)),
+        "json_object" => Ok(Some(json_object())),
         "json_schema" => {
             // OpenAI's responses have the schema beside the type, its chats one level deeper.
             let inner = format.get("json_schema").unwrap_or(&Value::Null);
@@ -155,9 +172,7 @@ pub(crate) fn response_format(
                 Some(schema) => {
                     Ok(Some(GrammarSpec::JsonSchema(schema_of(field, schema.clone())?)))
                 }
-                None if inner.is_object() || format.contains_key("name") => {
-                    Ok(Some(GrammarSpec::JsonObject))
-                }
+                None if inner.is_object() || format.contains_key("name") => Ok(Some(json_object())),
                 None => Err(Refusal::param(field, "`json_schema` must have a `schema`")),
             }
         }
@@ -206,8 +221,6 @@ pub(crate) struct Tag {
 
 /// The grammar of free text in which whatever begins like a tag is one.
 pub(crate) fn free_text_with(tags: &[Tag]) -> String {
-    let mut begins: Vec<&str> = tags.iter().map(|tag| tag.begin.as_str()).collect();
-    begins.dedup();
     let names: Vec<String> = (0..tags.len()).map(|index| format!("tag_{index}")).collect();
     let mut lark = format!("start: ({})* rest\nrest: /(?s:.*)/\n", names.join(" | "));
     for (index, tag) in tags.iter().enumerate() {
@@ -223,14 +236,12 @@ pub(crate) fn free_text_with(tags: &[Tag]) -> String {
     lark
 }
 
-/// The grammar of one of several tags, or of several in a row.
-pub(crate) fn one_of(tags: &[Tag], between: Option<&str>) -> String {
+/// The rule `calls`: one of several tags, or several in a row with `between` them.
+pub(crate) fn calls_rule(tags: &[Tag], open: &str, between: Option<&str>, close: &str) -> String {
     let names: Vec<String> = (0..tags.len()).map(|index| format!("tag_{index}")).collect();
-    let mut lark = match between {
-        Some(between) => format!("start: call ({} call)*\n", quoted(between)),
-        None => "start: call\n".into(),
-    };
-    let _ = writeln!(lark, "call: {}", names.join(" | "));
+    let more = between.map(|between| format!(" ({} call)*", quoted(between))).unwrap_or_default();
+    let (open, close) = (quoted(open), quoted(close));
+    let mut lark = format!("calls: {open} call{more} {close}\ncall: {}\n", names.join(" | "));
     for (index, tag) in tags.iter().enumerate() {
         let (begin, end) = (quoted(&tag.begin), quoted(&tag.end));
         let _ = writeln!(lark, "tag_{index}: {begin} json_{index} {end}");
@@ -250,9 +261,68 @@ fn regex_quoted(text: &str) -> String {
     for c in text.chars() {
         match c {
             '\n' => regex.push_str("\\n"),
-            c if c.is_ascii_punctuation() => regex.extend(['\\', c]),
+            // Others mean something else behind a backslash, or nothing.
+            c if r"\.+*?()|[]{}^$/".contains(c) => regex.extend(['\\', c]),
             c => regex.push(c),
         }
     }
     regex
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use aquila_model::{Location, resolve};
+    use aquila_text::{GrammarCompiler, Tokenizer};
+
+    /// Which of these texts a grammar allows as a whole, by their bytes as tokens.
+    fn allowed(lark: String, texts: &[&str]) -> Vec<bool> {
+        let Location::Folder(folder) = resolve("tiny").unwrap() else { panic!("it has files") };
+        let tokenizer = Tokenizer::load(&folder).unwrap().unwrap();
+        let compiler = GrammarCompiler::new(&tokenizer, 8192, &[0, 2]).unwrap();
+        let grammar = compiler.compile(&GrammarSpec::Lark(lark)).unwrap();
+        let bytes = |id| tokenizer.token_bytes(id).unwrap();
+        let token = |byte: u8| (3..8192).find(|&id| bytes(id) == Some(vec![byte])).unwrap();
+        let whole = |text: &&str| {
+            let mut state = grammar.begin();
+            let all =
+                text.bytes().all(|byte| !state.is_complete() && state.push(token(byte)).unwrap());
+            all && (state.is_complete() || state.push(0).unwrap())
+        };
+        texts.iter().map(whole).collect()
+    }
+
+    fn tag(name: &str) -> Tag {
+        let schema = json!({ "type": "object", "properties": { "a": { "type": "boolean" } },
+            "required": ["a"], "additionalProperties": false });
+        let Value::Object(schema) = schema else { unreachable!() };
+        Tag { begin: format!("<f={name}>"), schema: with_bounded_space(schema), end: "</f>".into() }
+    }
+
+    #[test]
+    fn free_text_holds_what_begins_like_a_tag() {
+        let lark = free_text_with(&[tag("x"), tag("y")]);
+        let texts = [
+            "",
+            "Any text\n<b> at all",
+            "One <f=x>{\"a\": true}</f> and <f=y>{\"a\":false}</f>",
+            "One <f=x>true</f>",
+            "One <f=x>{\"a\": 1}</f>",
+            "One <f=x>{\"a\": true}",
+        ];
+        assert_eq!(allowed(lark, &texts), [true, true, true, false, false, false]);
+    }
+
+    #[test]
+    fn calls_are_nothing_but_calls() {
+        let one = "<f=x>{\"a\": true}</f>";
+        let two = &format!("{one}\n<f=y>{{\n  \"a\":false}}</f>");
+        let texts = ["", one, two, "text", &format!("{one}\n"), "<f=x>{          \"a\": true}</f>"];
+        let calls = |between| {
+            format!("start: calls\n{}", calls_rule(&[tag("x"), tag("y")], "", between, ""))
+        };
+        let several = allowed(calls(Some("\n")), &texts);
+        assert_eq!(several, [false, true, true, false, false, false]);
+        assert_eq!(allowed(calls(None), &texts), [false, true, false, false, false, false]);
+    }
 }

@@ -168,6 +168,9 @@ pub(crate) const WITHOUT_EFFECT: &[&str] = &[
     "log_metrics",
     "no_logs",
     "external_trace_header",
+    // Chats take them; elsewhere there is no reasoning to tell apart.
+    "separate_reasoning",
+    "stream_reasoning",
     "spaces_between_special_tokens",
     "guided_decoding_backend",
     "stream_interval",

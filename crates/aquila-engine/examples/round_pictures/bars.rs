@@ -11,22 +11,29 @@ const GROUP: f64 = 52.0;
 /// Of one token.
 const UNIT: f64 = 84.0;
 
-/// Draws tokens per round by kind of prompt.
-pub fn picture(groups: &[(&str, Shape, Vec<(String, f64)>)]) -> String {
+/// What one algorithm yields with trees of one shape.
+pub struct Group {
+    pub name: &'static str,
+    pub shape: Shape,
+    /// Tokens per round by kind of prompt.
+    pub lengths: Vec<(String, f64)>,
+}
+
+/// Draws them.
+pub fn picture(groups: &[Group]) -> String {
     let height = TOP + groups.len() as f64 * GROUP + 8.0;
-    let lengths = groups.iter().flat_map(|(_, _, kinds)| kinds.iter().map(|(_, length)| *length));
+    let lengths = groups.iter().flat_map(|group| group.lengths.iter().map(|(_, length)| *length));
     let longest = lengths.fold(1.0, f64::max);
     let says = "Tokens per round: what one pass of the target yields";
     let mut picture = Picture::new((LEFT + UNIT * longest + 60.0).ceil(), height, says);
     picture.text(14.0, 20.0, "", says);
-    let kinds: Vec<&String> =
-        groups.first().map_or(vec![], |g| g.2.iter().map(|(k, _)| k).collect());
-    for (index, kind) in kinds.iter().enumerate() {
+    let kinds = groups.first().map_or(&[][..], |group| &group.lengths);
+    for (index, (kind, _)) in kinds.iter().enumerate() {
         let x = 14.0 + index as f64 * 90.0;
         picture.rect(x, 32.0, 14.0, 14.0, &format!("c{index} fill"));
         picture.text(x + 20.0, 44.0, "note", kind);
     }
-    for (at, (name, shape, lengths)) in groups.iter().enumerate() {
+    for (at, Group { name, shape, lengths }) in groups.iter().enumerate() {
         let y = TOP + at as f64 * GROUP;
         picture.text(14.0, y + 16.0, "", name);
         picture.text(14.0, y + 33.0, "note", &caption(*shape));

@@ -55,7 +55,7 @@ fn main() -> std::io::Result<()> {
     write("acceptance-by-depth.svg", curves::picture(&curves))?;
 
     println!("\n| algorithm | tree | code | docs | math |\n|---|---|---|---|---|");
-    let mut bars = Vec::new();
+    let mut groups = Vec::new();
     for (name, shape) in [
         ("NONE", Shape::PLAIN),
         ("NGRAM", Shape::chain(3)),
@@ -75,9 +75,9 @@ fn main() -> std::io::Result<()> {
         };
         let cells: Vec<String> = lengths.iter().map(|(_, length)| format!("{length:.2}")).collect();
         println!("| {name} | {shape} | {} |", cells.join(" | "));
-        bars.push((name, shape, lengths));
+        groups.push(bars::Group { name, shape, lengths });
     }
-    write("tokens-per-round.svg", bars::picture(&bars))?;
+    write("tokens-per-round.svg", bars::picture(&groups))?;
     println!("\nwritten to {}", Path::new(&folder).display());
     Ok(())
 }

@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 pub(crate) use self::answer::{AnswerFormat, AnswerParts, Call, ChatAnswer};
 pub(crate) use self::messages::{as_object, joined, messages};
 pub(crate) use self::tools::{Tool, ToolChoice, Tools};
+use crate::constraint::Constraint;
 use crate::generation::GenerationSettings;
 use crate::intake::Received;
 use crate::refusal::Refusal;
@@ -139,25 +140,20 @@ pub(crate) fn set_effort(effort: Option<&str>, template_arguments: &mut Map<Stri
 }
 
 /// What the answer must be: what the request says, or what its tools do.
-fn constraint(
-    chat: &ChatRequest,
-    calls: ToolCallFormat,
-) -> Result<Option<crate::constraint::Constraint>, Refusal> {
+fn constraint(chat: &ChatRequest, calls: ToolCallFormat) -> Result<Option<Constraint>, Refusal> {
     let given = chat.settings.constraint.clone();
-    match (chat.tools.constraint(calls), given) {
-        (Some(forced), _) if chat.tools.is_forced() => Ok(Some(forced)),
-        (_, Some(given)) => {
+    let schema = match given.as_ref().map(|given| &given.spec) {
+        Some(GrammarSpec::JsonSchema(schema)) => Some(schema),
+        _ => None,
+    };
+    let of_tools = chat.tools.constraint(calls, schema);
+    let (is_schema, forced) = (schema.is_some(), chat.tools.is_forced());
+    match given {
+        Some(given) if !is_schema && !chat.tools.callable().is_empty() && !forced => {
             // A grammar of the text leaves no room for calls, which the model may want to make.
-            let tools = !chat.tools.callable().is_empty();
-            match given.spec {
-                _ if !tools => Ok(Some(given)),
-                GrammarSpec::JsonObject | GrammarSpec::JsonSchema(_) => Ok(Some(given)),
-                _ => Err(Refusal::param(
-                    given.field,
-                    "cannot be combined with `tools`, unless `tool_choice` is `none`",
-                )),
-            }
+            let why = "cannot be combined with `tools`, unless `tool_choice` is `none`";
+            Err(Refusal::param(given.field, why))
         }
-        (strict, None) => Ok(strict),
+        given => Ok(of_tools.or(given)),
     }
 }

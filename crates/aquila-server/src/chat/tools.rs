@@ -3,7 +3,7 @@
 use aquila_text::{GrammarSpec, ToolCallFormat};
 use serde_json::{Map, Value, json};
 
-use crate::constraint::{Constraint, Tag, free_text_with, one_of};
+use crate::constraint::{Constraint, Tag, calls_rule, free_text_with, with_bounded_space};
 use crate::refusal::Refusal;
 
 /// A function that the model may call.
@@ -11,7 +11,8 @@ use crate::refusal::Refusal;
 pub(crate) struct Tool {
     pub name: String,
     pub description: Option<String>,
-    pub parameters: Value,
+    /// Their JSON schema.
+    pub parameters: Map<String, Value>,
     /// Whether calls must fit the schema.
     pub strict: bool,
 }
@@ -58,13 +59,17 @@ impl Tool {
             let wrong = || Refusal::param(format!("{at}.description"), "must be a string");
             text.as_str().map(str::to_owned).ok_or_else(wrong)
         });
-        let parameters = parameters.filter(|schema| !schema.is_null()).cloned();
-        let parameters =
-            parameters.unwrap_or_else(|| json!({ "type": "object", "properties": {} }));
-        if !parameters.is_object() {
-            let why = "must be a JSON schema of an object";
-            return Err(Refusal::param(format!("{at}.parameters"), why));
-        }
+        let parameters = match parameters {
+            None | Some(Value::Null) => Map::from_iter([
+                ("type".to_owned(), Value::from("object")),
+                ("properties".to_owned(), json!({})),
+            ]),
+            Some(Value::Object(schema)) => schema.clone(),
+            Some(_) => {
+                let why = "must be a JSON schema of an object";
+                return Err(Refusal::param(format!("{at}.parameters"), why));
+            }
+        };
         let strict = strict.is_some_and(|strict| *strict == Value::Bool(true));
         Ok(Self { name: name.into(), description: description.transpose()?, parameters, strict })
     }
@@ -76,7 +81,7 @@ impl Tool {
         if let Some(description) = &self.description {
             function.insert("description".into(), description.clone().into());
         }
-        function.insert("parameters".into(), self.parameters.clone());
+        function.insert("parameters".into(), Value::Object(self.parameters.clone()));
         json!({ "type": "function", "function": function })
     }
 }
@@ -118,35 +123,35 @@ impl Tools {
         matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_))
     }
 
-    /// The grammar that holds calls to their schemas, where one is asked for.
-    pub fn constraint(&self, format: ToolCallFormat) -> Option<Constraint> {
+    /// The grammar that holds calls to their schemas, where one is asked for. `answer` is the schema
+    /// of the text, if that must be JSON: it then is either that or calls.
+    pub fn constraint(&self, format: ToolCallFormat, answer: Option<&Value>) -> Option<Constraint> {
         let callable = self.callable();
         let tools: Vec<&Tool> =
             self.list.iter().filter(|tool| callable.contains(&tool.name)).collect();
         if tools.is_empty() {
             return None;
         }
-        let several = self.parallel && !matches!(self.choice, ToolChoice::Named(_));
-        if self.is_forced() {
+        let tags: Vec<Tag> = tools.iter().map(|tool| tag(tool, format)).collect();
+        let lark = if self.is_forced() || answer.is_some() {
+            let several = self.parallel && !matches!(self.choice, ToolChoice::Named(_));
             let (open, between, close) = match format {
                 ToolCallFormat::Hermes => ("", "\n", ""),
                 ToolCallFormat::Llama3 => ("", "; ", ""),
-                ToolCallFormat::Mistral => ("[TOOL_CALLS][", ", ", "]"),
+                ToolCallFormat::Mistral => (format.marker(), ", ", "]"),
             };
-            let tags: Vec<Tag> = tools.iter().map(|tool| tag(tool, format)).collect();
-            let mut lark = one_of(&tags, several.then_some(between));
-            if !open.is_empty() {
-                let wrap = format!("start: {} calls {}", Value::from(open), Value::from(close));
-                lark = lark.replacen("start:", &format!("{wrap}\ncalls:"), 1);
+            let open = if open.is_empty() { String::new() } else { format!("{open}[") };
+            let calls = calls_rule(&tags, &open, several.then_some(between), close);
+            match answer.filter(|_| !self.is_forced()) {
+                Some(schema) => format!("start: calls | answer\nanswer: %json {schema}\n{calls}"),
+                None => format!("start: calls\n{calls}"),
             }
-            return Some(Constraint { field: "tools", spec: GrammarSpec::Lark(lark) });
-        }
-        if !tools.iter().any(|tool| tool.strict) || format != ToolCallFormat::Hermes {
+        } else if tools.iter().any(|tool| tool.strict) && format == ToolCallFormat::Hermes {
+            free_text_with(&tags)
+        } else {
             return None;
-        }
-        let tags: Vec<Tag> = tools.iter().map(|tool| tag(tool, format)).collect();
-        let spec = GrammarSpec::Lark(free_text_with(&tags));
-        Some(Constraint { field: "tools", spec })
+        };
+        Some(Constraint { field: "tools", spec: GrammarSpec::Lark(lark) })
     }
 }
 
@@ -163,10 +168,8 @@ fn tag(tool: &Tool, format: ToolCallFormat) -> Tag {
     };
     let mut schema = tool.parameters.clone();
     // Schemas of parameters that leave it out mean an object all the same.
-    if let Value::Object(schema) = &mut schema
-        && !["type", "anyOf", "oneOf", "allOf", "$ref"].iter().any(|key| schema.contains_key(*key))
-    {
+    if !["type", "anyOf", "oneOf", "allOf", "$ref"].iter().any(|key| schema.contains_key(*key)) {
         schema.insert("type".into(), "object".into());
     }
-    Tag { begin, schema, end }
+    Tag { begin, schema: with_bounded_space(schema), end }
 }

@@ -10,14 +10,17 @@ mod gate;
 mod hostile;
 mod keys;
 mod load;
+mod messages;
 mod observed;
 mod openai;
 mod page;
 mod priorities;
+mod responses;
 mod returned;
 mod sglang;
 mod speculation;
 mod support;
 mod tls;
+mod tools;
 #[cfg(feature = "otel")]
 mod traces;

@@ -342,6 +342,26 @@ impl Reply {
     }
 }
 
+impl Reply {
+    /// The events of a stream whose events have names, with their names, and whether it ends in
+    /// `[DONE]`.
+    pub fn named_events(&self) -> (Vec<(String, Value)>, bool) {
+        assert_eq!(self.status, 200, "{}", self.body);
+        assert_eq!(self.header("content-type"), Some("text/event-stream"));
+        let mut events: Vec<&str> = self.body.split("\n\n").collect();
+        assert_eq!(events.pop(), Some(""), "a stream ends with an empty line");
+        let done = events.pop_if(|event| *event == "data: [DONE]").is_some();
+        let events = events.iter().map(|event| {
+            let (name, data) = event.split_once('\n').expect("a name and data");
+            let name = name.strip_prefix("event: ").expect("a name").to_owned();
+            let data: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+            assert_eq!(data["type"], name.as_str());
+            (name, data)
+        });
+        (events.collect(), done)
+    }
+}
+
 /// The text that the engine gives to a prompt without any server.
 pub fn offline(generator: &Generator, prompt: &str, params: SamplingParams) -> String {
     struct Sink(String, std::sync::mpsc::Sender<String>);

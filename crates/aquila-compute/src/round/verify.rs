@@ -1,5 +1,5 @@
-//! Verification by probability rather than by the target's own choice: SGLang's thresholds, and
-//! rejection sampling, over trees.
+//! Verification by probability rather than by the target's own choice (`accept.rs`): SGLang's
+//! thresholds, and rejection sampling, over trees.
 //!
 //! Both walk down from the root. At a node, its children are tried one after the other; the first
 //! that is accepted is gone to, and where none is, a token is drawn from what they left of the

@@ -5,6 +5,7 @@
 //! of a draft tree.
 
 mod ebnf;
+mod schema;
 mod vocabulary;
 
 use std::sync::Arc;
@@ -17,6 +18,8 @@ use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 
 use crate::Tokenizer;
+
+pub use schema::with_bounded_space;
 
 /// What an answer must be like, as it was asked for.
 #[derive(Debug, Clone, PartialEq)]
@@ -81,8 +84,8 @@ impl GrammarCompiler {
     /// Compiles a grammar, or says what is wrong with it.
     pub fn compile(&self, spec: &GrammarSpec) -> Result<Arc<dyn Grammar>, String> {
         let grammar = match spec {
-            GrammarSpec::JsonObject => TopLevelGrammar::from_json_schema(json!({"type": "object"})),
-            GrammarSpec::JsonSchema(schema) => TopLevelGrammar::from_json_schema(schema.clone()),
+            GrammarSpec::JsonObject => of_schema(json!({ "type": "object" }))?,
+            GrammarSpec::JsonSchema(schema) => of_schema(schema.clone())?,
             GrammarSpec::Regex(regex) => TopLevelGrammar::from_regex(regex),
             GrammarSpec::Ebnf(ebnf) => TopLevelGrammar::from_lark(ebnf::to_lark(ebnf)?),
             GrammarSpec::Choice(texts) => TopLevelGrammar::from_lark(one_of(texts)?),
@@ -99,6 +102,11 @@ impl GrammarCompiler {
             None => Ok(Arc::new(Compiled { matcher })),
         }
     }
+}
+
+fn of_schema(schema: Value) -> Result<TopLevelGrammar, String> {
+    schema::check(&schema)?;
+    Ok(TopLevelGrammar::from_json_schema(with_bounded_space(schema)))
 }
 
 fn one_of(texts: &[String]) -> Result<String, String> {

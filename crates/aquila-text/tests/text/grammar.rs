@@ -153,6 +153,10 @@ fn bad_grammars_are_refused_with_their_fault() {
     assert!(why.contains("strnig"), "{why}");
     let why = refused(GrammarSpec::JsonSchema(json!({ "type": "string", "pattern": "(" })));
     assert!(why.contains("pattern") || why.contains("regex"), "{why}");
+    // To find a text with all of these would take for ever.
+    let letters = ('a'..='z').map(|letter| json!({ "pattern": format!(".*{letter}.*") }));
+    let all = json!({ "type": "string", "allOf": letters.collect::<Vec<_>>() });
+    assert!(refused(GrammarSpec::JsonSchema(all)).contains("26 patterns"));
     // No text can be like this.
     let nothing = json!({ "type": "integer", "minimum": 3, "maximum": 2 });
     assert!(!refused(GrammarSpec::JsonSchema(nothing)).is_empty());

@@ -424,6 +424,9 @@ def looks(binary, pictures):
                         " > innerWidth + 1).map(e => e.id || e.className)")
                     assert not wide, (name, tab, wide)
                     if pictures:
+                        if tab == "live":
+                            page.get("#compare").click()
+                            page.wait("a verdict", lambda: "×" in page.text("#verdict"))
                         page.driver.save_screenshot(str(pictures / f"{name}-{tab}.png"))
                 page.get("#theme").click()
                 assert (sum(background(page)) < 200) == (scheme == "light"), background(page)

@@ -154,6 +154,7 @@ const panel = {
     }
     const round = rounds[current];
     byId("strip").children[current]?.classList.add("selected");
+    if (this.selected !== null) this.scrollStrip(current);
     const drafts = round.tree ? round.tree.length - 1 : 0;
     const accepted = round.tree ? round.tree.filter((node) => node.accepted).length - 1 : 0;
     const what = round.tree ? `${accepted} of ${drafts} drafts accepted` : "the prompt’s own token";
@@ -165,7 +166,15 @@ const panel = {
   step(by) {
     const to = Math.min(this.answer.rounds.length - 1, Math.max(0, this.current() + by));
     this.show(this.answer, to);
-    byId("strip").children[to]?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  },
+
+  /** Brings the column of a round into view. */
+  scrollStrip(round) {
+    const box = byId("strip").parentElement;
+    const x = round * (SEGMENT.width + SEGMENT.gap);
+    if (x < box.scrollLeft || x + SEGMENT.width > box.scrollLeft + box.clientWidth) {
+      box.scrollLeft = x - box.clientWidth / 2;
+    }
   },
 };
 

@@ -78,7 +78,8 @@ function drawTree(target, round) {
   const labels = Array.from({ length: depths }, (_, depth) => {
     const x = depth * NODE.column + NODE.width / 2 + 1;
     const label = svg("text", { class: "column", x, y: 9, "text-anchor": "middle" });
-    label.textContent = depth ? `depth ${depth}` : "root";
+    const drafts = nodes.some((node) => node.depth === depth && !node.bonus);
+    label.textContent = depth ? (drafts ? `depth ${depth}` : "bonus") : "root";
     return label;
   });
   const edges = nodes.slice(1).map((node) => drawEdge(node, nodes[node.parent]));

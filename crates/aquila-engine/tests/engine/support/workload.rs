@@ -48,13 +48,20 @@ pub struct Came {
 }
 
 impl Came {
-    /// Whether this is what `wanted` says; who was aborted from outside has a beginning of it.
+    /// Whether this is what `wanted` says, with `drafts` how tokens came too; who was aborted from
+    /// outside has a beginning of it.
     pub fn is(&self, wanted: &Came, drafts: bool) -> bool {
+        let plain = |token: &Token| Token { drafted: None, ..token.clone() };
+        let same = |(one, other): (&Token, &Token)| match drafts {
+            true => one == other,
+            false => plain(one) == plain(other),
+        };
+        let begins = self.tokens.iter().zip(&wanted.tokens).all(same);
         if self.aborted {
-            return wanted.tokens.starts_with(&self.tokens);
+            return begins && self.tokens.len() <= wanted.tokens.len();
         }
-        let same = self.tokens == wanted.tokens && self.reason == wanted.reason;
-        same && (!drafts || self.spec == wanted.spec)
+        let ends = self.tokens.len() == wanted.tokens.len() && self.reason == wanted.reason;
+        begins && ends && (!drafts || self.spec == wanted.spec)
     }
 }
 

@@ -39,6 +39,7 @@ def arguments():
     parser.add_argument("--input-words", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--servers", default="sleeping,aquila")
+    parser.add_argument("--peers", default="aiperf,servebench")
     parser.add_argument("--report", type=Path, help="write the tables here too")
     return parser.parse_args()
 
@@ -159,29 +160,32 @@ FIGURES = ("output tokens/s", "mean TPOT", "mean TTFT")
 
 
 def compare(server, options, prompts, scratch):
-    clients = [ours, aiperf, servebench]
+    peers = [{"aiperf": aiperf, "servebench": servebench}[name] for name in options.peers.split(",")]
+    clients = [ours, *peers]
     runs = []
     process, url = start(server, options, prompts["model"])
     try:
         for turn in range(options.rounds):
-            order = clients[turn % 3 :] + clients[: turn % 3]
+            first = turn % len(clients)
+            order = clients[first:] + clients[:first]
             runs.append({client.__name__: client(options, url, prompts, scratch) for client in order})
             print(f"{server}: round {turn + 1} of {options.rounds}", file=sys.stderr)
     finally:
         process.terminate()
         process.wait()
     spread = lambda values: f"{statistics.median(values):.4g} ({min(values):.4g}–{max(values):.4g})"
-    lines = [f"| {server} | ours | aiperf | servebench | ours / aiperf | ours / servebench |"]
-    lines.append("|---|---|---|---|---|---|")
+    heads = ["ours", *(peer.__name__ for peer in peers)]
+    heads += [f"ours / {peer.__name__}" for peer in peers]
+    lines = [f"| {server} | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     for name in COUNTS:
         cells = [sorted({int(run[client.__name__][name]) for run in runs}) for client in clients]
-        assert name == "input tokens" or all(cell == cells[0] for cell in cells), (name, cells)
-        lines.append(f"| {name} | " + " | ".join(str(*cell) for cell in cells) + " | | |")
+        assert all(cell == cells[0] and len(cell) == 1 for cell in cells), (name, cells)
+        lines.append(f"| {name} | " + " | ".join(str(*cell) for cell in cells) + " |" * (len(peers) + 1))
     for name in FIGURES:
         of = lambda client: [run[client.__name__][name] for run in runs]
         ratios = lambda peer: [a / b for a, b in zip(of(ours), of(peer))]
         cells = [spread(of(client)) for client in clients]
-        cells += [spread(ratios(peer)) for peer in clients[1:]]
+        cells += [spread(ratios(peer)) for peer in peers]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -256,6 +256,22 @@ fn failures_are_counted_by_their_reasons() {
 }
 
 #[test]
+fn a_server_that_ends_fails_the_requests_that_are_left() {
+    let mut served = Served::start_with(&PLAIN).unwrap();
+    let url = format!("http://{}", served.address);
+    let lengths = ["--random-input-len", "8", "--random-output-len", "256", "--ignore-eos"];
+    let args = ["bench", "serve", "--base-url", &url, "--num-prompts", "64"];
+    let load = ["--max-concurrency", "2", "--warmup-requests", "0"];
+    let child = aquila(&[&args[..], &lengths, &load].concat()).spawn().unwrap();
+    served.logged("path=/v1/completions");
+    drop(served);
+    let ran = Ran::of(child.wait_with_output().unwrap());
+    assert_eq!(ran.code, Some(3), "{}{}", ran.stdout, ran.stderr);
+    assert!(ran.stdout.contains("cannot connect to http://127.0.0.1:"), "{}", ran.stdout);
+    assert!(!ran.stdout.contains("answered    0 in"), "{}", ran.stdout);
+}
+
+#[test]
 fn answers_without_usage_are_counted_by_pieces() {
     let plain = "data: {\"choices\": [{\"text\": \"a\"}]}\n\ndata: {\"choices\": [{\"text\": \"b\"}]}\n\n\
                  data: [DONE]\n\n";

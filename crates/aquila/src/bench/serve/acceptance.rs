@@ -98,6 +98,13 @@ impl SpecCounts {
         ours().or_else(vllm)
     }
 
+    /// What SGLang's `/server_info` says: the average since the server started.
+    pub fn in_server_info(info: &Value) -> Option<Self> {
+        let average = info["internal_states"][0]["avg_spec_accept_length"].as_f64()?;
+        let counts = Self { verifications: 1.0, correct: average - 1.0, proposed: 0.0 };
+        (average >= 1.0).then_some(counts)
+    }
+
     /// What came on top of counts of before.
     pub fn since(&self, before: &SpecCounts) -> Self {
         Self {
@@ -162,5 +169,9 @@ mod tests {
         );
         assert_eq!(vllm.unwrap().accept_length(), Some(2.5));
         assert_eq!(SpecCounts::in_metrics("python_info 1\n"), None);
+        let info = json!({ "internal_states": [{ "avg_spec_accept_length": 2.5 }] });
+        assert_eq!(SpecCounts::in_server_info(&info).unwrap().accept_length(), Some(2.5));
+        let plain = json!({ "internal_states": [{ "avg_spec_accept_length": 0.0 }] });
+        assert_eq!(SpecCounts::in_server_info(&plain), None);
     }
 }

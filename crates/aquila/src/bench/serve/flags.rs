@@ -285,7 +285,7 @@ impl Serve {
         url: String,
         model: String,
         num_prompts: usize,
-        server_spec: Option<SpecCounts>,
+        server_spec: Option<(SpecCounts, &'static str)>,
     ) -> Header {
         Header {
             url,

@@ -124,7 +124,7 @@ impl Serve {
             let failed = |why| Error::Other(format!("--flush-cache: {why}"));
             load.client.text(Method::POST, "/flush_cache").await.map_err(failed)?;
         }
-        let spec_before = server_spec(&load.client).await;
+        let spec_before = spec_counters(&load.client).await;
         let rate = self.request_rate;
         let arrivals = arrivals::times(num_prompts, rate, self.arrival_pattern, self.seed);
         let bar = progress_bar(self.quiet, "requests");
@@ -134,11 +134,9 @@ impl Serve {
         let answers_say = |record: &load::Record| {
             record.outcome.as_ref().is_ok_and(|answer| answer.spec.is_some())
         };
-        let server_spec = match spec_before {
-            Some(before) if !measured.records.iter().any(answers_say) => {
-                server_spec(&load.client).await.map(|after| after.since(&before))
-            }
-            _ => None,
+        let server_spec = match measured.records.iter().any(answers_say) {
+            true => None,
+            false => server_spec(&load.client, spec_before).await,
         };
         Ok((self.header(url, model, num_prompts, server_spec), measured))
     }
@@ -160,6 +158,20 @@ async fn first_model(client: &Client) -> Result<String> {
 }
 
 /// What the server's counters say about speculation, if it has such counters.
-async fn server_spec(client: &Client) -> Option<SpecCounts> {
+async fn spec_counters(client: &Client) -> Option<SpecCounts> {
     SpecCounts::in_metrics(&client.text(Method::GET, "/metrics").await.ok()?)
+}
+
+/// What the server says about speculation, and where: in its counters since `before`, or as an
+/// average.
+async fn server_spec(
+    client: &Client,
+    before: Option<SpecCounts>,
+) -> Option<(SpecCounts, &'static str)> {
+    if let Some((before, after)) = before.zip(spec_counters(client).await) {
+        return Some((after.since(&before), "the server's counters"));
+    }
+    let info = client.text(Method::GET, "/server_info").await.ok()?;
+    let spec = SpecCounts::in_server_info(&serde_json::from_str(&info).ok()?)?;
+    Some((spec, "the server's average since it started"))
 }

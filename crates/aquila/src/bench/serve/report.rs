@@ -35,8 +35,8 @@ pub struct Header {
     pub goodput: Vec<Objective>,
     /// Percentiles to show.
     pub percentiles: Vec<f64>,
-    /// Acceptance by the server's counters, where answers do not say it.
-    pub server_spec: Option<SpecCounts>,
+    /// Acceptance by the server, and where it says so, where answers do not.
+    pub server_spec: Option<(SpecCounts, &'static str)>,
 }
 
 impl Header {
@@ -58,7 +58,7 @@ impl Header {
 
     fn spec<'a>(&'a self, figures: &'a Figures) -> Option<(&'a SpecCounts, &'static str)> {
         match figures.spec_answers {
-            0 => self.server_spec.as_ref().map(|spec| (spec, "the server's counters")),
+            0 => self.server_spec.as_ref().map(|(spec, source)| (spec, *source)),
             _ => Some((&figures.spec, "the answers")),
         }
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use aquila_engine::{Delivery, EngineHandle, RequestId, Source};
+use aquila_engine::{Claim, Delivery, EngineHandle, RequestId, Source};
 
 use crate::error::{Error, Result};
 use crate::handshake;
@@ -178,11 +178,11 @@ struct RoomSource {
 }
 
 impl Source for RoomSource {
-    fn begin(&mut self, request: RequestId, have: usize) {
+    fn begin(&mut self, request: RequestId, claim: Claim) {
         let (worker, address) = (self.worker.clone(), self.address.clone());
         let (room, given_up) = (self.room, self.given_up.clone());
         let bring = move || {
-            let claim = Message::Claim { room, have };
+            let claim = Message::Claim { room, claim };
             let why = match worker.bring(&address, &claim, request, &given_up) {
                 Ok(None) => return,
                 Ok(Some(why)) => format!("the prefill worker {address} gave the request up: {why}"),

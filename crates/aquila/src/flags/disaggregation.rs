@@ -137,6 +137,8 @@ impl DisaggregationFlags {
     ) -> Result<Option<Role>> {
         let (secret, port) = (self.secret()?, self.disaggregation_bootstrap_port);
         let proven = if secret.is_set() { "with" } else { "without" };
+        // Trees may differ, but not in how many layers of a draft run.
+        let identity = || Ok(identity()?.with("number of draft layers", engine.draft_groups()));
         match self.disaggregation_mode {
             Mode::Null => Ok(None),
             Mode::Prefill => {

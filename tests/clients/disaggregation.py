@@ -28,8 +28,8 @@ import openai
 DEADLINE = 90
 
 
-def get(port, path, method="GET"):
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
+def get(port, path, method="GET", host="127.0.0.1"):
+    request = urllib.request.Request(f"http://{host}:{port}{path}", method=method)
     with urllib.request.urlopen(request, timeout=10) as answer:
         return answer.read()
 
@@ -37,8 +37,8 @@ def get(port, path, method="GET"):
 class Process:
     """A process on a port, which can be killed and started again."""
 
-    def __init__(self, name, command, port, folder, environment=None):
-        self.name, self.command, self.port = name, command, port
+    def __init__(self, name, command, port, folder, environment=None, host="127.0.0.1"):
+        self.name, self.command, self.port, self.host = name, command, port, host
         self.log = os.path.join(folder, name + ".log")
         self.environment = {**os.environ, **(environment or {})}
         self.process = None
@@ -55,7 +55,7 @@ class Process:
             if self.process.poll() is not None:
                 raise SystemExit(f"{self.name} ended:\n{open(self.log).read()[-3000:]}")
             try:
-                return get(self.port, path)
+                return get(self.port, path, host=self.host)
             except OSError:
                 time.sleep(0.05)
         raise SystemExit(f"{self.name} does not answer:\n{open(self.log).read()[-3000:]}")
@@ -64,6 +64,29 @@ class Process:
         if self.process and self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+
+
+def wait_until_idle(workers, seconds=30):
+    """Waits until no worker holds a request, a slot, or bytes for another worker."""
+    until = time.monotonic() + seconds
+    for worker in workers:
+        while True:
+            get(worker.port, "/flush_cache", "POST", worker.host)
+            info = json.loads(get(worker.port, "/server_info", host=worker.host))
+            state = info["internal_states"][0]
+            held = {key: state[key] for key in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")}
+            held |= {name: metric(worker, name) for name in ("transfer_rooms", "transfer_unsent_bytes")}
+            if not any(held.values()):
+                break
+            assert time.monotonic() < until, f"{worker.name} still holds {held}"
+            time.sleep(0.1)
+
+
+def metric(worker, name):
+    """The sum of a metric of a worker, 0 where it has none."""
+    lines = get(worker.port, "/metrics", host=worker.host).decode().splitlines()
+    values = [line.rsplit(" ", 1)[1] for line in lines if line.startswith(f"aquila:{name}{{")]
+    return sum(map(float, values))
 
 
 def wishes(count):
@@ -183,16 +206,7 @@ def main():
             counts[kind] += 1
         assert options.kill or counts["right"] == len(asked), counts
         assert counts["right"] > len(asked) / 2, counts
-        until = time.monotonic() + 30
-        for worker in workers:
-            while True:
-                get(worker.port, "/flush_cache", "POST")
-                state = json.loads(get(worker.port, "/server_info"))["internal_states"][0]
-                held = {key: state[key] for key in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")}
-                if not any(held.values()):
-                    break
-                assert time.monotonic() < until, f"{worker.name} still holds {held}"
-                time.sleep(0.1)
+        wait_until_idle(workers)
         slowest = max(took for _, _, took in got)
         print(f"{options.router}, {options.algorithm}: {counts}, slowest {slowest:.1f} s, no slot is held")
     except BaseException:

@@ -138,7 +138,9 @@ impl DisaggregationFlags {
         let (secret, port) = (self.secret()?, self.disaggregation_bootstrap_port);
         let proven = if secret.is_set() { "with" } else { "without" };
         // Trees may differ, but not in how many layers of a draft run.
-        let identity = || Ok(identity()?.with("number of draft layers", engine.draft_groups()));
+        let layers = engine.draft_groups();
+        let identity =
+            || -> Result<Identity> { Ok(identity()?.with("number of draft layers", layers)) };
         match self.disaggregation_mode {
             Mode::Null => Ok(None),
             Mode::Prefill => {

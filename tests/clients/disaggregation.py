@@ -8,7 +8,8 @@ Two prefill and two decode workers, a router in front of them, and streamed requ
 package, eight at a time. With --kill one worker of each kind is killed with SIGKILL and started
 again, twice. Every request must then get the text that one process gives, a clear error, or, where
 the router cuts the stream of a dead worker, a connection error; none may take longer than its
-deadline. In the end no worker may hold a slot. Flags after -- go to all workers.
+deadline. In the end no worker may hold a slot. With --plain there are two ordinary workers instead,
+behind the router's cache-aware policy. Flags after -- go to all workers.
 """
 
 import argparse
@@ -75,7 +76,7 @@ def wait_until_idle(workers, seconds=30):
             info = json.loads(get(worker.port, "/server_info", host=worker.host))
             state = info["internal_states"][0]
             held = {key: state[key] for key in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")}
-            held |= {name: metric(worker, name) for name in ("transfer_rooms", "transfer_unsent_bytes")}
+            held |= {name: metric(worker, f"aquila:{name}") for name in ("transfer_rooms", "transfer_unsent_bytes")}
             if not any(held.values()):
                 break
             assert time.monotonic() < until, f"{worker.name} still holds {held}"
@@ -85,7 +86,7 @@ def wait_until_idle(workers, seconds=30):
 def metric(worker, name):
     """The sum of a metric of a worker, 0 where it has none."""
     lines = get(worker.port, "/metrics", host=worker.host).decode().splitlines()
-    values = [line.rsplit(" ", 1)[1] for line in lines if line.startswith(f"aquila:{name}{{")]
+    values = [line.rsplit(" ", 1)[1] for line in lines if line.startswith(name + "{")]
     return sum(map(float, values))
 
 
@@ -125,7 +126,11 @@ def router_command(name, ports, prefill, decode):
     module = {"sglang-router": "sglang_router.launch_router", "smg": "smg.launch_router"}[name]
     command = [sys.executable, "-m", module, "--host", "127.0.0.1", "--port", str(ports)]
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(ports + 1)]
-    command += ["--pd-disaggregation", "--policy", "round_robin", "--disable-circuit-breaker"]
+    command += ["--disable-circuit-breaker"]
+    if not prefill:
+        urls = [f"http://127.0.0.1:{worker.port}" for worker in decode]
+        return [*command, "--policy", "cache_aware", "--worker-urls", *urls]
+    command += ["--pd-disaggregation", "--policy", "round_robin"]
     for worker, bootstrap in prefill:
         command += ["--prefill", f"http://127.0.0.1:{worker.port}", str(bootstrap)]
     for worker in decode:
@@ -135,7 +140,7 @@ def router_command(name, ports, prefill, decode):
 
 def chaos(workers, stop):
     for kind in range(2):
-        for worker in (workers[kind], workers[2 + kind]):
+        for worker in workers[kind::2]:
             if stop.wait(1.5):
                 return
             print(f"killing {worker.name}", flush=True)
@@ -152,6 +157,7 @@ def main():
     parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--algorithm", default="EAGLE3")
     parser.add_argument("--kill", action="store_true")
+    parser.add_argument("--plain", action="store_true")
     parser.add_argument("--port", type=int, default=8300)
     parser.add_argument("flags", nargs="*")
     options = parser.parse_args()
@@ -166,6 +172,9 @@ def main():
     one = worker("one", 0)
     prefill, decode = [], []
     for at in range(2):
+        if options.plain:
+            decode.append(worker(f"worker-{at}", 3 + at))
+            continue
         bootstrap = options.port + 20 + at
         flags = ["--disaggregation-mode", "prefill", "--disaggregation-timeout", "10"]
         flags += ["--disaggregation-bootstrap-port", str(bootstrap)]
@@ -183,6 +192,9 @@ def main():
             process.wait_for("/health")
         router.wait_for("/readiness")
         asked = list(wishes(options.requests))
+        if options.plain:
+            # The second time, a prompt is cached where it went the first time.
+            asked = 2 * asked[: options.requests // 2]
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             wanted = list(pool.map(lambda wish: ask(one.port, wish), asked))
             assert all(kind == "text" for kind, _, _ in wanted), wanted
@@ -208,6 +220,14 @@ def main():
         assert counts["right"] > len(asked) / 2, counts
         wait_until_idle(workers)
         slowest = max(took for _, _, took in got)
+        for worker in workers if options.plain else []:
+            answers, tokens, cached = (
+                metric(worker, f"sglang:{name}_total")
+                for name in ("num_requests", "prompt_tokens", "cached_tokens")
+            )
+            log = open(worker.log).read()
+            asked_for = [path for path in ("/get_load", "/v1/loads") if f"path={path}" in log]
+            print(f"{worker.name}: {answers:.0f} answers, {tokens:.0f} prompt tokens, {cached:.0f} cached; asked for {asked_for}")
         print(f"{options.router}, {options.algorithm}: {counts}, slowest {slowest:.1f} s, no slot is held")
     except BaseException:
         for process in [*workers, router]:

@@ -317,8 +317,8 @@ def main():
                 print(f"--- {process.name}\n{open(process.log).read()[-3000:]}")
             raise
         for process in workers:
-            failed = metric(process, "transfer_failures_total")
-            done, strangers = metric(process, "transfers_total"), metric(process, "transfer_strangers_total")
+            failed = metric(process, "aquila:transfer_failures_total")
+            done, strangers = metric(process, "aquila:transfers_total"), metric(process, "aquila:transfer_strangers_total")
             print(f"{process.name}: {done:.0f} transfers, {failed:.0f} failed, {strangers:.0f} strangers")
 
 

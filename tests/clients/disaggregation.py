@@ -8,7 +8,8 @@ Two prefill and two decode workers, a router in front of them, and streamed requ
 package, eight at a time. With --kill one worker of each kind is killed with SIGKILL and started
 again, twice. Every request must then get the text that one process gives, a clear error, or, where
 the router cuts the stream of a dead worker, a connection error; none may take longer than its
-deadline. In the end no worker may hold a slot. Flags after -- go to all workers.
+deadline. In the end no worker may hold a slot. With --plain there are two ordinary workers instead,
+behind the router's cache-aware policy. Flags after -- go to all workers.
 """
 
 import argparse
@@ -28,8 +29,8 @@ import openai
 DEADLINE = 90
 
 
-def get(port, path, method="GET"):
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
+def get(port, path, method="GET", host="127.0.0.1"):
+    request = urllib.request.Request(f"http://{host}:{port}{path}", method=method)
     with urllib.request.urlopen(request, timeout=10) as answer:
         return answer.read()
 
@@ -37,8 +38,8 @@ def get(port, path, method="GET"):
 class Process:
     """A process on a port, which can be killed and started again."""
 
-    def __init__(self, name, command, port, folder, environment=None):
-        self.name, self.command, self.port = name, command, port
+    def __init__(self, name, command, port, folder, environment=None, host="127.0.0.1"):
+        self.name, self.command, self.port, self.host = name, command, port, host
         self.log = os.path.join(folder, name + ".log")
         self.environment = {**os.environ, **(environment or {})}
         self.process = None
@@ -55,7 +56,7 @@ class Process:
             if self.process.poll() is not None:
                 raise SystemExit(f"{self.name} ended:\n{open(self.log).read()[-3000:]}")
             try:
-                return get(self.port, path)
+                return get(self.port, path, host=self.host)
             except OSError:
                 time.sleep(0.05)
         raise SystemExit(f"{self.name} does not answer:\n{open(self.log).read()[-3000:]}")
@@ -64,6 +65,29 @@ class Process:
         if self.process and self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+
+
+def wait_until_idle(workers, seconds=30):
+    """Waits until no worker holds a request, a slot, or bytes for another worker."""
+    until = time.monotonic() + seconds
+    for worker in workers:
+        while True:
+            get(worker.port, "/flush_cache", "POST", worker.host)
+            info = json.loads(get(worker.port, "/server_info", host=worker.host))
+            state = info["internal_states"][0]
+            held = {key: state[key] for key in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")}
+            held |= {name: metric(worker, f"aquila:{name}") for name in ("transfer_rooms", "transfer_unsent_bytes")}
+            if not any(held.values()):
+                break
+            assert time.monotonic() < until, f"{worker.name} still holds {held}"
+            time.sleep(0.1)
+
+
+def metric(worker, name):
+    """The sum of a metric of a worker, 0 where it has none."""
+    lines = get(worker.port, "/metrics", host=worker.host).decode().splitlines()
+    values = [line.rsplit(" ", 1)[1] for line in lines if line.startswith(name + "{")]
+    return sum(map(float, values))
 
 
 def wishes(count):
@@ -102,7 +126,11 @@ def router_command(name, ports, prefill, decode):
     module = {"sglang-router": "sglang_router.launch_router", "smg": "smg.launch_router"}[name]
     command = [sys.executable, "-m", module, "--host", "127.0.0.1", "--port", str(ports)]
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(ports + 1)]
-    command += ["--pd-disaggregation", "--policy", "round_robin", "--disable-circuit-breaker"]
+    command += ["--disable-circuit-breaker"]
+    if not prefill:
+        urls = [f"http://127.0.0.1:{worker.port}" for worker in decode]
+        return [*command, "--policy", "cache_aware", "--worker-urls", *urls]
+    command += ["--pd-disaggregation", "--policy", "round_robin"]
     for worker, bootstrap in prefill:
         command += ["--prefill", f"http://127.0.0.1:{worker.port}", str(bootstrap)]
     for worker in decode:
@@ -112,7 +140,7 @@ def router_command(name, ports, prefill, decode):
 
 def chaos(workers, stop):
     for kind in range(2):
-        for worker in (workers[kind], workers[2 + kind]):
+        for worker in workers[kind::2]:
             if stop.wait(1.5):
                 return
             print(f"killing {worker.name}", flush=True)
@@ -129,6 +157,7 @@ def main():
     parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--algorithm", default="EAGLE3")
     parser.add_argument("--kill", action="store_true")
+    parser.add_argument("--plain", action="store_true")
     parser.add_argument("--port", type=int, default=8300)
     parser.add_argument("flags", nargs="*")
     options = parser.parse_args()
@@ -143,6 +172,9 @@ def main():
     one = worker("one", 0)
     prefill, decode = [], []
     for at in range(2):
+        if options.plain:
+            decode.append(worker(f"worker-{at}", 3 + at))
+            continue
         bootstrap = options.port + 20 + at
         flags = ["--disaggregation-mode", "prefill", "--disaggregation-timeout", "10"]
         flags += ["--disaggregation-bootstrap-port", str(bootstrap)]
@@ -160,6 +192,9 @@ def main():
             process.wait_for("/health")
         router.wait_for("/readiness")
         asked = list(wishes(options.requests))
+        if options.plain:
+            # The second time, a prompt is cached where it went the first time.
+            asked = 2 * asked[: options.requests // 2]
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             wanted = list(pool.map(lambda wish: ask(one.port, wish), asked))
             assert all(kind == "text" for kind, _, _ in wanted), wanted
@@ -183,17 +218,16 @@ def main():
             counts[kind] += 1
         assert options.kill or counts["right"] == len(asked), counts
         assert counts["right"] > len(asked) / 2, counts
-        until = time.monotonic() + 30
-        for worker in workers:
-            while True:
-                get(worker.port, "/flush_cache", "POST")
-                state = json.loads(get(worker.port, "/server_info"))["internal_states"][0]
-                held = {key: state[key] for key in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")}
-                if not any(held.values()):
-                    break
-                assert time.monotonic() < until, f"{worker.name} still holds {held}"
-                time.sleep(0.1)
+        wait_until_idle(workers)
         slowest = max(took for _, _, took in got)
+        for worker in workers if options.plain else []:
+            answers, tokens, cached = (
+                metric(worker, f"sglang:{name}_total")
+                for name in ("num_requests", "prompt_tokens", "cached_tokens")
+            )
+            log = open(worker.log).read()
+            asked_for = [path for path in ("/get_load", "/v1/loads") if f"path={path}" in log]
+            print(f"{worker.name}: {answers:.0f} answers, {tokens:.0f} prompt tokens, {cached:.0f} cached; asked for {asked_for}")
         print(f"{options.router}, {options.algorithm}: {counts}, slowest {slowest:.1f} s, no slot is held")
     except BaseException:
         for process in [*workers, router]:

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use aquila_engine::{Delivery, EngineHandle, RequestId, Source};
+use aquila_engine::{Claim, Delivery, EngineHandle, RequestId, Source};
 
 use crate::error::{Error, Result};
 use crate::handshake;
@@ -99,13 +99,22 @@ impl DecodeWorker {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A connection to this address on which a room is claimed.
-    fn claim(&self, address: &str, claim: &Message) -> Result<Box<dyn Link>> {
+    /// A connection to this address on which a room is claimed, and the first answer to that.
+    fn claim(&self, address: &str, claim: &Message) -> Result<(Box<dyn Link>, (Message, usize))> {
         loop {
             let Some(mut link) = self.idle().get_mut(address).and_then(Vec::pop) else { break };
             // The worker may have stopped meanwhile, or another one may be there.
-            if !link.has_hung_up() && link.send(claim).is_ok() {
-                return Ok(link);
+            if link.has_hung_up() || link.send(claim).is_err() {
+                continue;
+            }
+            match link.receive(LARGE, SILENCE) {
+                Ok(answer) => return Ok((link, answer)),
+                Err(Error::HungUp { .. } | Error::Connection { .. }) => (),
+                Err(e) => {
+                    // Others to a worker that cannot be reached are no better.
+                    self.idle().remove(address);
+                    return Err(e);
+                }
             }
         }
         let mut link = self.transport.connect(address, CONNECT)?;
@@ -115,7 +124,8 @@ impl DecodeWorker {
             return Err(e);
         }
         link.send(claim)?;
-        Ok(link)
+        let answer = link.receive(LARGE, SILENCE)?;
+        Ok((link, answer))
     }
 
     /// Brings what a room has; answers why it failed, if the prefill worker says so.
@@ -127,10 +137,13 @@ impl DecodeWorker {
         given_up: &AtomicBool,
     ) -> Result<Option<String>> {
         let claimed = Instant::now();
-        let mut link = self.claim(address, claim)?;
-        let mut begun = None;
+        let (mut link, first) = self.claim(address, claim)?;
+        let (mut next, mut begun) = (Some(first), None);
         loop {
-            let (message, bytes) = link.receive(LARGE, SILENCE)?;
+            let (message, bytes) = match next.take() {
+                Some(first) => first,
+                None => link.receive(LARGE, SILENCE)?,
+            };
             if given_up.load(Ordering::Acquire) {
                 // The prefill worker gives the request up when the connection ends.
                 return Ok(None);
@@ -178,11 +191,11 @@ struct RoomSource {
 }
 
 impl Source for RoomSource {
-    fn begin(&mut self, request: RequestId, have: usize) {
+    fn begin(&mut self, request: RequestId, claim: Claim) {
         let (worker, address) = (self.worker.clone(), self.address.clone());
         let (room, given_up) = (self.room, self.given_up.clone());
         let bring = move || {
-            let claim = Message::Claim { room, have };
+            let claim = Message::Claim { room, claim };
             let why = match worker.bring(&address, &claim, request, &given_up) {
                 Ok(None) => return,
                 Ok(Some(why)) => format!("the prefill worker {address} gave the request up: {why}"),

@@ -17,7 +17,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// Nothing came in time.
-    #[error("nothing came from {peer} for {} s", .waited.as_secs_f64())]
+    #[error("nothing came from {peer} for {:.1} s", .waited.as_secs_f64())]
     Silent {
         /// From whom.
         peer: String,
@@ -31,7 +31,7 @@ pub enum Error {
         peer: String,
     },
     /// What came is not of our protocol.
-    #[error("{peer} does not speak this version of the transfer protocol: {why}")]
+    #[error("{peer} does not keep to the transfer protocol: {why}")]
     Protocol {
         /// Who.
         peer: String,

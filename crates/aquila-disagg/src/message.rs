@@ -6,13 +6,13 @@
 //! more memory than they do.
 
 use aquila_compute::round::HostRows;
-use aquila_engine::{FinishReason, KvRows, Prefilled, StopCause, Token, TokenRows};
+use aquila_engine::{Claim, FinishReason, KvRows, Prefilled, StopCause, Token, TokenRows};
 
 use crate::identity::Identity;
 use aquila_spec::bytes::{Reader, Writer};
 
 /// The version of the protocol: another one is refused.
-pub(crate) const VERSION: u8 = 1;
+pub(crate) const VERSION: u8 = 2;
 const MARK: [u8; 2] = *b"AQ";
 /// Bytes of a header, of a checksum, and of what stands before the bytes of rows.
 pub(crate) const HEADER: usize = 8;
@@ -57,8 +57,8 @@ pub enum Message {
     Claim {
         /// The room.
         room: u64,
-        /// Of its rows, the first so many of every group are cached there.
-        have: usize,
+        /// What it says of it.
+        claim: Claim,
     },
     /// There is nothing to say yet.
     Wait,
@@ -138,9 +138,11 @@ impl Message {
                 head.text(why);
                 4
             }
-            Self::Claim { room, have } => {
+            Self::Claim { room, claim: Claim { have, seed, candidates } } => {
                 head.u64(*room);
                 head.size(*have);
+                head.u64(*seed);
+                head.size(*candidates);
                 5
             }
             Self::Wait => 6,
@@ -186,7 +188,11 @@ impl Message {
             }
             3 => Self::Ready { identity: Identity::read(&mut reader)? },
             4 => Self::Refused(reader.text()?),
-            5 => Self::Claim { room: reader.u64()?, have: reader.size()? },
+            5 => {
+                let room = reader.u64()?;
+                let (have, seed, candidates) = (reader.size()?, reader.u64()?, reader.size()?);
+                Self::Claim { room, claim: Claim { have, seed, candidates } }
+            }
             6 => Self::Wait,
             ROWS => {
                 let mut number = || reader.size();
@@ -203,7 +209,7 @@ impl Message {
 }
 
 fn write_prefilled(writer: &mut Writer, prefilled: &Prefilled) {
-    let Prefilled { tokens, ended, prompt, rows, seed, groups, cached_tokens, draft } = prefilled;
+    let Prefilled { tokens, ended, prompt, rows, groups, cached_tokens, draft } = prefilled;
     writer.list(tokens, write_token);
     writer.option(ended.as_ref(), |writer, reason| match reason {
         FinishReason::Stop(StopCause::Token(id)) => {
@@ -229,7 +235,6 @@ fn write_prefilled(writer: &mut Writer, prefilled: &Prefilled) {
     writer.list(&hidden_states.values, |writer, value| writer.u32(value.to_bits()));
     writer.size(routed_experts.width);
     writer.list(&routed_experts.values, |writer, &value| writer.u32(value));
-    writer.u64(*seed);
     writer.size(*groups);
     writer.size(*cached_tokens);
     writer.option(draft.as_deref(), Writer::bytes);
@@ -261,7 +266,6 @@ fn read_prefilled(reader: &mut Reader<'_>) -> Option<Prefilled> {
                 values: reader.list(4, Reader::u32)?,
             },
         },
-        seed: reader.u64()?,
         groups: reader.size()?,
         cached_tokens: reader.size()?,
         draft: reader.option(|reader| reader.bytes().map(<[u8]>::to_vec))?,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use aquila_engine::EngineHandle;
+use aquila_engine::{Claim, EngineHandle};
 
 use crate::error::{Error, Result};
 use crate::handshake;
@@ -35,7 +35,8 @@ pub struct PrefillSettings {
     pub secret: Secret,
     /// How long a room waits for its other side.
     pub patience: Duration,
-    /// Bytes that may wait to be sent before the next request begins.
+    /// Bytes that may wait to be sent before the next prompt begins, or the next chunk of one that
+    /// has its share in them.
     pub most_unsent: usize,
 }
 
@@ -66,10 +67,11 @@ impl PrefillWorker {
         engine: EngineHandle,
     ) -> Result<Self> {
         let accept = transport.listen(&settings.address)?;
+        let rooms = Rooms::new(settings.most_unsent);
         let shared = Arc::new(Shared {
             settings,
             engine,
-            rooms: Rooms::default(),
+            rooms,
             peers: Peers::default(),
             connections: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
@@ -187,12 +189,12 @@ fn converse(shared: &Shared, mut link: Box<dyn Link>) {
             Err(Error::HungUp { .. } | Error::Silent { .. }) => return,
             Err(e) => return tracing::warn!("a connection was dropped: {e}"),
         };
-        let Message::Claim { room, have } = claim else {
+        let Message::Claim { room, claim } = claim else {
             shared.peers.count_stranger();
             return tracing::warn!("{} was dropped: it should have claimed a room", link.peer());
         };
         let peer = link.peer().to_owned();
-        let served = serve(shared, link, room, have);
+        let served = serve(shared, link, room, claim);
         shared.peers.count(&peer, |counts| match &served {
             Ok(_) => counts.transfers += 1,
             Err(_) => counts.failures += 1,
@@ -209,7 +211,7 @@ fn converse(shared: &Shared, mut link: Box<dyn Link>) {
 }
 
 /// Sends what the request of a room leaves.
-fn serve(shared: &Shared, link: &mut dyn Link, number: u64, have: usize) -> Result<()> {
+fn serve(shared: &Shared, link: &mut dyn Link, number: u64, claim: Claim) -> Result<()> {
     let claimed = Instant::now();
     let wait = |link: &mut dyn Link| {
         if link.has_hung_up() {
@@ -233,7 +235,7 @@ fn serve(shared: &Shared, link: &mut dyn Link, number: u64, have: usize) -> Resu
     if let Err(Error::Room { why, .. }) = room.claim() {
         return fail(link, why);
     }
-    let sent = send_all(shared, link, &room, have, claimed, wait);
+    let sent = send_all(shared, link, &room, claim, claimed, wait);
     shared.rooms.close(number);
     if let Err(e) = &sent
         && let Some(request) = room.request(Duration::ZERO)
@@ -252,7 +254,7 @@ fn send_all(
     shared: &Shared,
     link: &mut dyn Link,
     room: &Room,
-    have: usize,
+    claim: Claim,
     claimed: Instant,
     wait: impl Fn(&mut dyn Link) -> Result<()>,
 ) -> Result<Option<String>> {
@@ -261,9 +263,9 @@ fn send_all(
     let mut told = false;
     loop {
         if !told && let Some(request) = room.request(Duration::ZERO) {
-            told = shared.rooms.unsent() <= shared.settings.most_unsent;
+            told = shared.rooms.have_room();
             if told {
-                shared.engine.claim(request, have);
+                shared.engine.claim(request, claim);
             }
         }
         let patience = if told { PULSE } else { PULSE / 50 };

@@ -26,6 +26,8 @@ pub struct Room {
     changed: Condvar,
     /// Bytes of all rooms that wait to be sent.
     unsent: Arc<AtomicUsize>,
+    /// How many of them may wait before a prompt stops.
+    most_unsent: usize,
 }
 
 #[derive(Default)]
@@ -128,6 +130,11 @@ impl Room {
 }
 
 impl HandOver for Room {
+    /// A prompt whose own rows were all sent goes on, so that a slow peer stops no other.
+    fn has_room(&self) -> bool {
+        self.unsent.load(Ordering::Relaxed) <= self.most_unsent || self.lock().queue.is_empty()
+    }
+
     fn rows(&self, rows: KvRows) {
         // Rows are in the order of their layers, so layers can be sent one after the other.
         let layers = rows.layers.len().max(1);
@@ -157,14 +164,20 @@ impl HandOver for Room {
 }
 
 /// All rooms of a prefill worker.
-#[derive(Default)]
 pub(crate) struct Rooms {
     open: Mutex<HashMap<u64, Arc<Room>>>,
     opened: Condvar,
     unsent: Arc<AtomicUsize>,
+    most_unsent: usize,
 }
 
 impl Rooms {
+    /// Without any; prompts stop while more than `most_unsent` bytes wait to be sent.
+    pub(crate) fn new(most_unsent: usize) -> Self {
+        let (open, opened) = (Mutex::default(), Condvar::new());
+        Self { open, opened, unsent: Arc::default(), most_unsent }
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Room>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -177,6 +190,7 @@ impl Rooms {
             state: Mutex::default(),
             changed: Condvar::new(),
             unsent: self.unsent.clone(),
+            most_unsent: self.most_unsent,
         });
         match self.lock().entry(number) {
             std::collections::hash_map::Entry::Occupied(_) => {
@@ -226,6 +240,11 @@ impl Rooms {
     /// Bytes that wait to be sent.
     pub(crate) fn unsent(&self) -> usize {
         self.unsent.load(Ordering::Relaxed)
+    }
+
+    /// Whether another prompt may begin.
+    pub(crate) fn have_room(&self) -> bool {
+        self.unsent() <= self.most_unsent
     }
 
     /// How many rooms are open.

@@ -11,7 +11,9 @@ use crate::link::{Accept, Link, SMALL, Transport};
 use crate::message::{CHECKSUM, Encoded, HEADER, Header, Message};
 
 /// How long a peer may take nothing of what is sent.
-const STUCK: Duration = Duration::from_secs(20);
+const STUCK: Duration = Duration::from_secs(10);
+/// How long one write waits: one that took a part of its bytes says so only when it ends.
+const WRITE: Duration = Duration::from_secs(1);
 /// Bytes of rows that are written at once, and checksummed while the cache has them.
 const PIECE: usize = 1 << 20;
 /// The shortest wait that a socket can be asked for here.
@@ -108,12 +110,31 @@ struct TcpLink {
 impl TcpLink {
     fn of(stream: TcpStream, peer: String) -> std::io::Result<Box<dyn Link>> {
         stream.set_nodelay(true)?;
-        stream.set_write_timeout(Some(STUCK))?;
+        stream.set_write_timeout(Some(WRITE))?;
         Ok(Box::new(Self { stream, peer }))
     }
 
     fn failed(&self, error: std::io::Error) -> Error {
         Error::connection(&self.peer, error)
+    }
+
+    /// Writes all bytes; that takes as long as the peer takes some of them.
+    fn write(&mut self, mut bytes: &[u8]) -> Result<()> {
+        let mut taken = Instant::now();
+        while !bytes.is_empty() {
+            match self.stream.write(bytes) {
+                Ok(0) => return Err(self.failed(ErrorKind::WriteZero.into())),
+                Ok(count) => (bytes, taken) = (&bytes[count..], Instant::now()),
+                Err(e) if e.kind() == ErrorKind::Interrupted => (),
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                    if taken.elapsed() >= STUCK {
+                        return Err(self.failed(ErrorKind::TimedOut.into()));
+                    }
+                }
+                Err(e) => return Err(self.failed(e)),
+            }
+        }
+        Ok(())
     }
 
     /// Reads until there are `length` bytes. A short run of them must be there by the deadline; a
@@ -167,16 +188,16 @@ impl Link for TcpLink {
         checksum.update(&head[HEADER..]);
         if rows.is_empty() {
             head.extend(checksum.finalize().to_le_bytes());
-            self.stream.write_all(&head).map_err(|e| self.failed(e))?;
+            self.write(&head)?;
             return Ok(head.len());
         }
-        self.stream.write_all(&head).map_err(|e| self.failed(e))?;
+        self.write(&head)?;
         for piece in rows.chunks(PIECE) {
             checksum.update(piece);
-            self.stream.write_all(piece).map_err(|e| self.failed(e))?;
+            self.write(piece)?;
         }
         let last = checksum.finalize().to_le_bytes();
-        self.stream.write_all(&last).map_err(|e| self.failed(e))?;
+        self.write(&last)?;
         Ok(head.len() + rows.len() + last.len())
     }
 

@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::error::SubmitError;
 use crate::request::{Request, RequestId};
 use crate::scheduler::Scheduler;
-use crate::transfer::{Delivery, HandOver, KvRows, Prefilled, Source, Transfer};
+use crate::transfer::{Claim, Delivery, HandOver, KvRows, Prefilled, Source, Transfer};
 
 /// What one engine has for the other, by the number of the request within the pair.
 enum Message {
-    Claim(usize, usize),
+    Claim(usize, Claim),
     Deliver(usize, Delivery),
     /// The engine that decodes wants nothing more of it.
     Cancel(usize),
@@ -55,8 +55,8 @@ impl HandOver for End {
 struct SourceEnd(End);
 
 impl Source for SourceEnd {
-    fn begin(&mut self, _: RequestId, have: usize) {
-        lock(&self.0.messages).push_back(Message::Claim(self.0.number, have));
+    fn begin(&mut self, _: RequestId, claim: Claim) {
+        lock(&self.0.messages).push_back(Message::Claim(self.0.number, claim));
     }
 }
 
@@ -135,9 +135,9 @@ impl EnginePair {
             let next = lock(&self.messages).pop_front();
             let Some(message) = next else { return };
             match message {
-                Message::Claim(number, have) => {
+                Message::Claim(number, claim) => {
                     let (prompt, answer) = self.names[&number];
-                    if !self.prefill.claim(prompt, have) {
+                    if !self.prefill.claim(prompt, claim) {
                         let gone = Delivery::Failed("it is gone".into());
                         self.decode.deliver(answer, gone);
                     }

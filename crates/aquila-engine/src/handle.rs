@@ -13,13 +13,13 @@ use crate::request::{Request, RequestId};
 use crate::scheduler::Priorities;
 use crate::scheduler::Scheduler;
 use crate::stats::Stats;
-use crate::transfer::Delivery;
+use crate::transfer::{Claim, Delivery};
 
 /// What the engine's thread is told.
 enum Command {
     Submit(RequestId, Box<Request>),
     Abort(RequestId),
-    Claim(RequestId, usize),
+    Claim(RequestId, Claim),
     Deliver(RequestId, Delivery),
     Flush(Sender<usize>),
     /// Finish what is there, then stop.
@@ -39,6 +39,7 @@ struct Shared {
     config: EngineConfig,
     profile: Profile,
     algorithm: Option<&'static str>,
+    draft_groups: usize,
     overlaps: bool,
     priorities: Priorities,
     stats: Arc<Stats>,
@@ -59,6 +60,7 @@ impl EngineHandle {
             config: engine.config().clone(),
             profile: engine.profile.clone(),
             algorithm: engine.algorithm(),
+            draft_groups: engine.draft_limits().groups,
             overlaps: engine.overlaps(),
             priorities: engine.priorities(),
             stats: engine.stats(),
@@ -99,11 +101,10 @@ impl EngineHandle {
         let _ = self.commands.send(Command::Abort(id));
     }
 
-    /// The engine that is to decode a request has slots for it, and of its rows the first `have`
-    /// of every group.
-    pub fn claim(&self, id: RequestId, have: usize) {
+    /// The engine that is to decode a request has slots for it.
+    pub fn claim(&self, id: RequestId, claim: Claim) {
         // A stopped engine has given the request up.
-        let _ = self.commands.send(Command::Claim(id, have));
+        let _ = self.commands.send(Command::Claim(id, claim));
     }
 
     /// Hands in what comes for a request that is received.
@@ -141,6 +142,12 @@ impl EngineHandle {
     /// The name of the algorithm that drafts, if one does.
     pub fn algorithm(&self) -> Option<&'static str> {
         self.shared.algorithm
+    }
+
+    /// In how many groups the draft keeps keys and values: one for each layer of an MTP head that
+    /// the largest tree runs.
+    pub fn draft_groups(&self) -> usize {
+        self.shared.draft_groups
     }
 
     /// Whether the engine's rounds overlap.
@@ -212,8 +219,8 @@ fn serve(mut engine: Scheduler, inbox: &Receiver<Command>, queued: &AtomicUsize)
             Ok(Command::Abort(id)) => {
                 engine.abort(id);
             }
-            Ok(Command::Claim(id, have)) => {
-                engine.claim(id, have);
+            Ok(Command::Claim(id, claim)) => {
+                engine.claim(id, claim);
             }
             Ok(Command::Deliver(id, delivery)) => {
                 engine.deliver(id, delivery);

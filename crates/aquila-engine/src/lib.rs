@@ -37,4 +37,4 @@ pub use request::{Limits, Request, RequestId, Speculation};
 pub use scheduler::{AdmissionOrder, Priorities, Scheduler};
 pub use stats::{DraftingState, Snapshot, Stats};
 pub use times::Times;
-pub use transfer::{Delivery, HandOver, KvRows, Prefilled, Source, Transfer};
+pub use transfer::{Claim, Delivery, HandOver, KvRows, Prefilled, Source, Transfer};

@@ -25,8 +25,24 @@ pub enum Transfer {
     Receive(Box<dyn Source>),
 }
 
+/// What the engine that decodes a request says when it has slots for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claim {
+    /// Of the request's rows, the first so many of every group are there.
+    pub have: usize,
+    /// The seed of the request, given or derived: both engines choose with this one.
+    pub seed: u64,
+    /// How many candidates its first tree begins with.
+    pub candidates: usize,
+}
+
 /// Takes what a prompt leaves, on the engine's threads: it must be quick and never block.
 pub trait HandOver: Send + Sync {
+    /// Whether the next chunk of the prompt may be processed; asked again until it may.
+    fn has_room(&self) -> bool {
+        true
+    }
+
     /// Rows that are certain, in the order of their tokens in every store.
     fn rows(&self, rows: KvRows);
 
@@ -40,9 +56,8 @@ pub trait HandOver: Send + Sync {
 /// Brings what a prompt has left elsewhere. It is dropped when all of that is here, or when nothing
 /// of it is wanted any more.
 pub trait Source: Send {
-    /// The slots of the request of this engine's number are reserved, and of its rows the first
-    /// `have` of every group are there.
-    fn begin(&mut self, request: RequestId, have: usize);
+    /// The slots of the request of this engine's number are reserved.
+    fn begin(&mut self, request: RequestId, claim: Claim);
 }
 
 /// Keys and values of some rows of a request.
@@ -71,8 +86,6 @@ pub struct Prefilled {
     pub prompt: Vec<Token>,
     /// What was asked for of the rows of the prompt's tokens.
     pub rows: TokenRows,
-    /// The seed of the request, given or derived.
-    pub seed: u64,
     /// Groups whose rows come along: the target's, then the draft's.
     pub groups: usize,
     /// Tokens of the prompt that were found in the prefix cache.

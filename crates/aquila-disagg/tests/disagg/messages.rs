@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use aquila_compute::round::HostRows;
 use aquila_disagg::{Error, Identity, Link, Message, Tcp, Transport};
-use aquila_engine::{FinishReason, KvRows, Prefilled, StopCause, Token, TokenRows};
+use aquila_engine::{Claim, FinishReason, KvRows, Prefilled, StopCause, Token, TokenRows};
 use proptest::prelude::*;
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -69,13 +69,13 @@ fn prefilled() -> impl Strategy<Value = Prefilled> {
     let bytes = proptest::collection::vec(any::<u8>(), 0..40);
     let tokens = || proptest::collection::vec(token(), 0..4);
     let rows = (0_usize..9, proptest::collection::vec(-9.0_f32..9.0, 0..12));
-    let numbers = (any::<u64>(), 0_usize..9, 0_usize..9);
+    let numbers = (0_usize..9, 0_usize..9);
     (tokens(), reason(), tokens(), rows, numbers, proptest::option::of(bytes)).prop_map(
-        |(tokens, ended, prompt, (from, values), (seed, groups, cached_tokens), draft)| {
+        |(tokens, ended, prompt, (from, values), (groups, cached_tokens), draft)| {
             let routed_experts = HostRows { width: 2, values: vec![1, 7, 3, 0] };
             let hidden_states = HostRows { width: values.len(), values };
             let rows = TokenRows { from, hidden_states, routed_experts };
-            Prefilled { tokens, ended, prompt, rows, seed, groups, cached_tokens, draft }
+            Prefilled { tokens, ended, prompt, rows, groups, cached_tokens, draft }
         },
     )
 }
@@ -94,7 +94,11 @@ fn message() -> impl Strategy<Value = Message> {
         (bytes(), identity()).prop_map(|(proof, identity)| Message::Join { proof, identity }),
         identity().prop_map(|identity| Message::Ready { identity }),
         ".{0,30}".prop_map(Message::Refused),
-        (any::<u64>(), 0_usize..99).prop_map(|(room, have)| Message::Claim { room, have }),
+        (any::<u64>(), 0_usize..99, any::<u64>(), 0_usize..9).prop_map(
+            |(room, have, seed, candidates)| {
+                Message::Claim { room, claim: Claim { have, seed, candidates } }
+            }
+        ),
         Just(Message::Wait),
         rows.prop_map(|(group, store, layer, row, bytes)| {
             let (layers, rows) = (layer..layer + 2, row..row + 3);

@@ -17,6 +17,8 @@ use aquila_engine::{
 use aquila_model::{Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, LoadFormat, resolve};
 use aquila_spec::{Algorithm, Drafter, Eagle3, RecurrentDraft, Shape};
 
+/// Bytes that may wait to be sent.
+pub const MOST_UNSENT: usize = 1 << 20;
 /// How long a test waits for what must come.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -112,7 +114,7 @@ pub fn prefill_with(secret: Secret, identity: Identity, patience: Duration) -> P
         identity,
         secret,
         patience,
-        most_unsent: 1 << 20,
+        most_unsent: MOST_UNSENT,
     };
     let worker = PrefillWorker::start(&Tcp, settings, engine.clone()).unwrap();
     Prefill { engine, worker }

@@ -6,8 +6,8 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use aquila_disagg::{Error, PrefillAddress, Secret};
-use aquila_engine::FinishReason;
+use aquila_disagg::{Error, Message, PrefillAddress, Secret, Tcp, Transport};
+use aquila_engine::{FinishReason, HandOver, KvRows};
 
 use crate::support::*;
 
@@ -137,6 +137,80 @@ fn strangers_are_dropped_and_counted() {
     prefill.submit(1, 1);
     let answer = ended(&decode.submit(1, prefill.worker.port(), 1));
     assert_eq!(answer.tokens, alone(2)[1].tokens);
+}
+
+/// A prefill worker that greets as one should, then says this; answers its port.
+fn impostor(then: &'static [u8]) -> u16 {
+    let accept = Tcp.listen("127.0.0.1:0").unwrap();
+    let port = accept.port();
+    std::thread::spawn(move || {
+        while let Ok(Some(mut link)) = accept.accept() {
+            let mut converse = || {
+                link.receive(1 << 10, PATIENCE)?;
+                link.send(&Message::Welcome { nonce: [7; 16], proof: Vec::new() })?;
+                link.receive(1 << 10, PATIENCE)?;
+                link.send(&Message::Ready { identity: identity() })?;
+                link.receive(1 << 10, PATIENCE)?;
+                let why = String::from_utf8_lossy(then).into_owned();
+                link.send(&match then {
+                    b"hello" => Message::Hello { nonce: [1; 16] },
+                    b"rows" => Message::Rows(KvRows {
+                        group: 0,
+                        store: 0,
+                        layers: 0..1,
+                        rows: 0..3,
+                        bytes: vec![1; 5],
+                    }),
+                    _ => Message::Failed(why),
+                })
+            };
+            let _: Result<usize, Error> = converse();
+        }
+    });
+    port
+}
+
+#[test]
+fn a_prefill_worker_that_errs_fails_its_requests_alone() {
+    let (prefill, decode) = (Prefill::new(), Decode::new());
+    // It speaks something else from the beginning.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let stranger = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for mut socket in listener.incoming().flatten() {
+            let _ = socket.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        }
+    });
+    for (port, wanted) in [
+        (stranger, "a message does not begin as one"),
+        (impostor(b"hello"), "it should have sent rows"),
+        (impostor(b"rows"), "5 bytes of store 0 of group 0, not"),
+        (impostor(b"out of memory"), "gave the request up: out of memory"),
+    ] {
+        let failing = decode.submit(3, port, 1);
+        prefill.submit(2, 2);
+        let neighbour = decode.submit(2, prefill.worker.port(), 2);
+        let why = why(&failing);
+        assert!(why.contains(wanted), "{why}");
+        assert_eq!(ended(&neighbour).tokens, alone(3)[2].tokens);
+    }
+    assert_eq!(decode.worker.peers().strangers(), 1, "one did not come to be a peer");
+    no_slot_is_lost(&decode.engine);
+}
+
+#[test]
+fn a_room_is_full_while_much_of_it_waits_to_be_sent() {
+    let prefill = Prefill::new();
+    let (slow, other) = (prefill.worker.open(1).unwrap(), prefill.worker.open(2).unwrap());
+    assert!(slow.has_room());
+    let bytes = vec![0; MOST_UNSENT + 1];
+    slow.rows(KvRows { group: 0, store: 0, layers: 0..1, rows: 0..1, bytes });
+    assert!(!slow.has_room());
+    assert!(other.has_room(), "what waits there is not its own");
+    assert_eq!(prefill.worker.load(), (2, MOST_UNSENT + 1));
+    prefill.worker.close(1);
+    assert_eq!(prefill.worker.load(), (1, 0));
+    prefill.worker.close(2);
 }
 
 /// Forwards connections to a port, each up to so many bytes of what comes back.

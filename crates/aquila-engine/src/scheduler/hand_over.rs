@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use aquila_compute::round::RowWork;
+use aquila_compute::round::{MOST_TOPK, RowWork};
 use aquila_spec::DraftGroup;
 
 use crate::executor::{Export, ScheduledBatch};
@@ -18,7 +18,7 @@ use crate::request::RequestId;
 use crate::scheduler::Scheduler;
 use crate::scheduler::request_state::{RequestState, Running};
 use crate::scheduler::settle::Ending;
-use crate::transfer::{HandOver, Prefilled};
+use crate::transfer::{Claim, HandOver, Prefilled};
 
 /// What a request leaves to the engine that decodes it.
 pub(crate) struct HandingOver {
@@ -39,6 +39,11 @@ impl HandingOver {
         self.sent.is_some()
     }
 
+    /// Whether what its next chunk leaves may wait to be sent.
+    pub fn has_room(&self) -> bool {
+        self.to.has_room()
+    }
+
     /// The request was given up.
     pub fn fail(self, reason: &FinishReason) {
         let early = "the request ended before its prompt was processed";
@@ -47,15 +52,18 @@ impl HandingOver {
 }
 
 impl Scheduler {
-    /// The engine that is to decode a request that waits here has slots for it, and of its rows the
-    /// first `have` of every group; false if no such request waits.
-    pub fn claim(&mut self, id: RequestId, have: usize) -> bool {
+    /// The engine that is to decode a request that waits here has slots for it; false if no such
+    /// request waits.
+    pub fn claim(&mut self, id: RequestId, claim: Claim) -> bool {
         let Some(waiting) = self.waiting.get_by_id(id) else { return false };
         let RequestState { handing_over, params, .. } = &mut *waiting.state;
         let Some(handing_over) = handing_over.as_mut().filter(|h| !h.is_claimed()) else {
             return false;
         };
-        handing_over.sent = Some(vec![have.min(params.prompt); params.groups()]);
+        handing_over.sent = Some(vec![claim.have.min(params.prompt); params.groups()]);
+        let params = Arc::make_mut(params);
+        params.set_seed(claim.seed);
+        params.limits.candidates = claim.candidates.clamp(1, MOST_TOPK);
         true
     }
 
@@ -75,7 +83,6 @@ impl Scheduler {
                 ended: ending.as_ref().map(|ending| ending.reason.clone()),
                 prompt,
                 rows: state.rows.clone(),
-                seed: state.params.sampling.seed,
                 groups: state.groups().len(),
                 cached_tokens: state.usage.cached_tokens,
                 draft: packed,

@@ -99,7 +99,7 @@ impl Scheduler {
     /// priority may be preempted for them.
     fn admit(&mut self) -> Planning {
         let mut index = 0;
-        while self.running.iter().map(Running::unread).sum::<usize>()
+        while self.running.iter().map(Running::readable).sum::<usize>()
             < self.config.chunked_prefill_size
         {
             let is_full = self.running.len() >= self.config.max_running_requests;
@@ -280,7 +280,7 @@ fn next_chunk(request: &Running, room: &mut Room) -> Option<(RowWork, PendingTok
     let params = &request.state.params;
     let (read, fresh) = (request.read, request.state.is_fresh());
     let all = fresh && params.prompt_logprobs.is_some();
-    let mut rows = request.unread().min(room.prefill_rows);
+    let mut rows = request.readable().min(room.prefill_rows);
     if all {
         rows = rows.min(room.outputs);
     }

@@ -1,9 +1,10 @@
 //! Which requests lose their KV to others: where a round finds no slots, and where a request of
 //! higher priority waits for a place.
 //!
-//! The scheduler preempts the youngest request of the lowest priority first; a request that was
-//! overtaken as often as any may be comes last of all, so that it ends. A request is preempted only when no round is
-//! on its way, and keeps its tokens, so its text does not change.
+//! The scheduler preempts the youngest request of the lowest priority first, and of equals one that
+//! is still received, which has least to lose; a request that was overtaken as often as any may be
+//! comes last of all, so that it ends. A request is preempted only when no round is on its way, and
+//! keeps its tokens, so its text does not change.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -63,11 +64,16 @@ impl Scheduler {
     pub(crate) fn preempt_first(&mut self) {
         let losers = self.losing_order(|_| true);
         let loser = *losers.first().expect("the request that found no slot runs");
-        if self.running.len() > 1 {
-            return self.preempt(loser);
-        }
-        if self.preempt_receiving() {
+        let state = &*self.running[loser].state;
+        let is_alone = self.running.len() == 1;
+        let (overdue, rank) = (state.is_overdue(), state.rank);
+        if self.preempt_receiving(|state| {
+            is_alone || (state.is_overdue(), state.rank) <= (overdue, rank)
+        }) {
             return;
+        }
+        if !is_alone {
+            return self.preempt(loser);
         }
         let request = self.running.remove(loser);
         let why = Failure::DoesNotFit(request.state.id()).to_string();

@@ -6,22 +6,22 @@
 //! and it decodes as a request would that was preempted and has rebuilt its rows. The invariant: a
 //! row is committed when all of them were written, and never before.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use aquila_compute::KvShape;
+use aquila_compute::round::RequestParams;
 use aquila_kv::{Group, KvCache, Sequence};
 use aquila_spec::DraftGroup;
 
 use crate::error::Failure;
-use crate::executor::{Import, ScheduledBatch, Unpack};
-use crate::listener::{FinishReason, Outcome};
+use crate::executor::{Import, RowWidths, ScheduledBatch, Unpack};
+use crate::listener::{FinishReason, Outcome, Token, TokenRows};
 use crate::request::RequestId;
 use crate::scheduler::Scheduler;
 use crate::scheduler::output_processor::Last;
 use crate::scheduler::plan::{HEADROOM, headroom};
 use crate::scheduler::request_state::{LastRound, RequestState, Running, TARGET, Waiting};
-use crate::transfer::{Delivery, KvRows, Prefilled};
+use crate::transfer::{Claim, Delivery, KvRows, Prefilled};
 
 /// A request that has slots and no rows yet.
 pub(crate) struct Receiving {
@@ -138,6 +138,34 @@ impl Running {
     }
 }
 
+/// Refuses tokens of a prompt that are not those of `tokens`, and any that were not `wanted`.
+fn check_prompt(tokens: &[u32], wanted: bool, prompt: &[Token]) -> Result<(), String> {
+    let tokens = if wanted { tokens } else { &[] };
+    if !prompt.iter().map(|token| token.id).eq(tokens.iter().copied()) {
+        return Err("log-probabilities of another prompt".into());
+    }
+    Ok(())
+}
+
+/// Refuses rows of a prompt's tokens that are not as many or as wide as the request asked for.
+fn check_rows(state: &RequestState, rows: &TokenRows, widths: RowWidths) -> Result<(), String> {
+    let RequestParams { returned, prompt, .. } = *state.params;
+    let count = prompt.saturating_sub(state.rows.from);
+    let check = |what: &str, asked: bool, width: usize, given: (usize, usize)| {
+        let values = if asked { count * width } else { 0 };
+        let is_right = given.1 == values && (values == 0 || given.0 == width);
+        let (given_width, given) = given;
+        is_right
+            .then_some(())
+            .ok_or_else(|| format!("{given} values of {what}, {given_width} a row, not {values}"))
+    };
+    let TokenRows { hidden_states, routed_experts, .. } = rows;
+    let given = (hidden_states.width, hidden_states.values.len());
+    check("hidden states", returned.hidden_states, widths.hidden_states, given)?;
+    let given = (routed_experts.width, routed_experts.values.len());
+    check("routed experts", returned.routed_experts, widths.routed_experts, given)
+}
+
 /// Why a request ends whose prompt does not come.
 fn not_received(why: &str) -> FinishReason {
     FinishReason::Abort(format!("its prompt was not received: {why}"))
@@ -191,7 +219,7 @@ impl Scheduler {
         let Some(at) = self.receiving_at(id) else { return Ok(()) };
         let vocabulary = self.vocabulary();
         let Receiving { state, prefilled: draft, .. } = &mut self.receiving[at];
-        let Prefilled { tokens, ended, prompt, rows, seed, groups, cached_tokens, draft: packed } =
+        let Prefilled { tokens, ended, prompt, rows, groups, cached_tokens, draft: packed } =
             prefilled;
         if draft.is_some() {
             return Err("its prompt was processed twice".into());
@@ -203,14 +231,15 @@ impl Scheduler {
         {
             return Err("the first token is none".into());
         }
+        check_prompt(&state.tokens, state.params.prompt_logprobs.is_some(), &prompt)?;
+        check_rows(state, &rows, self.profile.row_widths)?;
         *draft = Some(packed);
-        Arc::make_mut(&mut state.params).set_seed(seed);
         if let Some(awaited) = &mut state.awaited {
             *awaited = (*awaited).max(state.params.prompt);
             state.rows = rows;
         }
         state.seen = true;
-        state.usage.cached_tokens = cached_tokens;
+        state.usage.cached_tokens = cached_tokens.min(state.params.prompt);
         state.usage.completion_tokens = tokens.len();
         state.tokens.extend(tokens.iter().map(|token| token.id));
         state.last_round = LastRound { tokens: tokens.len(), drafts: None };
@@ -274,10 +303,14 @@ impl Scheduler {
             match self.waiting.take(at).reserve(&mut self.cache, kept_back) {
                 Ok((mut state, sequence)) => {
                     self.waiting.overtake(state.id());
-                    let have = sequence.committed(TARGET);
+                    let claim = Claim {
+                        have: sequence.committed(TARGET),
+                        seed: state.params.sampling.seed,
+                        candidates: state.params.limits.candidates,
+                    };
                     let id = state.id();
                     if let Some(source) = &mut state.source {
-                        source.begin(id, have);
+                        source.begin(id, claim);
                     }
                     self.receiving.push(Receiving::new(state, sequence, &self.profile.kv));
                 }
@@ -293,11 +326,14 @@ impl Scheduler {
         }
     }
 
-    /// Lets the youngest request that is received process its prompt here, later, and frees its
-    /// slots; false if there is none.
-    pub(crate) fn preempt_receiving(&mut self) -> bool {
-        let Some(receiving) = self.receiving.pop() else { return false };
-        let mut state = receiving.discard(&mut self.cache);
+    /// Lets the youngest request of the lowest priority that is received and `may_lose` process its
+    /// prompt here, later, and frees its slots; false if there is none.
+    pub(crate) fn preempt_receiving(&mut self, may_lose: impl Fn(&RequestState) -> bool) -> bool {
+        let state = |at: usize| &*self.receiving[at].state;
+        let losers = (0..self.receiving.len()).rev().filter(|&at| may_lose(state(at)));
+        let loser = losers.min_by_key(|&at| (state(at).is_overdue(), state(at).rank));
+        let Some(loser) = loser else { return false };
+        let mut state = self.receiving.remove(loser).discard(&mut self.cache);
         state.source = None;
         state.usage.preemptions += 1;
         self.stats.preemptions.fetch_add(1, Relaxed);

@@ -282,6 +282,12 @@ impl Running {
         self.goal - self.read
     }
 
+    /// Those of them that the next round may read: none while what it gives away waits to be sent.
+    pub fn readable(&self) -> usize {
+        let waits = self.state.handing_over.as_ref().is_some_and(|to| !to.has_room());
+        if waits { 0 } else { self.unread() }
+    }
+
     /// What the executor is told when it holds nothing any more, if it knows it.
     pub fn departed(&self) -> Option<Departed> {
         let (request, tokens) = (self.state.id(), self.state.tokens.len());

@@ -22,4 +22,5 @@ mod returned;
 mod speculation;
 mod support;
 mod transfer;
+mod uneven_transfer;
 mod verify_modes;

@@ -5,54 +5,21 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex};
 
 use aquila_engine::{
-    Alter, Delivery, EngineConfig, EngineHandle, EnginePair, FinishReason, HandOver, KvRows,
-    Prefilled, Priorities, Request, RequestId, Scheduler, Snapshot, Source, Transfer,
+    Alter, Claim, Delivery, EngineConfig, EngineHandle, EnginePair, FinishReason, HandOver, KvRows,
+    Prefilled, Priorities, Request, RequestId, Source, Transfer,
 };
 use aquila_spec::policy::{
     Adaptive, AdaptiveTable, Auto, AutoSettings, CostTable, Policy, Timed, Timing,
 };
 use aquila_spec::{Shape, Verify};
 
-use crate::support::across::{across, heard_across, request};
+use crate::support::across::{
+    across, counts, heard_across, pair, request, run_pair, some_prompts, unseeded,
+};
 use crate::support::answers::*;
 use crate::support::shipped::{config, inline};
 
 const TARGET_ONLY: Verify = Verify::TargetOnly { single: 1.0, accumulated: 1.0 };
-
-fn some_prompts(every: usize) -> Vec<Vec<u32>> {
-    let mut prompts: Vec<_> = prompts().into_iter().map(|(_, ids)| ids).step_by(every).collect();
-    // Texts that are shorter than the layers of a draft look ahead.
-    prompts.extend([vec![17], vec![5, 900]]);
-    prompts
-}
-
-fn run(pair: &mut EnginePair) {
-    while !pair.is_idle() {
-        pair.step();
-        pair.prefill.check().unwrap();
-        pair.decode.check().unwrap();
-    }
-    for engine in [&mut pair.prefill, &mut pair.decode] {
-        engine.wait_for_listeners();
-        engine.flush_cache();
-        engine.check().unwrap();
-        assert_eq!(engine.stats().snapshot().used_slots, 0, "no slot is lost");
-    }
-}
-
-fn pair(name: &str, prefill: EngineConfig, decode: EngineConfig) -> EnginePair {
-    EnginePair::new(inline(name, prefill), inline(name, decode))
-}
-
-/// Tokens chosen by chance, with seeds that the engine derives.
-fn unseeded(request: &mut Request, _: usize) {
-    request.sampling.temperature = 0.8;
-    request.limits.min_tokens = 12;
-}
-
-fn counts(engine: &Scheduler) -> Snapshot {
-    engine.stats().snapshot()
-}
 
 #[test]
 fn answers_from_two_engines_equal_those_from_one() {
@@ -99,7 +66,7 @@ fn answers_from_two_engines_equal_those_from_one() {
         assert_eq!(decode.received, prompts.len() as u64, "{what}");
         assert_eq!((decode.rebuilt_drafts, decode.lost_drafts), (0, 0), "{what}");
         assert_eq!(decode.prompt_tokens, 0, "{what}: the prompts were processed elsewhere");
-        run(&mut pair);
+        run_pair(&mut pair);
     }
 }
 
@@ -136,7 +103,7 @@ fn policies_that_learn_change_no_text_across_engines() {
             let mut pair = pair(name, config.clone(), config.clone());
             pair.decode.draft_by(policy).unwrap();
             assert_eq!(texts(&across(&mut pair, &prompts, 32, warm)), texts(&plain), "{what}");
-            run(&mut pair);
+            run_pair(&mut pair);
         }
     }
 }
@@ -207,7 +174,7 @@ fn cached_pages_of_a_decode_engine_are_not_sent() {
         assert!(sent.load(Relaxed) * 10 > first * 9, "{name}: all rows come again");
         let computed = (counts(&pair.prefill).prompt_tokens - computed) as usize;
         assert!(computed * 3 < tokens, "{name}: {computed} rows of {tokens} were computed");
-        run(&mut pair);
+        run_pair(&mut pair);
     }
 }
 
@@ -227,7 +194,7 @@ fn preemption_of_received_requests_changes_nothing() {
         let mut pair = pair(name, chunks, small);
         assert_eq!(across(&mut pair, &prompts, 40, change), want, "{name}");
         assert!(counts(&pair.decode).preemptions > 0, "{name}: the pool was meant to be too small");
-        run(&mut pair);
+        run_pair(&mut pair);
     }
 }
 
@@ -256,7 +223,7 @@ fn a_prompt_preempted_in_its_middle_is_sent_once() {
         // The first is in the middle of its prompt when the second comes.
         (0..4).for_each(|_| pair.step());
     }
-    run(&mut pair);
+    run_pair(&mut pair);
     assert!(counts(&pair.prefill).preemptions > 0, "the second was meant to go first");
     assert_eq!(sent.load(Relaxed), prompts.iter().map(Vec::len).sum::<usize>());
     for (heard, want) in all.iter().zip(&want) {
@@ -299,7 +266,7 @@ fn a_lost_draft_state_is_rebuilt_and_counted() {
         }
         let rebuilt = counts(&pair.decode).rebuilt_drafts;
         assert_eq!(rebuilt, prompts.len().div_ceil(2) as u64, "{name}");
-        run(&mut pair);
+        run_pair(&mut pair);
     }
 }
 
@@ -324,7 +291,7 @@ fn without_rows_of_its_draft_a_request_is_plain_and_counted() {
         assert_eq!(got.spec.proposed_drafts == 0, index == 1, "{index}: {:?}", got.spec);
     }
     assert_eq!(counts(&pair.decode).lost_drafts, 1);
-    run(&mut pair);
+    run_pair(&mut pair);
 }
 
 #[test]
@@ -396,7 +363,7 @@ fn rows_that_cannot_be_right_end_their_request_alone() {
             let Some(FinishReason::Abort(said)) = &got.reason else { panic!("{got:?}") };
             assert!(said.contains(why), "{said:?}, not {why:?}");
         }
-        run(&mut pair);
+        run_pair(&mut pair);
     }
 }
 
@@ -426,7 +393,7 @@ fn answers_of_no_token_and_of_one_end_where_they_must() {
             assert_eq!((got.reason(), &got.spec), (want.reason(), &want.spec), "{tokens}");
             assert_eq!(got.usage().completion_tokens, want.usage().completion_tokens);
         }
-        run(&mut pair);
+        run_pair(&mut pair);
     }
     // A first token that ends the text.
     fn ends_at_once(request: &mut Request, _: usize) {
@@ -436,7 +403,7 @@ fn answers_of_no_token_and_of_one_end_where_they_must() {
     for answer in across(&mut pair, &prompts, 16, ends_at_once) {
         assert!(matches!(answer.reason, Some(FinishReason::Stop(_))) && answer.ids.len() == 1);
     }
-    run(&mut pair);
+    run_pair(&mut pair);
 }
 
 #[test]
@@ -497,7 +464,7 @@ fn requests_given_up_on_either_side_leave_nothing_behind() {
                 _ => (),
             }
         }
-        run(&mut pair);
+        run_pair(&mut pair);
         for (index, ((_, heard), want)) in all.iter().zip(&want).enumerate() {
             let heard = heard.lock().unwrap();
             match heard.reason() {
@@ -536,7 +503,8 @@ fn a_request_that_nobody_claims_waits_and_holds_nothing() {
     assert_eq!(counts(&pair.prefill).used_slots, 0);
     assert!(heard.lock().unwrap().end.is_none());
     assert!(pair.prefill.abort(id));
-    assert!(!pair.prefill.claim(id, 0), "it is gone");
+    let claim = Claim { have: 0, seed: 0, candidates: 1 };
+    assert!(!pair.prefill.claim(id, claim), "it is gone");
     assert_eq!(*heard.lock().unwrap().reason(), FinishReason::Abort("aborted".into()));
 }
 
@@ -571,8 +539,8 @@ impl HandOver for ToHandle {
 struct FromHandle(EngineHandle, RequestId);
 
 impl Source for FromHandle {
-    fn begin(&mut self, _: RequestId, have: usize) {
-        self.0.claim(self.1, have);
+    fn begin(&mut self, _: RequestId, claim: Claim) {
+        self.0.claim(self.1, claim);
     }
 }
 

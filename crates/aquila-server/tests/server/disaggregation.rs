@@ -162,6 +162,24 @@ fn bad_rooms_are_refused_by_name() {
         refused(&first, "bootstrap_room", why);
         refused(&second, "bootstrap_room", why);
     }
+    // A room is the name of one request: the second one is refused, and the first goes on.
+    let mut twice = json!({ "text": "x", "sampling_params": { "max_new_tokens": 2 } });
+    twice["bootstrap_room"] = 77.into();
+    let text = twice.to_string();
+    let mut first = workers.prefill.connect().post("/generate", text.as_bytes());
+    let until = std::time::Instant::now() + Duration::from_secs(60);
+    while !workers
+        .prefill
+        .get("/metrics")
+        .body
+        .contains("aquila:transfer_rooms{model_name=\"tiny\"} 1")
+    {
+        assert!(std::time::Instant::now() < until, "the room was not opened");
+    }
+    let second = workers.prefill.post("/generate", &text);
+    refused(&second, "bootstrap_room", "another request has opened it");
+    workers.decode.post("/generate", &text).ok();
+    assert_eq!(first.reply().ok()["object"], "prefill");
     let mut elsewhere = body.clone();
     elsewhere["bootstrap_room"] = 4.into();
     // A server without a role does all of a request.

@@ -137,6 +137,10 @@ impl DisaggregationFlags {
     ) -> Result<Option<Role>> {
         let (secret, port) = (self.secret()?, self.disaggregation_bootstrap_port);
         let proven = if secret.is_set() { "with" } else { "without" };
+        // Trees may differ, but not in how many layers of a draft run.
+        let layers = engine.draft_groups();
+        let identity =
+            || -> Result<Identity> { Ok(identity()?.with("number of draft layers", layers)) };
         match self.disaggregation_mode {
             Mode::Null => Ok(None),
             Mode::Prefill => {

@@ -2,9 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use aquila_engine::{EnginePair, Request};
+use aquila_engine::{EngineConfig, EnginePair, Request, Scheduler, Snapshot};
 
-use super::answers::{Answer, Change};
+use super::answers::{Answer, Change, prompts};
+use super::shipped::inline;
 use super::{Heard, Notes};
 
 /// A request and what its listener hears.
@@ -62,4 +63,47 @@ pub fn across(
         Answer::of(heard)
     };
     heard.iter().map(answer).collect()
+}
+
+/// Some of the prompts of the acceptance tables, and very short ones.
+pub fn some_prompts(every: usize) -> Vec<Vec<u32>> {
+    let mut prompts: Vec<_> = prompts().into_iter().map(|(_, ids)| ids).step_by(every).collect();
+    // Texts that are shorter than the layers of a draft look ahead.
+    prompts.extend([vec![17], vec![5, 900]]);
+    prompts
+}
+
+/// Runs both until nothing is left to do; no slot may be lost.
+pub fn run_pair(pair: &mut EnginePair) {
+    let mut steps = 0;
+    while !pair.is_idle() {
+        pair.step();
+        pair.prefill.check().unwrap();
+        pair.decode.check().unwrap();
+        steps += 1;
+        let engines = [&pair.prefill, &pair.decode].map(counts);
+        assert!(steps < 100_000, "they do not come to an end: {engines:?}");
+    }
+    for engine in [&mut pair.prefill, &mut pair.decode] {
+        engine.wait_for_listeners();
+        engine.flush_cache();
+        engine.check().unwrap();
+        assert_eq!(engine.stats().snapshot().used_slots, 0, "no slot is lost");
+    }
+}
+
+/// Two engines of this algorithm.
+pub fn pair(name: &str, prefill: EngineConfig, decode: EngineConfig) -> EnginePair {
+    EnginePair::new(inline(name, prefill), inline(name, decode))
+}
+
+/// Tokens chosen by chance, with seeds that the engine derives.
+pub fn unseeded(request: &mut Request, _: usize) {
+    request.sampling.temperature = 0.8;
+    request.limits.min_tokens = 12;
+}
+
+/// What an engine has counted.
+pub fn counts(engine: &Scheduler) -> Snapshot {
+    engine.stats().snapshot()
 }

@@ -73,7 +73,12 @@ fn other_routes(web_page: bool) -> Routes {
         .route("/health", get(sglang::health::health))
         .route("/health_generate", get(sglang::health::health_generate))
         .route("/metrics", get(sglang::info::metrics))
-        .route("/v1/responses/{id}", get(openai::responses::stored))
+        .route(
+            "/v1/responses/{id}",
+            get(openai::responses::stored)
+                .post(openai::responses::stored)
+                .delete(openai::responses::stored),
+        )
         .route("/v1/messages/count_tokens", post(anthropic::messages::count_tokens));
     let refuse = |routes: Routes, path| routes.route(path, post(openai::refused::refuse));
     let routes = openai::refused::PATHS.iter().map(|(path, _)| *path).fold(routes, refuse);

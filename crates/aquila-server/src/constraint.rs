@@ -117,7 +117,7 @@ impl Found {
 /// A schema: an object or a boolean, or the text of one, as SGLang's clients send it.
 fn schema_of(field: &'static str, value: Value) -> Result<Value, Refusal> {
     match parsed(field, value)? {
-        Value::Object(schema) => Ok(with_bounded_space(schema)),
+        Value::Object(schema) => Ok(held_schema(schema)),
         schema @ Value::Bool(_) => Ok(schema),
         _ => Err(Refusal::param(field, "must be a JSON schema: an object, or the text of one")),
     }
@@ -126,14 +126,46 @@ fn schema_of(field: &'static str, value: Value) -> Result<Value, Refusal> {
 /// Any JSON object.
 fn json_object() -> GrammarSpec {
     let schema = Map::from_iter([("type".to_owned(), Value::from("object"))]);
-    GrammarSpec::JsonSchema(with_bounded_space(schema))
+    GrammarSpec::JsonSchema(held_schema(schema))
 }
 
-/// A schema whose JSON has few spaces between its tokens, unless it says otherwise: a model that may
-/// write any number of them may write nothing else.
-pub(crate) fn with_bounded_space(mut schema: Map<String, Value>) -> Value {
+/// A schema as answers are held to it, unless it says otherwise: few spaces between tokens, and no
+/// properties beside those that it lists. A model that may write any number of them may write
+/// nothing else.
+pub(crate) fn held_schema(mut schema: Map<String, Value>) -> Value {
+    close_objects(&mut schema);
     schema.entry("x-guidance").or_insert_with(|| json!({ "whitespace_pattern": SPACE }));
     Value::Object(schema)
+}
+
+/// Keywords beside which closing an object could exclude what they ask for.
+const COMBINING: [&str; 8] =
+    ["allOf", "anyOf", "oneOf", "not", "if", "$ref", "patternProperties", "unevaluatedProperties"];
+
+fn close_objects(schema: &mut Map<String, Value>) {
+    let listed = schema.get("properties").and_then(Value::as_object);
+    let required = schema.get("required").and_then(Value::as_array);
+    let all_listed = |listed: &Map<String, Value>| {
+        let mut names = required.into_iter().flatten().filter_map(Value::as_str);
+        names.all(|name| listed.contains_key(name))
+    };
+    let combines = COMBINING.iter().any(|keyword| schema.contains_key(*keyword));
+    if listed.is_some_and(all_listed) && !combines {
+        schema.entry("additionalProperties").or_insert(false.into());
+    }
+    for keyword in ["properties", "$defs", "definitions"] {
+        let inner = schema.get_mut(keyword).and_then(Value::as_object_mut);
+        for value in inner.into_iter().flat_map(Map::values_mut) {
+            value.as_object_mut().into_iter().for_each(close_objects);
+        }
+    }
+    schema.get_mut("items").and_then(Value::as_object_mut).into_iter().for_each(close_objects);
+    for keyword in ["anyOf", "oneOf"] {
+        let inner = schema.get_mut(keyword).and_then(Value::as_array_mut);
+        for value in inner.into_iter().flatten() {
+            value.as_object_mut().into_iter().for_each(close_objects);
+        }
+    }
 }
 
 /// A space, or a new line with its indentation.
@@ -296,7 +328,7 @@ mod tests {
         let schema = json!({ "type": "object", "properties": { "a": { "type": "boolean" } },
             "required": ["a"], "additionalProperties": false });
         let Value::Object(schema) = schema else { unreachable!() };
-        Tag { begin: format!("<f={name}>"), schema: with_bounded_space(schema), end: "</f>".into() }
+        Tag { begin: format!("<f={name}>"), schema: held_schema(schema), end: "</f>".into() }
     }
 
     #[test]
@@ -311,6 +343,20 @@ mod tests {
             "One <f=x>{\"a\": true}",
         ];
         assert_eq!(allowed(lark, &texts), [true, true, true, false, false, false]);
+    }
+
+    #[test]
+    fn objects_are_closed_where_that_excludes_nothing_asked_for() {
+        let list = json!({ "properties": { "a": { "properties": {} } }, "required": ["a"] });
+        let more = json!({ "properties": { "a": {} }, "required": ["b"] });
+        let open = json!({ "properties": { "a": {} }, "additionalProperties": true });
+        let both = json!({ "properties": { "a": {} }, "allOf": [{ "properties": {} }] });
+        for (mut schema, closed) in [(list, true), (more, false), (open, false), (both, false)] {
+            close_objects(schema.as_object_mut().unwrap());
+            assert_eq!(schema["additionalProperties"] == false, closed, "{schema}");
+            let inner = schema.pointer("/properties/a/additionalProperties");
+            assert_eq!(inner.is_some(), closed);
+        }
     }
 
     #[test]

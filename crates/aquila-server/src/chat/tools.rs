@@ -3,7 +3,7 @@
 use aquila_text::{GrammarSpec, ToolCallFormat};
 use serde_json::{Map, Value, json};
 
-use crate::constraint::{Constraint, Tag, calls_rule, free_text_with, with_bounded_space};
+use crate::constraint::{Constraint, Tag, calls_rule, free_text_with, held_schema};
 use crate::refusal::Refusal;
 
 /// A function that the model may call.
@@ -171,5 +171,5 @@ fn tag(tool: &Tool, format: ToolCallFormat) -> Tag {
     if !["type", "anyOf", "oneOf", "allOf", "$ref"].iter().any(|key| schema.contains_key(*key)) {
         schema.insert("type".into(), "object".into());
     }
-    Tag { begin, schema: with_bounded_space(schema), end }
+    Tag { begin, schema: held_schema(schema), end }
 }

@@ -2,6 +2,7 @@
 
 mod anthropic;
 mod openai;
+mod openapi;
 mod page;
 mod sglang;
 
@@ -10,7 +11,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::header;
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 
 use crate::access::{self, Caller};
 use crate::body;
@@ -22,27 +23,38 @@ use crate::state::Shared;
 /// Where the web page is.
 const PAGE: &str = "/";
 
-/// All routes.
-pub(crate) fn router(app: Shared) -> Router {
-    let taking = Router::new()
+/// A router that knows its paths, so that they can be compared with the document of them.
+struct Routes {
+    router: Router<Shared>,
+    paths: Vec<&'static str>,
+}
+
+impl Routes {
+    fn new() -> Self {
+        Self { router: Router::new(), paths: Vec::new() }
+    }
+
+    fn route(mut self, path: &'static str, handler: MethodRouter<Shared>) -> Self {
+        self.paths.push(path);
+        Self { router: self.router.route(path, handler), ..self }
+    }
+}
+
+/// Routes that make the engine work, which keys have a share of.
+fn working_routes() -> Routes {
+    Routes::new()
         .route("/v1/chat/completions", post(openai::chat::chat))
         .route("/v1/completions", post(openai::completions::completions))
         .route("/v1/responses", post(openai::responses::responses))
         .route("/v1/messages", post(anthropic::messages::messages))
         .route("/generate", post(sglang::generate::generate).put(sglang::generate::generate))
         .route("/add_external_corpus", post(sglang::corpus::add))
-        .route_layer(from_fn_with_state(app.clone(), limit_key))
-        .route_layer(from_fn_with_state(app.clone(), refuse_while_draining));
-    let pages = match app.settings.web_page {
-        true => Router::new().route(PAGE, get(page::page)),
-        false => Router::new(),
-    };
-    let refused = openai::refused::PATHS
-        .iter()
-        .fold(Router::new(), |router, (path, _)| router.route(path, post(openai::refused::refuse)));
-    Router::new()
-        .merge(taking)
-        .merge(pages)
+}
+
+/// All others.
+fn other_routes(web_page: bool) -> Routes {
+    let routes = Routes::new()
+        .route("/openapi.json", get(openapi::document))
         .route("/v1/models", get(openai::models::list))
         .route("/v1/models/{*name}", get(openai::models::one))
         .route("/server_info", get(sglang::info::server))
@@ -61,9 +73,26 @@ pub(crate) fn router(app: Shared) -> Router {
         .route("/health", get(sglang::health::health))
         .route("/health_generate", get(sglang::health::health_generate))
         .route("/metrics", get(sglang::info::metrics))
-        .route("/v1/responses/{id}", get(openai::responses::stored))
-        .route("/v1/messages/count_tokens", post(anthropic::messages::count_tokens))
-        .merge(refused)
+        .route(
+            "/v1/responses/{id}",
+            get(openai::responses::stored)
+                .post(openai::responses::stored)
+                .delete(openai::responses::stored),
+        )
+        .route("/v1/messages/count_tokens", post(anthropic::messages::count_tokens));
+    let refuse = |routes: Routes, path| routes.route(path, post(openai::refused::refuse));
+    let routes = openai::refused::PATHS.iter().map(|(path, _)| *path).fold(routes, refuse);
+    if web_page { routes.route(PAGE, get(page::page)) } else { routes }
+}
+
+/// All routes.
+pub(crate) fn router(app: Shared) -> Router {
+    let working = working_routes().router;
+    let working = working
+        .route_layer(from_fn_with_state(app.clone(), limit_key))
+        .route_layer(from_fn_with_state(app.clone(), refuse_while_draining));
+    working
+        .merge(other_routes(app.settings.web_page).router)
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(app.clone(), check_key))
@@ -154,4 +183,20 @@ pub(crate) fn json(value: &impl serde::Serialize, name: Option<&str>) -> Respons
         response.headers_mut().insert("x-request-id", name);
     }
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn the_document_has_the_paths_of_the_router() {
+        let served = [working_routes().paths, other_routes(true).paths].concat();
+        let served: BTreeSet<String> = served.iter().map(|path| path.replace("{*", "{")).collect();
+        let document: serde_json::Value = serde_json::from_slice(&openapi::text()).unwrap();
+        let paths = document["paths"].as_object().unwrap();
+        let documented: BTreeSet<String> = paths.keys().cloned().collect();
+        assert_eq!(documented, served);
+    }
 }

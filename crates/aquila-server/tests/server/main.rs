@@ -13,6 +13,7 @@ mod load;
 mod messages;
 mod observed;
 mod openai;
+mod openapi;
 mod page;
 mod priorities;
 mod responses;

@@ -31,7 +31,7 @@ fn a_message_has_the_text_of_a_chat() {
     assert_eq!(message["role"], "assistant");
     assert_eq!(message["stop_reason"], "max_tokens");
     let text = message["content"][0]["text"].as_str().unwrap();
-    assert_eq!(message["content"], json!([{ "type": "text", "text": text }]));
+    assert_eq!(message["content"], json!([{ "type": "text", "text": text, "citations": null }]));
     assert_eq!(chat["choices"][0]["message"]["content"], text);
     assert_eq!(message["usage"]["input_tokens"], chat["usage"]["prompt_tokens"]);
     assert_eq!(message["usage"]["output_tokens"], 12);

@@ -111,10 +111,13 @@ fn block_delta(at: usize, delta: Value) -> Event {
 fn block(open: &Open) -> Value {
     match open {
         Open::Thinking(text) => json!({ "type": "thinking", "thinking": text, "signature": "" }),
-        Open::Text(text) => json!({ "type": "text", "text": text }),
+        Open::Text(text) => json!({ "type": "text", "text": text, "citations": null }),
         Open::Call { id, name, input } => {
             let input = as_object(input.as_str().into());
-            json!({ "type": "tool_use", "id": id, "name": name, "input": input })
+            json!({
+                "type": "tool_use", "id": id, "name": name, "input": input,
+                "caller": { "type": "direct" },
+            })
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `/v1/messages`, and `/v1/messages/count_tokens`.
 
-use aquila_engine::{FinishReason, Usage};
+use aquila_engine::FinishReason;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use serde_json::{Value, json};
@@ -46,6 +46,7 @@ pub(crate) async fn messages(
         ChatAnswer::read(&prepared.format, app.generator.tokenizer(), &app.identifiers, &answer);
     let (reason, stop) =
         stop_reason(&answer.reason, answer.stop.as_deref(), read.calls_tools(&answer.reason));
+    let thinking = read.reasoning_tokens;
     let (mut blocks, mut events) = (Blocks::default(), Vec::new());
     for part in read.into_parts() {
         blocks.push(&app.identifiers, part, &mut events);
@@ -54,7 +55,7 @@ pub(crate) async fn messages(
     let mut message = message(&app, &id, blocks.into_blocks());
     message["stop_reason"] = reason.into();
     message["stop_sequence"] = stop;
-    message["usage"] = usage(&answer.usage);
+    message["usage"] = usage(answer.usage.prompt_tokens, answer.usage.completion_tokens, thinking);
     Ok(respond(&message, Some(&id)))
 }
 
@@ -80,11 +81,24 @@ fn message(app: &App, id: &str, content: Vec<Value>) -> Value {
         "content": content,
         "stop_reason": null,
         "stop_sequence": null,
+        "stop_details": null,
+        "container": null,
     })
 }
 
-fn usage(usage: &Usage) -> Value {
-    json!({ "input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens })
+/// What a message took. No client asks for caching, and what is cached anyway is part of the input.
+fn usage(input_tokens: usize, output_tokens: usize, thinking_tokens: usize) -> Value {
+    json!({
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+        "output_tokens_details": { "thinking_tokens": thinking_tokens },
+        "cache_creation": null,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "server_tool_use": null,
+        "inference_geo": null,
+        "service_tier": "standard",
+    })
 }
 
 /// Why a message ended, and the string that ended it.
@@ -121,7 +135,7 @@ impl Events {
             return;
         }
         let mut message = message(&self.app, &self.id, Vec::new());
-        message["usage"] = json!({ "input_tokens": self.input_tokens, "output_tokens": 0 });
+        message["usage"] = usage(self.input_tokens, 0, 0);
         let start = json!({ "type": "message_start", "message": message });
         send(vec![("message_start", start), ("ping", json!({ "type": "ping" }))], out);
     }
@@ -148,7 +162,11 @@ impl ResponseFormat for Events {
                 let delta = json!({
                     "type": "message_delta",
                     "delta": { "stop_reason": reason, "stop_sequence": stop },
-                    "usage": usage(&end.usage),
+                    "usage": usage(
+                        end.usage.prompt_tokens,
+                        end.usage.completion_tokens,
+                        self.parts.reasoning_tokens(),
+                    ),
                 });
                 events.push(("message_delta", delta));
                 events.push(("message_stop", json!({ "type": "message_stop" })));

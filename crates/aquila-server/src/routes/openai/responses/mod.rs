@@ -20,7 +20,7 @@ use crate::body;
 use crate::chat::{AnswerParts, ChatAnswer};
 use crate::fields::Fields;
 use crate::refusal::Refusal;
-use crate::routes::json as respond;
+use crate::routes::{json as respond, read_past};
 use crate::state::{App, Shared, unix_time};
 use crate::stream::{self, EventWriter, ResponseFormat};
 use crate::submit::RequestGuards;
@@ -64,8 +64,13 @@ pub(crate) async fn responses(
 }
 
 /// A response that was made before: none is kept.
-pub(crate) async fn stored(Path(id): Path<String>) -> Refusal {
-    Refusal::not_stored(&id)
+pub(crate) async fn stored(
+    State(app): State<Shared>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Refusal {
+    let refusal = Refusal::not_stored(&id);
+    read_past(&app, request).await.err().unwrap_or(refusal)
 }
 
 fn logprobs(app: &App, params: &CheckedParams, tokens: &[Token]) -> Vec<Value> {

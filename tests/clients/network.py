@@ -188,6 +188,26 @@ def by_proxy(pair, proxy, options, asked, wanted):
     proxy.become(["pass"])
 
 
+def by_difference(pair, binary, asked):
+    """Decode workers that differ from the prefill worker are refused, by the name of what differs."""
+    same = ["--speculative-algorithm", "EAGLE3"]
+    for flags, what in (
+        (["--speculative-algorithm", "NGRAM"], "the algorithm is NGRAM here and EAGLE3 there"),
+        ([*same, "--dtype", "float32"], "the dtype is"),
+        ([*same, "--kv-cache-dtype", "bfloat16"], "the dtype is"),
+    ):
+        other = pair.decode
+        other.kill()
+        role = ["--port", str(other.port), "--disaggregation-mode", "decode"]
+        other.command = [binary, "serve", "tiny", "--threads", "1", *flags, *role]
+        other.start()
+        other.wait_for("/health")
+        (kind, said, _), _ = pair.ask(asked[0])
+        assert kind == "error" and what in said, f"{kind}: {said}"
+        print(f"{' '.join(flags[-2:])}: {said}")
+        wait_until_idle([pair.prefill, other])
+
+
 class Namespaces:
     """Two network namespaces, a link from each to this one, and one between them."""
 
@@ -320,6 +340,8 @@ def main():
             failed = metric(process, "aquila:transfer_failures_total")
             done, strangers = metric(process, "aquila:transfers_total"), metric(process, "aquila:transfer_strangers_total")
             print(f"{process.name}: {done:.0f} transfers, {failed:.0f} failed, {strangers:.0f} strangers")
+        if not spaces and options.algorithm == "EAGLE3":
+            by_difference(pair, options.binary, asked)
 
 
 if __name__ == "__main__":

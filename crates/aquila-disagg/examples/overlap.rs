@@ -8,7 +8,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use aquila_compute::{CpuBackend, IsaChoice, KvDtype, WeightFormat};
+use aquila_compute::cpu::{CpuBackend, IsaChoice};
+use aquila_compute::{KvDtype, WeightFormat};
 use aquila_disagg::{
     DecodeSettings, DecodeWorker, Identity, PrefillAddress, PrefillSettings, PrefillWorker, Room,
     Secret, Tcp,
@@ -100,7 +101,7 @@ impl HandOver for Noted {
 
 fn second(times: &std::sync::mpsc::Receiver<Instant>) -> (Instant, Instant) {
     let patience = Duration::from_secs(300);
-    let mut next = || times.recv_timeout(patience).expect("a token comes");
+    let next = || times.recv_timeout(patience).expect("a token comes");
     (next(), next())
 }
 

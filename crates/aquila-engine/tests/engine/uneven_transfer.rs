@@ -84,7 +84,12 @@ fn candidates_of_any_number_change_no_text() {
     let config = config(shape(4, 4, 12));
     for verify in [Verify::Match, Verify::Rejection] {
         let config = EngineConfig { verify, ..config.clone() };
-        let want = answers(&mut inline("EAGLE3", config.clone()), &[prompt.clone()], 24, greedy);
+        let want = answers(
+            &mut inline("EAGLE3", config.clone()),
+            std::slice::from_ref(&prompt),
+            24,
+            greedy,
+        );
         for candidates in [0, 1, 2, 64, usize::MAX] {
             let mut prefill = inline("EAGLE3", config.clone());
             let mut decode = inline("EAGLE3", config.clone());

@@ -268,10 +268,14 @@ pub(crate) fn free_text_with(tags: &[Tag]) -> String {
     lark
 }
 
+/// Calls of an answer that must be calls: a small model that may go on with them may never end.
+const MOST_CALLS: usize = 16;
+
 /// The rule `calls`: one of several tags, or several in a row with `between` them.
 pub(crate) fn calls_rule(tags: &[Tag], open: &str, between: Option<&str>, close: &str) -> String {
     let names: Vec<String> = (0..tags.len()).map(|index| format!("tag_{index}")).collect();
-    let more = between.map(|between| format!(" ({} call)*", quoted(between))).unwrap_or_default();
+    let more = |between: &str| format!(" ({} call){{0,{}}}", quoted(between), MOST_CALLS - 1);
+    let more = between.map(more).unwrap_or_default();
     let (open, close) = (quoted(open), quoted(close));
     let mut lark = format!("calls: {open} call{more} {close}\ncall: {}\n", names.join(" | "));
     for (index, tag) in tags.iter().enumerate() {

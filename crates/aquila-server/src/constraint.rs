@@ -117,59 +117,20 @@ impl Found {
 /// A schema: an object or a boolean, or the text of one, as SGLang's clients send it.
 fn schema_of(field: &'static str, value: Value) -> Result<Value, Refusal> {
     match parsed(field, value)? {
-        Value::Object(schema) => Ok(held_schema(schema)),
-        schema @ Value::Bool(_) => Ok(schema),
+        schema @ (Value::Object(_) | Value::Bool(_)) => held_schema(field, schema),
         _ => Err(Refusal::param(field, "must be a JSON schema: an object, or the text of one")),
     }
 }
 
 /// Any JSON object.
 fn json_object() -> GrammarSpec {
-    let schema = Map::from_iter([("type".to_owned(), Value::from("object"))]);
-    GrammarSpec::JsonSchema(held_schema(schema))
+    GrammarSpec::JsonSchema(json!({ "type": "object" }))
 }
 
-/// A schema as answers are held to it, unless it says otherwise: few spaces between tokens, and no
-/// properties beside those that it lists. A model that may write any number of them may write
-/// nothing else.
-pub(crate) fn held_schema(mut schema: Map<String, Value>) -> Value {
-    close_objects(&mut schema);
-    schema.entry("x-guidance").or_insert_with(|| json!({ "whitespace_pattern": SPACE }));
-    Value::Object(schema)
+/// A schema as answers are held to it.
+pub(crate) fn held_schema(field: &'static str, schema: Value) -> Result<Value, Refusal> {
+    aquila_text::held_schema(schema).map_err(|why| Refusal::param(field, why))
 }
-
-/// Keywords beside which closing an object could exclude what they ask for.
-const COMBINING: [&str; 8] =
-    ["allOf", "anyOf", "oneOf", "not", "if", "$ref", "patternProperties", "unevaluatedProperties"];
-
-fn close_objects(schema: &mut Map<String, Value>) {
-    let listed = schema.get("properties").and_then(Value::as_object);
-    let required = schema.get("required").and_then(Value::as_array);
-    let all_listed = |listed: &Map<String, Value>| {
-        let mut names = required.into_iter().flatten().filter_map(Value::as_str);
-        names.all(|name| listed.contains_key(name))
-    };
-    let combines = COMBINING.iter().any(|keyword| schema.contains_key(*keyword));
-    if listed.is_some_and(all_listed) && !combines {
-        schema.entry("additionalProperties").or_insert(false.into());
-    }
-    for keyword in ["properties", "$defs", "definitions"] {
-        let inner = schema.get_mut(keyword).and_then(Value::as_object_mut);
-        for value in inner.into_iter().flat_map(Map::values_mut) {
-            value.as_object_mut().into_iter().for_each(close_objects);
-        }
-    }
-    schema.get_mut("items").and_then(Value::as_object_mut).into_iter().for_each(close_objects);
-    for keyword in ["anyOf", "oneOf"] {
-        let inner = schema.get_mut(keyword).and_then(Value::as_array_mut);
-        for value in inner.into_iter().flatten() {
-            value.as_object_mut().into_iter().for_each(close_objects);
-        }
-    }
-}
-
-/// A space, or a new line with its indentation.
-const SPACE: &str = r" ?|\n {0,32}";
 
 /// JSON that may come as its text.
 fn parsed(field: &'static str, value: Value) -> Result<Value, Refusal> {
@@ -268,10 +229,14 @@ pub(crate) fn free_text_with(tags: &[Tag]) -> String {
     lark
 }
 
+/// Calls of an answer that must be calls: a small model that may go on with them may never end.
+const MOST_CALLS: usize = 16;
+
 /// The rule `calls`: one of several tags, or several in a row with `between` them.
 pub(crate) fn calls_rule(tags: &[Tag], open: &str, between: Option<&str>, close: &str) -> String {
     let names: Vec<String> = (0..tags.len()).map(|index| format!("tag_{index}")).collect();
-    let more = between.map(|between| format!(" ({} call)*", quoted(between))).unwrap_or_default();
+    let more = |between: &str| format!(" ({} call){{0,{}}}", quoted(between), MOST_CALLS - 1);
+    let more = between.map(more).unwrap_or_default();
     let (open, close) = (quoted(open), quoted(close));
     let mut lark = format!("calls: {open} call{more} {close}\ncall: {}\n", names.join(" | "));
     for (index, tag) in tags.iter().enumerate() {
@@ -306,6 +271,7 @@ mod tests {
     use super::*;
     use aquila_model::{Location, resolve};
     use aquila_text::{GrammarCompiler, Tokenizer};
+    use serde_json::json;
 
     /// Which of these texts a grammar allows as a whole, by their bytes as tokens.
     fn allowed(lark: String, texts: &[&str]) -> Vec<bool> {
@@ -327,8 +293,8 @@ mod tests {
     fn tag(name: &str) -> Tag {
         let schema = json!({ "type": "object", "properties": { "a": { "type": "boolean" } },
             "required": ["a"], "additionalProperties": false });
-        let Value::Object(schema) = schema else { unreachable!() };
-        Tag { begin: format!("<f={name}>"), schema: held_schema(schema), end: "</f>".into() }
+        let schema = held_schema("tools", schema).unwrap();
+        Tag { begin: format!("<f={name}>"), schema, end: "</f>".into() }
     }
 
     #[test]
@@ -343,20 +309,6 @@ mod tests {
             "One <f=x>{\"a\": true}",
         ];
         assert_eq!(allowed(lark, &texts), [true, true, true, false, false, false]);
-    }
-
-    #[test]
-    fn objects_are_closed_where_that_excludes_nothing_asked_for() {
-        let list = json!({ "properties": { "a": { "properties": {} } }, "required": ["a"] });
-        let more = json!({ "properties": { "a": {} }, "required": ["b"] });
-        let open = json!({ "properties": { "a": {} }, "additionalProperties": true });
-        let both = json!({ "properties": { "a": {} }, "allOf": [{ "properties": {} }] });
-        for (mut schema, closed) in [(list, true), (more, false), (open, false), (both, false)] {
-            close_objects(schema.as_object_mut().unwrap());
-            assert_eq!(schema["additionalProperties"] == false, closed, "{schema}");
-            let inner = schema.pointer("/properties/a/additionalProperties");
-            assert_eq!(inner.is_some(), closed);
-        }
     }
 
     #[test]

@@ -29,7 +29,7 @@ mod tokenizer;
 pub use chat::ChatTemplate;
 pub use error::{Error, Result};
 pub use generator::{AnswerSink, Delta, End, GenerateError, Generator, Prompt, spec_fields};
-pub use grammar::{GrammarCompiler, GrammarSpec, with_bounded_space};
+pub use grammar::{GrammarCompiler, GrammarSpec, held_schema};
 pub use parts::{AnswerParser, Part, ReasoningFormat, ToolCallFormat};
 pub use sampling_params::{CheckedParams, ParamError, SamplingParams, speculation};
 pub use stop::{Piece, StopMatcher, StopStrings};

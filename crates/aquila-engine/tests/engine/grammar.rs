@@ -217,7 +217,7 @@ fn a_grammar_that_fails_ends_its_request_alone() {
     let prompts = some_prompts();
     for place in [0, 5, 12] {
         let change = move |request: &mut Request, index: usize| {
-            let fails_at = (index % 2 == 0).then_some(place);
+            let fails_at = index.is_multiple_of(2).then_some(place);
             held_by(request, Parity { fails_at, ..Parity::default() });
         };
         let plain = answers(&mut inline("NONE", config(Shape::PLAIN)), &prompts, 30, change);
@@ -228,7 +228,7 @@ fn a_grammar_that_fails_ends_its_request_alone() {
         }
         for (index, answer) in plain.iter().enumerate() {
             let failed = matches!(answer.reason, Some(FinishReason::GrammarFailed(_)));
-            assert_eq!(failed, index % 2 == 0, "{:?}", answer.reason);
+            assert_eq!(failed, index.is_multiple_of(2), "{:?}", answer.reason);
             assert!(!failed || answer.ids.len() == place);
         }
     }

@@ -146,7 +146,7 @@ fn constraint(chat: &ChatRequest, calls: ToolCallFormat) -> Result<Option<Constr
         Some(GrammarSpec::JsonSchema(schema)) => Some(schema),
         _ => None,
     };
-    let of_tools = chat.tools.constraint(calls, schema);
+    let of_tools = chat.tools.constraint(calls, schema)?;
     let (is_schema, forced) = (schema.is_some(), chat.tools.is_forced());
     match given {
         Some(given) if !is_schema && !chat.tools.callable().is_empty() && !forced => {

@@ -125,14 +125,18 @@ impl Tools {
 
     /// The grammar that holds calls to their schemas, where one is asked for. `answer` is the schema
     /// of the text, if that must be JSON: it then is either that or calls.
-    pub fn constraint(&self, format: ToolCallFormat, answer: Option<&Value>) -> Option<Constraint> {
+    pub fn constraint(
+        &self,
+        format: ToolCallFormat,
+        answer: Option<&Value>,
+    ) -> Result<Option<Constraint>, Refusal> {
         let callable = self.callable();
         let tools: Vec<&Tool> =
             self.list.iter().filter(|tool| callable.contains(&tool.name)).collect();
         if tools.is_empty() {
-            return None;
+            return Ok(None);
         }
-        let tags: Vec<Tag> = tools.iter().map(|tool| tag(tool, format)).collect();
+        let tags = tools.iter().map(|tool| tag(tool, format)).collect::<Result<Vec<Tag>, _>>()?;
         let lark = if self.is_forced() || answer.is_some() {
             let several = self.parallel && !matches!(self.choice, ToolChoice::Named(_));
             let (open, between, close) = match format {
@@ -143,20 +147,23 @@ impl Tools {
             let open = if open.is_empty() { String::new() } else { format!("{open}[") };
             let calls = calls_rule(&tags, &open, several.then_some(between), close);
             match answer.filter(|_| !self.is_forced()) {
-                Some(schema) => format!("start: calls | answer\nanswer: %json {schema}\n{calls}"),
+                Some(schema) => {
+                    let schema = held_schema("response_format", schema.clone())?;
+                    format!("start: calls | answer\nanswer: %json {schema}\n{calls}")
+                }
                 None => format!("start: calls\n{calls}"),
             }
         } else if tools.iter().any(|tool| tool.strict) && format == ToolCallFormat::Hermes {
             free_text_with(&tags)
         } else {
-            return None;
+            return Ok(None);
         };
-        Some(Constraint { field: "tools", spec: GrammarSpec::Lark(lark) })
+        Ok(Some(Constraint { field: "tools", spec: GrammarSpec::Lark(lark) }))
     }
 }
 
 /// A call of a tool as its family writes it.
-fn tag(tool: &Tool, format: ToolCallFormat) -> Tag {
+fn tag(tool: &Tool, format: ToolCallFormat) -> Result<Tag, Refusal> {
     let name = Value::from(tool.name.as_str());
     let (begin, end) = match format {
         ToolCallFormat::Hermes => (
@@ -171,5 +178,5 @@ fn tag(tool: &Tool, format: ToolCallFormat) -> Tag {
     if !["type", "anyOf", "oneOf", "allOf", "$ref"].iter().any(|key| schema.contains_key(*key)) {
         schema.insert("type".into(), "object".into());
     }
-    Tag { begin, schema: held_schema(schema), end }
+    Ok(Tag { begin, schema: held_schema("tools", schema.into())?, end })
 }

@@ -98,6 +98,43 @@ fn answers_say_what_speculation_did_in_sglangs_words() {
 }
 
 #[test]
+fn statistics_are_where_clients_of_sglang_and_vllm_look() {
+    let server = server(Shape::new(4, 3, 9).unwrap());
+    let chat = json!({ "messages": [{ "role": "user", "content": PROMPT }] });
+    for (path, asked) in
+        [("/v1/chat/completions", chat), ("/v1/completions", json!({ "prompt": PROMPT }))]
+    {
+        for stream in [false, true] {
+            let mut body = asked.clone();
+            let more = json!({ "max_tokens": 40, "temperature": 0, "stream": stream,
+                "ignore_eos": true, "return_spec_tokens_details": true });
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            if stream {
+                body["stream_options"] = json!({ "include_usage": true });
+            }
+            let reply = server.post(path, &body.to_string());
+            let answer = if stream { reply.events().pop().unwrap() } else { reply.ok() };
+            let details = &answer["sglext"]["spec_tokens_details"];
+            let mut histogram = consistent(details, 9);
+            let metrics = &answer["metrics"]["speculative_decoding"];
+            assert_eq!(metrics["num_spec_steps"], details["spec_verify_ct"]);
+            assert_eq!(metrics["num_draft_tokens"], details["spec_num_proposed_drafts"]);
+            assert_eq!(metrics["num_accepted_draft_tokens"], details["spec_num_correct_drafts"]);
+            assert_eq!(metrics["mean_acceptance_length"], details["spec_accept_length"]);
+            assert_eq!(metrics["num_spec_tokens"], 4);
+            histogram.resize(5, 0);
+            assert_eq!(metrics["acceptance_histogram"], json!(histogram));
+            // Several answers share no statistics, and nobody gets details who does not ask.
+            body["n"] = 2.into();
+            body["return_spec_tokens_details"] = false.into();
+            let reply = server.post(path, &body.to_string());
+            let answer = if stream { reply.events().pop().unwrap() } else { reply.ok() };
+            assert!(answer.get("metrics").is_none() && answer.get("sglext").is_none());
+        }
+    }
+}
+
+#[test]
 fn a_request_may_opt_out_or_cap_its_steps() {
     let server = server(Shape::chain(5));
     let free = generate(&server, json!({}));

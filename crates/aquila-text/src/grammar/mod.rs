@@ -15,17 +15,15 @@ use aquila_compute::sampling::TokenSet;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{InferenceCapabilities, TokEnv};
 use llguidance::{Matcher, ParserFactory};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::Tokenizer;
 
-pub use schema::with_bounded_space;
+pub use schema::held_schema;
 
 /// What an answer must be like, as it was asked for.
 #[derive(Debug, Clone, PartialEq)]
 pub enum GrammarSpec {
-    /// A JSON object.
-    JsonObject,
     /// JSON that this schema describes.
     JsonSchema(Value),
     /// A text that this regular expression matches as a whole.
@@ -42,7 +40,6 @@ impl GrammarSpec {
     /// The name of its kind.
     pub fn name(&self) -> &'static str {
         match self {
-            GrammarSpec::JsonObject => "json_object",
             GrammarSpec::JsonSchema(_) => "json_schema",
             GrammarSpec::Regex(_) => "regex",
             GrammarSpec::Ebnf(_) => "ebnf",
@@ -84,8 +81,9 @@ impl GrammarCompiler {
     /// Compiles a grammar, or says what is wrong with it.
     pub fn compile(&self, spec: &GrammarSpec) -> Result<Arc<dyn Grammar>, String> {
         let grammar = match spec {
-            GrammarSpec::JsonObject => of_schema(json!({ "type": "object" }))?,
-            GrammarSpec::JsonSchema(schema) => of_schema(schema.clone())?,
+            GrammarSpec::JsonSchema(schema) => {
+                TopLevelGrammar::from_json_schema(held_schema(schema.clone())?)
+            }
             GrammarSpec::Regex(regex) => TopLevelGrammar::from_regex(regex),
             GrammarSpec::Ebnf(ebnf) => TopLevelGrammar::from_lark(ebnf::to_lark(ebnf)?),
             GrammarSpec::Choice(texts) => TopLevelGrammar::from_lark(one_of(texts)?),
@@ -102,11 +100,6 @@ impl GrammarCompiler {
             None => Ok(Arc::new(Compiled { matcher })),
         }
     }
-}
-
-fn of_schema(schema: Value) -> Result<TopLevelGrammar, String> {
-    schema::check(&schema)?;
-    Ok(TopLevelGrammar::from_json_schema(with_bounded_space(schema)))
 }
 
 fn one_of(texts: &[String]) -> Result<String, String> {

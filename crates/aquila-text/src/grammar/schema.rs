@@ -11,22 +11,62 @@ const MOST_PATTERNS: usize = 12;
 /// A space, or a new line with its indentation.
 const SPACE: &str = r" ?|\n {0,32}";
 
-/// A schema whose JSON has few spaces between its tokens, unless it says otherwise: a model that may
-/// write any number of them may write nothing else.
-pub fn with_bounded_space(mut schema: Value) -> Value {
+/// Keywords beside which closing an object could exclude what they ask for.
+const COMBINING: [&str; 8] =
+    ["allOf", "anyOf", "oneOf", "not", "if", "$ref", "patternProperties", "unevaluatedProperties"];
+
+/// A schema as answers are held to it, unless it says otherwise: few spaces between tokens, and no
+/// properties beside those that it lists. A model that may write any number of them may write
+/// nothing else.
+///
+/// # Errors
+/// If it may take for ever to compile.
+pub fn held_schema(mut schema: Value) -> Result<Value, String> {
+    let joins_parts = check(&schema)?;
     if let Value::Object(schema) = &mut schema {
+        if !joins_parts {
+            close_objects(schema);
+        }
         schema.entry("x-guidance").or_insert_with(|| json!({ "whitespace_pattern": SPACE }));
     }
-    schema
+    Ok(schema)
 }
 
-/// Refuses schemas that may take for ever to compile.
-pub(super) fn check(root: &Value) -> Result<(), String> {
+fn close_objects(schema: &mut Map<String, Value>) {
+    let listed = schema.get("properties").and_then(Value::as_object);
+    let required = schema.get("required").and_then(Value::as_array);
+    let all_listed = |listed: &Map<String, Value>| {
+        let mut names = required.into_iter().flatten().filter_map(Value::as_str);
+        names.all(|name| listed.contains_key(name))
+    };
+    let combines = COMBINING.iter().any(|keyword| schema.contains_key(*keyword));
+    if listed.is_some_and(all_listed) && !combines {
+        schema.entry("additionalProperties").or_insert(false.into());
+    }
+    for keyword in ["properties", "$defs", "definitions"] {
+        let inner = schema.get_mut(keyword).and_then(Value::as_object_mut);
+        for value in inner.into_iter().flat_map(Map::values_mut) {
+            value.as_object_mut().into_iter().for_each(close_objects);
+        }
+    }
+    schema.get_mut("items").and_then(Value::as_object_mut).into_iter().for_each(close_objects);
+    for keyword in ["anyOf", "oneOf"] {
+        let inner = schema.get_mut(keyword).and_then(Value::as_array_mut);
+        for value in inner.into_iter().flatten() {
+            value.as_object_mut().into_iter().for_each(close_objects);
+        }
+    }
+}
+
+/// Refuses schemas that may take for ever to compile; whether parts of it must hold together.
+fn check(root: &Value) -> Result<bool, String> {
     let mut nodes = vec![root];
+    let mut joins_parts = false;
     while let Some(node) = nodes.pop() {
         if let Value::Object(object) = node
             && joins(object)
         {
+            joins_parts = true;
             let patterns = patterns(root, node);
             if patterns > MOST_PATTERNS {
                 return Err(format!(
@@ -37,7 +77,7 @@ pub(super) fn check(root: &Value) -> Result<(), String> {
         }
         nodes.extend(children(node));
     }
-    Ok(())
+    Ok(joins_parts)
 }
 
 /// Whether a schema joins several that must all hold.
@@ -68,4 +108,28 @@ fn patterns<'a>(root: &'a Value, part: &'a Value) -> usize {
         nodes.extend(children(node));
     }
     count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_closed_where_that_excludes_nothing_asked_for() {
+        let list = json!({ "properties": { "a": { "properties": {} } }, "required": ["a"] });
+        let more = json!({ "properties": { "a": {} }, "required": ["b"] });
+        let open = json!({ "properties": { "a": {} }, "additionalProperties": true });
+        let both = json!({ "properties": { "a": {} }, "allOf": [{ "properties": {} }] });
+        // What a part lists is not all that the whole has.
+        let part = json!({ "properties": { "a": { "properties": {} } } });
+        let parts = json!({ "allOf": [{ "$ref": "#/$defs/part" }], "$defs": { "part": part } });
+        for (schema, closed) in [(list, true), (more, false), (open, false), (both, false)] {
+            let schema = held_schema(schema).unwrap();
+            assert_eq!(schema["additionalProperties"] == false, closed, "{schema}");
+            let inner = schema.pointer("/properties/a/additionalProperties");
+            assert_eq!(inner.is_some(), closed);
+        }
+        let parts = held_schema(parts).unwrap();
+        assert_eq!(parts.pointer("/$defs/part/additionalProperties"), None);
+    }
 }

@@ -16,13 +16,13 @@ enum Next {
     Escape { key: bool },
     Hex { key: bool, left: u8 },
     Literal(&'static [u8]),
-    Number(Digits),
+    Number(NumberState),
     Done,
 }
 
 /// How far a number has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Digits {
+enum NumberState {
     Minus,
     Zero,
     Whole,
@@ -33,7 +33,7 @@ enum Digits {
     ExponentDigits,
 }
 
-impl Digits {
+impl NumberState {
     fn step(self, byte: u8) -> Option<Self> {
         match (self, byte) {
             (Self::Minus, b'0') => Some(Self::Zero),
@@ -163,9 +163,9 @@ impl JsonScan {
             b't' => Next::Literal(b"rue"),
             b'f' => Next::Literal(b"alse"),
             b'n' => Next::Literal(b"ull"),
-            b'-' => Next::Number(Digits::Minus),
-            b'0' => Next::Number(Digits::Zero),
-            b'1'..=b'9' => Next::Number(Digits::Whole),
+            b'-' => Next::Number(NumberState::Minus),
+            b'0' => Next::Number(NumberState::Zero),
+            b'1'..=b'9' => Next::Number(NumberState::Whole),
             _ => return None,
         };
         if matches!(byte, b'{' | b'[') {

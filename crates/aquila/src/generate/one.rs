@@ -12,7 +12,7 @@ use crate::notice::notice;
 
 enum Event {
     Text(String),
-    End(End),
+    End(Box<End>),
 }
 
 struct Printer(Sender<Event>);
@@ -24,7 +24,7 @@ impl AnswerSink for Printer {
 
     fn end(self: Box<Self>, end: End) {
         // If nobody prints any more, there is nobody to tell.
-        let _ = self.0.send(Event::End(end));
+        let _ = self.0.send(Event::End(Box::new(end)));
     }
 }
 

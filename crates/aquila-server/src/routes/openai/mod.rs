@@ -1,6 +1,7 @@
 //! OpenAI's API.
 
 pub(super) mod chat;
+mod chat_stream;
 pub(super) mod completions;
 mod logprobs;
 pub(super) mod models;

@@ -82,6 +82,12 @@ BY_HAND = [
     {"type": "object", "additionalProperties": False},
     {"type": "array", "items": {"type": "array", "items": {"type": "number"}, "maxItems": 2}, "maxItems": 3},
     {"type": "string", "enum": ["north", "south", "east", "west"]},
+    {"type": "object", "properties": {"unit": {"enum": ["C", "F"]}, "degrees": {"type": "integer", "minimum": -40, "maximum": 50}},
+     "required": ["unit", "degrees"]},
+    {"type": "array", "prefixItems": [{"const": "sum"}, {"type": "integer", "minimum": 0, "maximum": 9}], "minItems": 2, "maxItems": 2},
+    {"type": "string", "format": "time"},
+    {"type": "object", "properties": {"done": {"const": True}}, "required": ["done"], "additionalProperties": False},
+    {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^v[0-9]{1,2}\\.[0-9]{1,2}$"}]},
 ]
 ALGORITHMS = [
     ("NONE", []),

@@ -170,8 +170,11 @@ fn flags_mean_what_the_keys_of_a_line_mean() {
     });
     let switches = ["--ignore-eos", "--logprobs", "--prompt-logprobs"];
     let args = [flags.concat(), switches.to_vec()].concat();
+    // How much is drafted depends on what rounds cost.
+    let plain = ["--speculative-algorithm", "NONE"];
+    let args = [args, plain.to_vec()].concat();
     let by_flags = answers(&args, &[request(&prompt(), json!({}))]);
-    assert_eq!(by_flags, answers(&[], &[request(&prompt(), settings)]));
+    assert_eq!(by_flags, answers(&plain, &[request(&prompt(), settings)]));
     // A line's own settings come first, and the rest stay.
     let own = json!({ "n": 1, "prompt_logprobs": false, "max_tokens": 5 });
     let line = answers(&args, &[request(&prompt(), own)]).remove(0);

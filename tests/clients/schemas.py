@@ -85,7 +85,7 @@ BY_HAND = [
     {"type": "object", "properties": {"unit": {"enum": ["C", "F"]}, "degrees": {"type": "integer", "minimum": -40, "maximum": 50}},
      "required": ["unit", "degrees"]},
     {"type": "array", "prefixItems": [{"const": "sum"}, {"type": "integer", "minimum": 0, "maximum": 9}], "minItems": 2, "maxItems": 2},
-    {"type": "string", "format": "time"},
+    {"type": "array", "items": {"const": 0}, "minItems": 3, "maxItems": 3},
     {"type": "object", "properties": {"done": {"const": True}}, "required": ["done"], "additionalProperties": False},
     {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^v[0-9]{1,2}\\.[0-9]{1,2}$"}]},
 ]

@@ -49,7 +49,9 @@ impl GenerationSettings {
             }
         };
         let mut params = checked.map_err(|error| match (error, &self.constraint) {
-            (GenerateError::Param(error), Some(constraint)) if error.name == "grammar" => {
+            (GenerateError::Param(error), Some(constraint))
+                if error.name == constraint.spec.name() =>
+            {
                 Refusal::param(constraint.field, error.why)
             }
             (error, _) => Refusal::of(error, param),

@@ -93,6 +93,14 @@ fn cases() -> Vec<Case> {
             "response_format",
             "JSON schema",
         ),
+        // What only the compiler finds is told by the field that it came in.
+        chat(
+            json!({ "response_format": {
+                "type": "json_schema", "json_schema": { "schema": { "type": "strnig" } } } }),
+            "response_format",
+            "strnig",
+        ),
+        chat(json!({ "guided_regex": "(" }), "guided_regex", "unclosed"),
         chat(
             json!({ "response_format": { "type": "json_object" }, "regex": "a" }),
             "response_format",

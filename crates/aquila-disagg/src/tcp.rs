@@ -29,32 +29,30 @@ pub struct Tcp;
 
 impl Transport for Tcp {
     fn listen(&self, address: &str) -> Result<Arc<dyn Accept>> {
-        let listener = TcpListener::bind(address).map_err(|e| Error::connection(address, e))?;
-        let closed = AtomicBool::new(false);
-        Ok(Arc::new(TcpAccept { listener, address: address.to_owned(), closed }))
+        Ok(Arc::new(TcpAccept::listen(address)?))
     }
 
     fn connect(&self, address: &str, patience: Duration) -> Result<Box<dyn Link>> {
-        let failed = |e| Error::connection(address, e);
-        let mut last = ErrorKind::NotFound.into();
-        for socket in address.to_socket_addrs().map_err(failed)? {
-            match TcpStream::connect_timeout(&socket, patience) {
-                Ok(stream) => return TcpLink::of(stream, address.to_owned()).map_err(failed),
-                Err(e) => last = e,
-            }
-        }
-        Err(failed(last))
+        Ok(Box::new(TcpLink::connect(address, patience)?))
     }
 }
 
-struct TcpAccept {
+/// Takes TCP connections.
+pub(crate) struct TcpAccept {
     listener: TcpListener,
     address: String,
     closed: AtomicBool,
 }
 
-impl Accept for TcpAccept {
-    fn accept(&self) -> Result<Option<Box<dyn Link>>> {
+impl TcpAccept {
+    /// Listens at `host:port`.
+    pub(crate) fn listen(address: &str) -> Result<Self> {
+        let listener = TcpListener::bind(address).map_err(|e| Error::connection(address, e))?;
+        Ok(Self { listener, address: address.to_owned(), closed: AtomicBool::new(false) })
+    }
+
+    /// Waits for the next connection; none once it is closed.
+    pub(crate) fn next(&self) -> Result<Option<TcpLink>> {
         loop {
             let accepted = self.listener.accept();
             if self.closed.load(Ordering::Acquire) {
@@ -74,6 +72,12 @@ impl Accept for TcpAccept {
                 Err(e) => return Err(Error::connection(&self.address, e)),
             }
         }
+    }
+}
+
+impl Accept for TcpAccept {
+    fn accept(&self) -> Result<Option<Box<dyn Link>>> {
+        Ok(self.next()?.map(|link| Box::new(link) as Box<dyn Link>))
     }
 
     fn port(&self) -> u16 {
@@ -102,16 +106,40 @@ fn transient(error: &std::io::Error) -> bool {
     )
 }
 
-struct TcpLink {
+/// One TCP connection.
+pub(crate) struct TcpLink {
     stream: TcpStream,
     peer: String,
 }
 
+/// What came as one frame: a header, a payload and the checksum of both.
+pub(crate) struct Frame {
+    pub(crate) kind: u8,
+    /// The payload before the bytes of rows.
+    pub(crate) values: Vec<u8>,
+    pub(crate) rows: Vec<u8>,
+    /// Bytes of all of it.
+    pub(crate) bytes: usize,
+}
+
 impl TcpLink {
-    fn of(stream: TcpStream, peer: String) -> std::io::Result<Box<dyn Link>> {
+    /// Connects to `host:port`.
+    pub(crate) fn connect(address: &str, patience: Duration) -> Result<Self> {
+        let failed = |e| Error::connection(address, e);
+        let mut last = ErrorKind::NotFound.into();
+        for socket in address.to_socket_addrs().map_err(failed)? {
+            match TcpStream::connect_timeout(&socket, patience) {
+                Ok(stream) => return Self::of(stream, address.to_owned()).map_err(failed),
+                Err(e) => last = e,
+            }
+        }
+        Err(failed(last))
+    }
+
+    fn of(stream: TcpStream, peer: String) -> std::io::Result<Self> {
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(WRITE))?;
-        Ok(Box::new(Self { stream, peer }))
+        Ok(Self { stream, peer })
     }
 
     fn failed(&self, error: std::io::Error) -> Error {
@@ -168,22 +196,10 @@ impl TcpLink {
         }
         Ok(())
     }
-}
 
-/// The checksum of a message of this kind, before anything of its payload.
-fn checksum(kind: u8) -> crc32fast::Hasher {
-    let mut checksum = crc32fast::Hasher::new();
-    checksum.update(&[kind]);
-    checksum
-}
-
-impl Link for TcpLink {
-    fn peer(&self) -> &str {
-        &self.peer
-    }
-
-    fn send(&mut self, message: &Message) -> Result<usize> {
-        let Encoded { mut head, rows } = message.encode();
+    /// Sends a message that is encoded; answers its bytes.
+    pub(crate) fn send_frame(&mut self, encoded: Encoded<'_>) -> Result<usize> {
+        let Encoded { mut head, rows } = encoded;
         let mut checksum = checksum(head[KIND]);
         checksum.update(&head[HEADER..]);
         if rows.is_empty() {
@@ -201,7 +217,8 @@ impl Link for TcpLink {
         Ok(head.len() + rows.len() + last.len())
     }
 
-    fn receive(&mut self, limit: usize, patience: Duration) -> Result<(Message, usize)> {
+    /// Waits at most `patience` for a frame of at most `limit` bytes.
+    pub(crate) fn receive_frame(&mut self, limit: usize, patience: Duration) -> Result<Frame> {
         let deadline = Instant::now() + patience;
         let mut first = Vec::new();
         self.fill(&mut first, HEADER, deadline)?;
@@ -223,7 +240,29 @@ impl Link for TcpLink {
             return Err(Error::protocol(&self.peer, "a checksum is wrong"));
         }
         let bytes = HEADER + header.length + CHECKSUM;
-        let message = Message::read(header.kind, &values, rows);
+        Ok(Frame { kind: header.kind, values, rows, bytes })
+    }
+}
+
+/// The checksum of a message of this kind, before anything of its payload.
+fn checksum(kind: u8) -> crc32fast::Hasher {
+    let mut checksum = crc32fast::Hasher::new();
+    checksum.update(&[kind]);
+    checksum
+}
+
+impl Link for TcpLink {
+    fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    fn send(&mut self, message: &Message) -> Result<usize> {
+        self.send_frame(message.encode())
+    }
+
+    fn receive(&mut self, limit: usize, patience: Duration) -> Result<(Message, usize)> {
+        let Frame { kind, values, rows, bytes } = self.receive_frame(limit, patience)?;
+        let message = Message::read(kind, &values, rows);
         let form = || Error::protocol(&self.peer, "a message is not of its form");
         Ok((message.ok_or_else(form)?, bytes))
     }

@@ -9,7 +9,8 @@ package, eight at a time. With --kill one worker of each kind is killed with SIG
 again, twice. Every request must then get the text that one process gives, a clear error, or, where
 the router cuts the stream of a dead worker, a connection error; none may take longer than its
 deadline. In the end no worker may hold a slot. With --plain there are two ordinary workers instead,
-behind the router's cache-aware policy. Flags after -- go to all workers.
+behind the router's cache-aware policy. With --nixl rows go through NIXL, whose library is named.
+Flags after -- go to all workers.
 """
 
 import argparse
@@ -138,6 +139,13 @@ def router_command(name, ports, prefill, decode):
     return command
 
 
+def nixl_flags(library):
+    """The flags with which rows go through NIXL, if its library is given."""
+    if library is None:
+        return []
+    return ["--disaggregation-transfer-backend", "nixl", "--disaggregation-nixl-library", library]
+
+
 def chaos(workers, stop):
     for kind in range(2):
         for worker in workers[kind::2]:
@@ -158,12 +166,13 @@ def main():
     parser.add_argument("--algorithm", default="EAGLE3")
     parser.add_argument("--kill", action="store_true")
     parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--nixl", metavar="LIBRARY")
     parser.add_argument("--port", type=int, default=8300)
-    parser.add_argument("flags", nargs="*")
-    options = parser.parse_args()
+    options, more = parser.parse_known_args()
     folder = tempfile.mkdtemp()
     common = [options.binary, "serve", "tiny", "--threads", "1"]
-    common += ["--speculative-algorithm", options.algorithm, *options.flags]
+    common += ["--speculative-algorithm", options.algorithm, *(flag for flag in more if flag != "--")]
+    transfer = nixl_flags(options.nixl)
 
     def worker(name, at, *flags):
         port = options.port + at
@@ -176,10 +185,10 @@ def main():
             decode.append(worker(f"worker-{at}", 3 + at))
             continue
         bootstrap = options.port + 20 + at
-        flags = ["--disaggregation-mode", "prefill", "--disaggregation-timeout", "10"]
+        flags = ["--disaggregation-mode", "prefill", "--disaggregation-timeout", "10", *transfer]
         flags += ["--disaggregation-bootstrap-port", str(bootstrap)]
         prefill.append((worker(f"prefill-{at}", 1 + at, *flags), bootstrap))
-        decode.append(worker(f"decode-{at}", 3 + at, "--disaggregation-mode", "decode"))
+        decode.append(worker(f"decode-{at}", 3 + at, "--disaggregation-mode", "decode", *transfer))
     workers = [*(worker for worker, _ in prefill), *decode]
     port = options.port + 10
     command = router_command(options.router, port, prefill, decode)

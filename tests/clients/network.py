@@ -9,7 +9,7 @@ prefill worker and a room. In between is a proxy that delays, drops, cuts, and c
 forwards; or, with --namespaces, the workers are in network namespaces of their own (which needs
 root), and the link between them is taken down and up. Every request must get the text that one
 process gives, or a clear error, within its deadline; afterwards no worker may hold a slot, and all
-requests must get their text again.
+requests must get their text again. With --nixl rows go through NIXL, whose library is named.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 
-from disaggregation import Process, metric, wait_until_idle, wishes
+from disaggregation import Process, metric, nixl_flags, wait_until_idle, wishes
 
 DEADLINE = 60
 KINDS = ["pass", "delay", "slow", "drop", "cut", "refuse", "garble"]
@@ -188,10 +188,12 @@ def by_proxy(pair, proxy, options, asked, wanted):
     proxy.become(["pass"])
 
 
-def by_difference(pair, binary, asked):
+def by_difference(pair, binary, asked, nixl):
     """Decode workers that differ from the prefill worker are refused, by the name of what differs."""
     same = ["--speculative-algorithm", "EAGLE3"]
+    by_tcp = [(same, "the transfer backend is tcp here and nixl there")] if nixl else []
     for flags, what in (
+        *by_tcp,
         (["--speculative-algorithm", "NGRAM"], "the algorithm is NGRAM here and EAGLE3 there"),
         ([*same, "--dtype", "float32"], "the dtype is"),
         ([*same, "--kv-cache-dtype", "bfloat16"], "the dtype is"),
@@ -234,6 +236,11 @@ class Namespaces:
         for at, name in enumerate(self.names):
             self.ip("-n", name, "addr", "add", f"10.97.0.{at + 1}/24", "dev", "data")
             self.ip("-n", name, "link", "set", "data", "up")
+        # What is started before the links are ready would not see them.
+        for name in self.names:
+            show = ["ip", "-n", name, "-o", "link", "show", "data"]
+            while b"state UP" not in subprocess.run(show, check=True, capture_output=True).stdout:
+                time.sleep(0.05)
         return self
 
     def __exit__(self, *_):
@@ -278,6 +285,7 @@ def main():
     parser.add_argument("--algorithm", default="EAGLE3")
     parser.add_argument("--port", type=int, default=8400)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--nixl", metavar="LIBRARY")
     options = parser.parse_args()
     folder = tempfile.mkdtemp()
     common = [options.binary, "serve", "tiny", "--threads", "1"]
@@ -293,14 +301,17 @@ def main():
     def worker(name, at, flags, host="127.0.0.1", inside=()):
         port = options.port + at
         command = [*inside, *common, "--port", str(port), *flags]
-        processes.append(Process(name, command, port, folder, host=host))
+        # NIXL's UCX would choose among the networks by itself.
+        environment = {"UCX_NET_DEVICES": "data"} if inside else {}
+        processes.append(Process(name, command, port, folder, environment, host))
         return processes[-1]
 
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: [process.kill() for process in processes])
         prefill = ["--disaggregation-mode", "prefill", "--disaggregation-timeout", "10"]
         prefill += ["--disaggregation-bootstrap-port", str(bootstrap)]
-        decode = ["--disaggregation-mode", "decode"]
+        decode = ["--disaggregation-mode", "decode", *nixl_flags(options.nixl)]
+        prefill += nixl_flags(options.nixl)
         places, spaces = [("127.0.0.1", ()), ("127.0.0.1", ())], None
         if options.namespaces:
             spaces = stack.enter_context(Namespaces())
@@ -341,7 +352,7 @@ def main():
             done, strangers = metric(process, "aquila:transfers_total"), metric(process, "aquila:transfer_strangers_total")
             print(f"{process.name}: {done:.0f} transfers, {failed:.0f} failed, {strangers:.0f} strangers")
         if not spaces and options.algorithm == "EAGLE3":
-            by_difference(pair, options.binary, asked)
+            by_difference(pair, options.binary, asked, options.nixl)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 //!
 //! - [`Message`] is what two workers say to each other, and [`bytes`](Message) are read without
 //!   trust.
-//! - [`Transport`] and [`Link`] carry messages; [`Tcp`] is the one that needs nothing but sockets.
+//! - [`Transport`] and [`Link`] carry messages; [`Tcp`] needs nothing but sockets, [`Nixl`] NIXL's
+//!   library.
 //! - [`Identity`] and [`Secret`] decide who may talk to whom.
 //! - [`PrefillWorker`] listens: it has a room for each request that is to be decoded elsewhere.
 //! - [`DecodeWorker`] connects: it claims the room of a request once it has slots for it.
@@ -17,6 +18,7 @@ mod handshake;
 mod identity;
 mod link;
 mod message;
+mod nixl;
 mod peers;
 mod prefill;
 mod room;
@@ -28,6 +30,7 @@ pub use error::{Error, Result};
 pub use identity::Identity;
 pub use link::{Accept, Link, Transport};
 pub use message::Message;
+pub use nixl::Nixl;
 pub use peers::{PeerCounts, Peers};
 pub use prefill::{PrefillSettings, PrefillWorker};
 pub use room::Room;

@@ -19,7 +19,7 @@ pub(crate) const HEADER: usize = 8;
 pub(crate) const CHECKSUM: usize = 4;
 const BEFORE_ROWS: usize = 6 * 8;
 /// The kind of messages that have rows.
-const ROWS: u8 = 7;
+pub(crate) const ROWS: u8 = 7;
 
 /// A number that is drawn for one connection, so that a proof is good for that one alone.
 pub(crate) type Nonce = [u8; 16];
@@ -110,6 +110,34 @@ pub(crate) struct Encoded<'a> {
     pub(crate) rows: &'a [u8],
 }
 
+impl Encoded<'_> {
+    /// The payload before the bytes of rows.
+    pub(crate) fn values(&self) -> &[u8] {
+        &self.head[HEADER..]
+    }
+}
+
+/// A frame of a transport's own: of another kind than messages are.
+pub(crate) fn frame(kind: u8, payload: &[u8]) -> Encoded<'static> {
+    let mut head = [&[0; HEADER], payload].concat();
+    write_header(&mut head, kind, 0);
+    Encoded { head, rows: &[] }
+}
+
+/// What a message of rows has before their bytes, and what a transport has put behind it.
+pub(crate) fn split_rows(values: &[u8]) -> Option<(&[u8], Reader<'_>)> {
+    let (values, rest) = values.split_at_checked(BEFORE_ROWS)?;
+    Some((values, Reader(rest)))
+}
+
+/// Writes the header of what is in `head` and of so many bytes of rows.
+fn write_header(head: &mut [u8], kind: u8, rows: usize) {
+    let length = (head.len() - HEADER + rows) as u32;
+    head[..2].copy_from_slice(&MARK);
+    head[2..4].copy_from_slice(&[VERSION, kind]);
+    head[4..HEADER].copy_from_slice(&length.to_le_bytes());
+}
+
 impl Message {
     /// As bytes.
     pub(crate) fn encode(&self) -> Encoded<'_> {
@@ -169,10 +197,7 @@ impl Message {
                 9
             }
         };
-        let length = (head.0.len() - HEADER + rows.len()) as u32;
-        head.0[..2].copy_from_slice(&MARK);
-        head.0[2..4].copy_from_slice(&[VERSION, kind]);
-        head.0[4..HEADER].copy_from_slice(&length.to_le_bytes());
+        write_header(&mut head.0, kind, rows.len());
         Encoded { head: head.0, rows }
     }
 

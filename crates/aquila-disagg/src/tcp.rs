@@ -11,7 +11,7 @@ use crate::link::{Accept, Link, SMALL, Transport};
 use crate::message::{CHECKSUM, Encoded, HEADER, Header, Message};
 
 /// How long a peer may take nothing of what is sent.
-const STUCK: Duration = Duration::from_secs(10);
+pub(crate) const STUCK: Duration = Duration::from_secs(10);
 /// How long one write waits: one that took a part of its bytes says so only when it ends.
 const WRITE: Duration = Duration::from_secs(1);
 /// Bytes of rows that are written at once, and checksummed while the cache has them.
@@ -122,6 +122,14 @@ pub(crate) struct Frame {
     pub(crate) bytes: usize,
 }
 
+/// What has come on a connection, as far as is known without waiting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Seen {
+    Nothing,
+    Bytes,
+    End,
+}
+
 impl TcpLink {
     /// Connects to `host:port`.
     pub(crate) fn connect(address: &str, patience: Duration) -> Result<Self> {
@@ -197,6 +205,19 @@ impl TcpLink {
         Ok(())
     }
 
+    /// What has come, without waiting for anything.
+    pub(crate) fn seen(&self) -> Seen {
+        if self.stream.set_nonblocking(true).is_err() {
+            return Seen::End;
+        }
+        let seen = match self.stream.peek(&mut [0]) {
+            Ok(1..) => Seen::Bytes,
+            Err(e) if e.kind() == ErrorKind::WouldBlock => Seen::Nothing,
+            _ => Seen::End,
+        };
+        if self.stream.set_nonblocking(false).is_ok() { seen } else { Seen::End }
+    }
+
     /// Sends a message that is encoded; answers its bytes.
     pub(crate) fn send_frame(&mut self, encoded: Encoded<'_>) -> Result<usize> {
         let Encoded { mut head, rows } = encoded;
@@ -268,13 +289,7 @@ impl Link for TcpLink {
     }
 
     fn has_hung_up(&mut self) -> bool {
-        if self.stream.set_nonblocking(true).is_err() {
-            return true;
-        }
-        let seen = self.stream.peek(&mut [0]);
-        let waiting = matches!(&seen, Err(e) if e.kind() == ErrorKind::WouldBlock);
-        let back = self.stream.set_nonblocking(false);
         // Bytes that came unasked are not of this protocol either.
-        !(waiting && back.is_ok())
+        self.seen() != Seen::Nothing
     }
 }

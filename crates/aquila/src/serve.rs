@@ -68,6 +68,7 @@ impl Serve {
         self.disaggregation.check(self.model.device()?)?;
         // First of all that takes time: whoever finds the port taken need not wait for a model.
         let address = Address::take(&self.server.host, self.server.port)?;
+        let transport = self.disaggregation.transport()?;
         let mut settings = Settings {
             keys: self.access.keys()?,
             tls: self.access.tls()?,
@@ -105,7 +106,7 @@ impl Serve {
             start_server(&self.model, &engine, defaults, algorithms, false)?;
         settings.corpora = corpora;
         let identity = || self.identity(kernel_family, algorithms);
-        settings.role = self.disaggregation.role(identity, generator.engine())?;
+        settings.role = self.disaggregation.role(transport, identity, generator.engine())?;
         let role = settings.role.clone();
         let memory = RequestMemory::of(&generator, &settings);
         notice(format_args!("requests  {}", named::request_memory(&memory)));

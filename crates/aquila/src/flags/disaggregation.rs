@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aquila_disagg::{
-    DecodeSettings, DecodeWorker, Identity, PrefillSettings, PrefillWorker, Secret, Tcp,
+    DecodeSettings, DecodeWorker, Identity, Nixl, PrefillSettings, PrefillWorker, Secret, Tcp,
+    Transport,
 };
 use aquila_engine::EngineHandle;
 use aquila_server::Role;
@@ -51,9 +52,13 @@ pub struct DisaggregationFlags {
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
     disaggregation_bootstrap_host: String,
 
-    /// How rows get from one worker to the other
+    /// How rows get from one worker to the other: `tcp`, or `nixl`, which needs NIXL's library
     #[arg(long, default_value = "tcp", value_name = "NAME", value_parser = transfer_backend)]
-    disaggregation_transfer_backend: String,
+    disaggregation_transfer_backend: TransferBackend,
+
+    /// NIXL's library, libnixl_capi.so, as its Python wheel has it [default: as the system finds it]
+    #[arg(long, value_name = "FILE")]
+    disaggregation_nixl_library: Option<PathBuf>,
 
     /// A file whose first line is the secret that prefill and decode workers share; or
     /// AQUILA_DISAGGREGATION_SECRET
@@ -70,15 +75,22 @@ pub struct DisaggregationFlags {
     disaggregation_timeout: usize,
 }
 
+/// What carries rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TransferBackend {
+    Tcp,
+    Nixl,
+}
+
 /// The transfer backends that there are, and why others are not.
-fn transfer_backend(name: &str) -> std::result::Result<String, String> {
+fn transfer_backend(name: &str) -> std::result::Result<TransferBackend, String> {
     match name {
-        "tcp" => Ok(name.to_owned()),
-        "nixl" => Err("NIXL is not built yet: tcp is".into()),
-        "mooncake" | "mori" | "ascend" | "fake" => {
-            Err(format!("{name} is a backend of SGLang's that is not served here: tcp is"))
-        }
-        _ => Err("must be tcp".into()),
+        "tcp" => Ok(TransferBackend::Tcp),
+        "nixl" => Ok(TransferBackend::Nixl),
+        "mooncake" | "mori" | "ascend" | "fake" => Err(format!(
+            "{name} is a backend of SGLang's that is not served here: tcp and nixl are"
+        )),
+        _ => Err("must be tcp or nixl".into()),
     }
 }
 
@@ -108,7 +120,43 @@ impl DisaggregationFlags {
                     .into(),
             ));
         }
+        let uses_nixl = self.disaggregation_transfer_backend == TransferBackend::Nixl;
+        if uses_nixl && self.disaggregation_mode == Mode::Null {
+            return Err(Error::Usage(
+                "--disaggregation-transfer-backend nixl is for --disaggregation-mode prefill or \
+                 decode"
+                    .into(),
+            ));
+        }
+        if self.disaggregation_nixl_library.is_some() && !uses_nixl {
+            return Err(Error::Usage(
+                "--disaggregation-nixl-library is for --disaggregation-transfer-backend nixl"
+                    .into(),
+            ));
+        }
         self.secret().map(drop)
+    }
+
+    /// What carries rows, ready.
+    ///
+    /// # Errors
+    /// If its library is not there.
+    pub fn transport(&self) -> Result<Box<dyn Transport>> {
+        if self.disaggregation_transfer_backend == TransferBackend::Tcp {
+            return Ok(Box::new(Tcp));
+        }
+        let library = self.disaggregation_nixl_library.as_deref();
+        let hint = match library {
+            Some(_) => "",
+            None => {
+                "; `pip install --no-deps nixl-cu13` puts .nixl_cu13.mesonpy.libs/libnixl_capi.so \
+                 into its site-packages, which --disaggregation-nixl-library takes"
+            }
+        };
+        let nixl = Nixl::start(library).map_err(|why| {
+            Error::Usage(format!("--disaggregation-transfer-backend nixl: {why}{hint}"))
+        })?;
+        Ok(Box::new(nixl))
     }
 
     fn secret(&self) -> Result<Secret> {
@@ -132,6 +180,7 @@ impl DisaggregationFlags {
     /// This server's part, begun; `identity` is asked for what it is where it has one.
     pub fn role(
         &self,
+        transport: Box<dyn Transport>,
         identity: impl FnOnce() -> Result<Identity>,
         engine: &EngineHandle,
     ) -> Result<Option<Role>> {
@@ -139,8 +188,14 @@ impl DisaggregationFlags {
         let proven = if secret.is_set() { "with" } else { "without" };
         // Trees may differ, but not in how many layers of a draft run.
         let layers = engine.draft_groups();
-        let identity =
-            || -> Result<Identity> { Ok(identity()?.with("number of draft layers", layers)) };
+        let backend = match self.disaggregation_transfer_backend {
+            TransferBackend::Tcp => "tcp",
+            TransferBackend::Nixl => "nixl",
+        };
+        let identity = || -> Result<Identity> {
+            let identity = identity()?.with("number of draft layers", layers);
+            Ok(identity.with("transfer backend", backend))
+        };
         match self.disaggregation_mode {
             Mode::Null => Ok(None),
             Mode::Prefill => {
@@ -156,10 +211,11 @@ impl DisaggregationFlags {
                     patience: Duration::from_secs(self.disaggregation_timeout as u64),
                     most_unsent: MOST_UNSENT,
                 };
-                let worker = PrefillWorker::start(&Tcp, settings, engine.clone())
+                let worker = PrefillWorker::start(&*transport, settings, engine.clone())
                     .map_err(|e| Error::Other(e.to_string()))?;
                 notice(format_args!(
-                    "role      prefill: decode workers connect to {host}:{}, {proven} a secret",
+                    "role      prefill: decode workers connect to {host}:{}, {proven} a secret, and rows \
+                     go by {backend}",
                     worker.port()
                 ));
                 Ok(Some(Role::Prefill(Arc::new(worker))))
@@ -167,8 +223,8 @@ impl DisaggregationFlags {
             Mode::Decode => {
                 let hosts = self.disaggregation_prefill_hosts.clone();
                 let settings = DecodeSettings { identity: identity()?, secret, hosts, port };
-                notice(format_args!("role      decode, {proven} a secret"));
-                let worker = DecodeWorker::new(Box::new(Tcp), settings, engine.clone());
+                notice(format_args!("role      decode, {proven} a secret; rows come by {backend}"));
+                let worker = DecodeWorker::new(transport, settings, engine.clone());
                 Ok(Some(Role::Decode(worker)))
             }
         }

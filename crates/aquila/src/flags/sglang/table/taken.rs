@@ -36,7 +36,10 @@ pub const ROWS: &[Flags] = &[
             "--disaggregation-bootstrap-port PORT",
         ],
     ),
-    flags(Taken("`tcp`; others are refused by name"), &["--disaggregation-transfer-backend NAME"]),
+    flags(
+        Taken("`tcp` or `nixl`; others are refused by name"),
+        &["--disaggregation-transfer-backend NAME"],
+    ),
     flags(
         Taken("qwen25, qwen, hermes, llama3 or mistral; any other is refused"),
         &["--tool-call-parser NAME"],

@@ -10,6 +10,7 @@ mod executor;
 mod fairness;
 mod grammar;
 mod heads;
+mod layered_transfer;
 mod load;
 mod mixed;
 mod ngram;

@@ -17,6 +17,7 @@ mod ngram;
 mod overlap;
 mod policies;
 mod priorities;
+mod received_priorities;
 mod report;
 mod requests;
 mod returned;

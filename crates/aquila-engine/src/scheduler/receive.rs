@@ -285,20 +285,11 @@ impl Scheduler {
     /// be received, in their order, while memory lasts. Those of lower priority may be preempted
     /// for either.
     pub(crate) fn plan_receiving(&mut self) -> Planning {
-        let mut at = 0;
-        while at < self.receiving.len() {
-            let declared = self.profile.declaration.as_ref().map_or(&[][..], |d| &d.groups);
-            if !self.receiving[at].is_complete(declared) {
-                at += 1;
-                continue;
-            }
+        while let Some(at) = self.next_complete() {
             if self.running.len() >= self.config.max_running_requests {
                 match self.make_place(self.receiving[at].state.rank) {
                     Way::Made => (),
-                    Way::None => {
-                        at += 1;
-                        continue;
-                    }
+                    Way::None => break,
                     Way::NeedsResult => return Planning::NeedsResult,
                 }
             }
@@ -340,6 +331,15 @@ impl Scheduler {
             }
         }
         Planning::Ready
+    }
+
+    /// Which received request runs next: of those whose rows are all there the first of the highest
+    /// priority.
+    fn next_complete(&self) -> Option<usize> {
+        let declared = self.profile.declaration.as_ref().map_or(&[][..], |d| &d.groups);
+        let all = self.receiving.iter().enumerate();
+        let complete = all.filter(|(_, receiving)| receiving.is_complete(declared));
+        complete.max_by_key(|(at, r)| (r.state.rank, Reverse(*at))).map(|(at, _)| at)
     }
 
     /// Which waiting request reserves slots next to be received: none while one goes before it that

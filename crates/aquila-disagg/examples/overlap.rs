@@ -2,7 +2,7 @@
 //! token comes, against one engine that does both. Two engines of one thread each, in one process,
 //! with sockets between them; random weights.
 //!
-//!     cargo run --release -p aquila-disagg --example overlap [MODEL] [CHUNK] [PASSES]
+//!     cargo run --release -p aquila-disagg --example overlap [MODEL] [CHUNK] [PASSES] [PROMPT]...
 
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -21,6 +21,7 @@ use aquila_engine::{
 use aquila_model::{Checkpoint, Decoder, LoadFormat, resolve};
 use aquila_spec::Shape;
 
+/// Tokens of the prompts where none are given.
 const PROMPTS: [usize; 3] = [500, 1500, 3500];
 
 fn engine(model: &str, chunk: usize) -> EngineHandle {
@@ -112,6 +113,8 @@ fn main() {
         arguments.get(at).map_or(usual, |text| text.parse().expect("a number"))
     };
     let (chunk, passes) = (number(1, 512), number(2, 5));
+    let prompts: Vec<usize> = (3..arguments.len()).map(|at| number(at, 0)).collect();
+    let prompts = if prompts.is_empty() { PROMPTS.to_vec() } else { prompts };
     let (prefill, decode) = (engine(model, chunk), engine(model, chunk));
     let settings = PrefillSettings {
         address: "127.0.0.1:0".into(),
@@ -125,7 +128,7 @@ fn main() {
     let settings = DecodeSettings { identity, secret, hosts: Vec::new(), port: worker.port() };
     let decodes = DecodeWorker::new(Box::new(Tcp), settings, decode.clone());
     let mut room = 0;
-    for prompt in PROMPTS {
+    for prompt in prompts {
         let (mut shares, mut alone, mut apart) = (Vec::new(), Vec::new(), Vec::new());
         let (mut took, mut bytes) = (Vec::new(), 0);
         for _ in 0..passes {

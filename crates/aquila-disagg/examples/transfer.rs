@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use aquila_disagg::{Message, Tcp, Transport};
 use aquila_engine::KvRows;
 
-/// Bytes of one message: what a room sends at once.
+/// Bytes of one message: one layer of a chunk of 1,024 tokens, 4 KiB each.
 const PIECE: usize = 4 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -15,9 +15,6 @@ use aquila_engine::{HandOver, KvRows, Prefilled, RequestId};
 use crate::error::{Error, Result};
 use crate::message::Message;
 
-/// Bytes of rows that one message has at most, if its layers can be sent apart.
-const PIECE: usize = 4 << 20;
-
 /// One of them, as the engine sees it.
 pub struct Room {
     number: u64,
@@ -136,22 +133,7 @@ impl HandOver for Room {
     }
 
     fn rows(&self, rows: KvRows) {
-        // Rows are in the order of their layers, so layers can be sent one after the other.
-        let layers = rows.layers.len().max(1);
-        let of_layer = rows.bytes.len() / layers;
-        if layers == 1 || rows.bytes.len() <= PIECE {
-            return self.push(Message::Rows(rows), false);
-        }
-        let together = (PIECE / of_layer.max(1)).clamp(1, layers);
-        for first in rows.layers.clone().step_by(together) {
-            let piece = first..(first + together).min(rows.layers.end);
-            let from = (first - rows.layers.start) * of_layer;
-            let bytes = rows.bytes[from..from + piece.len() * of_layer].to_vec();
-            self.push(
-                Message::Rows(KvRows { layers: piece, bytes, rows: rows.rows.clone(), ..rows }),
-                false,
-            );
-        }
+        self.push(Message::Rows(rows), false);
     }
 
     fn prefilled(&self, prefilled: Prefilled) {

@@ -43,7 +43,8 @@ pub trait HandOver: Send + Sync {
         true
     }
 
-    /// Rows that are certain, in the order of their tokens in every store.
+    /// Rows of one layer that are certain, in the order of their tokens in every layer; later layers
+    /// may still run.
     fn rows(&self, rows: KvRows);
 
     /// The prompt is processed and all its rows were given; nothing follows.

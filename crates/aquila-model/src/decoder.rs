@@ -27,6 +27,10 @@ pub struct Decoder<B: Backend> {
     head: Arc<B::Weight>,
 }
 
+/// Hears that a pass has written the keys and values of a layer: the store, its KV group, and which
+/// layer of it. Later layers have not run yet.
+pub type LayerWritten<'a, B> = dyn FnMut(&<B as Backend>::Kv, usize, usize) -> Result<()> + 'a;
+
 struct Layer<B: Backend> {
     norm: B::Vector,
     block: Block<B>,
@@ -186,16 +190,17 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<()> {
         self.check_plan(plan, scratch.bounds)?;
         backend.place(plan, &mut scratch.work.plan)?;
-        self.forward_placed(backend, kv, scratch, captures)
+        self.forward_placed(backend, kv, scratch, captures, &mut |_, _, _| Ok(()))
     }
 
-    /// The same for the plan that stands in `scratch`.
+    /// The same for the plan that stands in `scratch`; `written` hears of each layer.
     pub fn forward_placed(
         &self,
         backend: &B,
         kv: &mut [B::Kv],
         scratch: &mut Scratch<B>,
         captures: &mut [&mut Capture<B>],
+        written: &mut LayerWritten<'_, B>,
     ) -> Result<()> {
         let Extent { rows, .. } = backend.extent(&scratch.work.plan);
         if let Some(capacity) = captures.iter().map(|c| c.capacity()).find(|&c| rows > c) {
@@ -215,6 +220,7 @@ impl<B: Backend> Decoder<B> {
             backend.rms_norm(&s.work.residual, norm, epsilon, rows, &mut s.normed)?;
             let (rope, kv) = (&self.ropes[*group], &mut kv[*group]);
             block.attend(&pass, rope, &s.normed, kv, *index, &mut s.work)?;
+            written(kv, *group, *index)?;
             let routed = captures.iter_mut().find_map(|c| c.expert_columns(number));
             block.feed_forward(&pass, &mut s.normed, &mut s.work, routed)?;
             for capture in captures.iter_mut() {

@@ -106,7 +106,8 @@ pub struct Unpack {
     pub packed: Vec<u8>,
 }
 
-/// Rows that are certain when the round is over, and go to another engine.
+/// Rows that the round makes certain, and go to another engine: those of the target layer by layer
+/// while its pass runs, those of a draft when the round is over.
 pub struct Export {
     /// Who takes them.
     pub to: Arc<dyn HandOver>,

@@ -169,11 +169,9 @@ impl<B: Backend> ModelExecutor<B> {
         Ok(())
     }
 
-    /// Gives rows to other engines, and packs what these need to go on drafting.
+    /// Gives rows of drafts to other engines, and packs what these need to go on drafting.
     fn export(&mut self, scheduled: &ScheduledBatch, packed: &mut Vec<Vec<u8>>) -> Result<()> {
-        for export in &scheduled.exports {
-            self.runner.read_rows(export)?;
-        }
+        self.runner.give_draft_rows(&scheduled.exports)?;
         for request in &scheduled.pack {
             packed.push(self.runner.pack(self.held[request].place, request.0)?);
         }
@@ -195,7 +193,7 @@ impl<B: Backend> ModelExecutor<B> {
         let limits = TreeLimits { row_budget: scheduled.row_budget, fill: scheduled.fill_trees };
         self.runner.draft(given, plan.draft, limits)?;
         moments.push(self.runner.moment()?);
-        self.runner.verify(plan.target, plan.takers)?;
+        self.runner.verify(plan.target, plan.takers, &scheduled.exports)?;
         moments.push(self.runner.moment()?);
         self.runner.accept(self.config.simulate.as_ref())?;
         moments.push(self.runner.moment()?);

@@ -145,12 +145,22 @@ impl<B: Backend> Runner<B> {
         Ok(backend.build_trees(state, limits)?)
     }
 
-    /// One pass of the target, and what is sampled at its outputs; `takers` take its rows.
-    pub(super) fn verify(&mut self, bound: Extent, takers: Takers) -> Result<()> {
+    /// One pass of the target, and what is sampled at its outputs; `takers` take its rows. Rows of
+    /// the target that go to another engine leave layer by layer, while later layers run.
+    pub(super) fn verify(
+        &mut self,
+        bound: Extent,
+        takers: Takers,
+        exports: &[Export],
+    ) -> Result<()> {
         let Self { backend, decoder, scratch, stores, state, .. } = self;
         backend.plan_rows(state, PassRows::Target, bound, scratch.plan_mut())?;
         let (kv, mut captures) = stores.of_pass(takers);
-        decoder.forward_placed(backend, kv, scratch, &mut captures)?;
+        let mut written = |kv: &B::Kv, store: usize, layer: usize| {
+            let mut exports = exports.iter().filter(|export| export.group == 0);
+            Ok(exports.try_for_each(|export| give_layer(&**backend, kv, store, layer, export))?)
+        };
+        decoder.forward_placed(backend, kv, scratch, &mut captures, &mut written)?;
         Ok(backend.sample(state, scratch.logits())?)
     }
 
@@ -193,14 +203,14 @@ impl<B: Backend> Runner<B> {
         (0..=drafts).map(|group| self.kv(group).iter().map(shape).collect()).collect()
     }
 
-    /// Gives rows to another engine, each store's apart.
-    pub(super) fn read_rows(&self, export: &Export) -> Result<()> {
-        let Export { to, group, rows, slots } = export;
-        for (store, kv) in self.kv(*group).iter().enumerate() {
-            let layers = 0..self.backend.kv_shape(kv).layers;
-            let mut bytes = Vec::new();
-            self.backend.read_slots(kv, layers.clone(), slots, &mut bytes)?;
-            to.rows(KvRows { group: *group, store, layers, rows: rows.clone(), bytes });
+    /// Gives rows of the draft to another engine.
+    pub(super) fn give_draft_rows(&self, exports: &[Export]) -> Result<()> {
+        for export in exports.iter().filter(|export| export.group > 0) {
+            for (store, kv) in self.kv(export.group).iter().enumerate() {
+                let mut layers = 0..self.backend.kv_shape(kv).layers;
+                layers
+                    .try_for_each(|layer| give_layer(&*self.backend, kv, store, layer, export))?;
+            }
         }
         Ok(())
     }
@@ -250,6 +260,21 @@ impl<B: Backend> Runner<B> {
     pub(super) fn outputs(&mut self) -> Result<Vec<Option<RequestOutput>>> {
         Ok(self.backend.outputs(&mut self.state, self.stores.returned())?)
     }
+}
+
+/// Gives one layer of rows to another engine.
+fn give_layer<B: Backend>(
+    backend: &B,
+    kv: &B::Kv,
+    store: usize,
+    layer: usize,
+    export: &Export,
+) -> aquila_compute::Result<()> {
+    let Export { to, group, rows, slots } = export;
+    let (layers, mut bytes) = (layer..layer + 1, Vec::new());
+    backend.read_slots(kv, layers.clone(), slots, &mut bytes)?;
+    to.rows(KvRows { group: *group, store, layers, rows: rows.clone(), bytes });
+    Ok(())
 }
 
 /// Whether the tree of a request can begin with what came from another engine: tokens that there

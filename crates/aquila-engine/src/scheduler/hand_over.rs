@@ -1,9 +1,10 @@
 //! Requests whose prompt is processed here and whose answer is decoded by another engine.
 //!
 //! Such a request waits until the other engine has slots for it. Each of its chunks gives away the
-//! rows that its round makes certain, the last one what the draft goes on with as well; then it ends,
-//! with one token. The invariant: a row is given away once, in the order of tokens in every group,
-//! though the request be preempted in the middle of its prompt.
+//! rows that its round makes certain, the target's layer by layer while its pass runs, and the last
+//! chunk what the draft goes on with as well; then it ends, with one token. The invariant: a row is
+//! given away once, in the order of tokens in every layer, though the request be preempted in the
+//! middle of its prompt.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -93,8 +94,8 @@ impl Scheduler {
     }
 }
 
-/// Plans that the rows which a chunk makes certain are given away when its round is over, if its
-/// request is decoded elsewhere.
+/// Plans that the rows which a chunk makes certain are given away, if its request is decoded
+/// elsewhere.
 pub(crate) fn plan_exports(
     request: &mut Running,
     work: &RowWork,

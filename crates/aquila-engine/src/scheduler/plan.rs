@@ -24,12 +24,12 @@ use crate::scheduler::hand_over::plan_exports;
 use crate::scheduler::preempt::Way;
 use crate::scheduler::queue::{AdmissionOrder, COMPARED};
 use crate::scheduler::receive::import_arrived;
-use crate::scheduler::request_state::{PendingTokens, Running, TARGET, Waiting};
+use crate::scheduler::request_state::{PendingTokens, RequestState, Running, TARGET, Waiting};
 use crate::scheduler::settle::{InFlightBatch, InFlightRow};
 
 /// Slots kept back for each request that decodes before another one is admitted, so that a
 /// newcomer is not preempted at once.
-pub(crate) const HEADROOM: usize = 16;
+const HEADROOM: usize = 16;
 
 /// Whether a round can be planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,10 +50,10 @@ impl Scheduler {
     /// Makes room for the next round, as far as that goes without a result of the one on its way.
     pub(crate) fn plan(&mut self) -> Planning {
         match self.make_room() {
-            Planning::Ready => {
-                self.plan_receiving();
-                self.admit()
-            }
+            Planning::Ready => match self.plan_receiving() {
+                Planning::Ready => self.admit(),
+                planning => planning,
+            },
             planning => planning,
         }
     }
@@ -108,13 +108,13 @@ impl Scheduler {
             }
             let Some(at) = self.next_to_admit(index) else { break };
             if is_full {
-                match self.make_way(at) {
+                match self.make_way(at, true) {
                     Way::Made => continue,
                     Way::None => break,
                     Way::NeedsResult => return Planning::NeedsResult,
                 }
             }
-            let kept_back = self.running.iter().map(headroom).sum();
+            let kept_back = self.kept_back();
             match self.waiting.take(at).admit(&mut self.cache, kept_back) {
                 Ok(request) => {
                     let cached = request.sequence.committed(TARGET) as u64;
@@ -129,7 +129,7 @@ impl Scheduler {
                 }
                 Err(waiting) => {
                     self.waiting.put(waiting);
-                    match self.make_way(at) {
+                    match self.make_way(at, false) {
                         Way::Made => {}
                         Way::None => break,
                         Way::NeedsResult => return Planning::NeedsResult,
@@ -265,9 +265,9 @@ impl Scheduler {
     }
 }
 
-/// Slots that are kept back for a running request before another one is admitted.
-pub(crate) fn headroom(request: &Running) -> usize {
-    request.state.remaining().min(HEADROOM)
+/// Slots that are kept back for a request that holds some before another one gets any.
+pub(crate) fn headroom(state: &RequestState) -> usize {
+    state.remaining().min(HEADROOM)
 }
 
 /// A tree of this shape, and what that brings.

@@ -1,5 +1,5 @@
 //! Which requests lose their KV to others: where a round finds no slots, and where a request of
-//! higher priority waits for a place.
+//! higher priority waits for slots or for a place.
 //!
 //! The scheduler preempts the youngest request of the lowest priority first, and of equals one that
 //! is still received, which has least to lose; a request that was overtaken as often as any may be
@@ -59,37 +59,37 @@ impl Slots {
     }
 }
 
+/// A request that holds slots, by its place in the scheduler's lists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Holder {
+    Running(usize),
+    Receiving(usize),
+}
+
 impl Scheduler {
     /// Preempts the first in that order; a request that does not fit alone is given up.
     pub(crate) fn preempt_first(&mut self) {
-        let losers = self.losing_order(|_| true);
-        let loser = *losers.first().expect("the request that found no slot runs");
-        let state = &*self.running[loser].state;
+        let losers = self.losing_order(|_, _| true);
         let is_alone = self.running.len() == 1;
-        let (overdue, rank) = (state.is_overdue(), state.rank);
-        if self.preempt_receiving(|state| {
-            is_alone || (state.is_overdue(), state.rank) <= (overdue, rank)
-        }) {
-            return;
-        }
-        if !is_alone {
+        // The only one that runs goes on if any other holds slots.
+        let mut losers =
+            losers.into_iter().filter(|&loser| !is_alone || loser != Holder::Running(0));
+        if let Some(loser) = losers.next() {
             return self.preempt(loser);
         }
-        let request = self.running.remove(loser);
+        let request = self.running.pop().expect("the request that found no slot runs");
         let why = Failure::DoesNotFit(request.state.id()).to_string();
         self.leave(&request);
         let state = request.discard(&mut self.cache);
         self.finish(state, FinishReason::Abort(why));
     }
 
-    /// Retracts requests that the waiting one at `at` may displace, if that gives it a place: no
-    /// more of them than it takes, and none if all would not do. A round on its way must be
-    /// settled first, which may do as well.
-    pub(crate) fn make_way(&mut self, at: usize) -> Way {
+    /// Preempts requests that the waiting one at `at` may displace, if that gives it slots, and a
+    /// place among those that run where it `needs_place`: no more of them than it takes, and none
+    /// if all would not do. A round on its way must be settled first, which may do as well.
+    pub(crate) fn make_way(&mut self, at: usize, needs_place: bool) -> Way {
         let rank = self.waiting.get(at).state.rank;
-        let mut losers = self.losing_order(|state| {
-            !state.is_overdue() && self.priorities.may_displace(rank, state.rank)
-        });
+        let mut losers = self.displaced_by(rank, needs_place);
         let Some(count) = self.fewest_losers(at, &losers) else { return Way::None };
         if !self.in_flight.is_empty() {
             return Way::NeedsResult;
@@ -98,6 +98,17 @@ impl Scheduler {
         // From the end, so that the others stay where they are.
         losers.sort_unstable();
         losers.into_iter().rev().for_each(|loser| self.preempt(loser));
+        Way::Made
+    }
+
+    /// Preempts a running request for one of this rank whose rows were all received, if it may
+    /// displace any.
+    pub(crate) fn make_place(&mut self, rank: i64) -> Way {
+        let Some(&loser) = self.displaced_by(rank, true).first() else { return Way::None };
+        if !self.in_flight.is_empty() {
+            return Way::NeedsResult;
+        }
+        self.preempt(loser);
         Way::Made
     }
 
@@ -112,18 +123,54 @@ impl Scheduler {
         highest.zip(lowest).is_some_and(|(high, low)| self.priorities.may_displace(high, low))
     }
 
-    /// The running requests that `may_lose`, in the order of being preempted.
-    fn losing_order(&self, may_lose: impl Fn(&RequestState) -> bool) -> Vec<usize> {
-        let state = |index: usize| &*self.running[index].state;
-        let youngest_first = (0..self.running.len()).rev();
-        let mut losers: Vec<usize> = youngest_first.filter(|&at| may_lose(state(at))).collect();
-        losers.sort_by_key(|&at| (state(at).is_overdue(), state(at).rank));
+    /// Slots that are kept back for requests that hold some before another one gets any.
+    pub(crate) fn kept_back(&self) -> usize {
+        let running = self.running.iter().map(|request| &request.state);
+        running.chain(self.receiving.iter().map(|r| &r.state)).map(|state| headroom(state)).sum()
+    }
+
+    fn state(&self, holder: Holder) -> &RequestState {
+        match holder {
+            Holder::Running(at) => &self.running[at].state,
+            Holder::Receiving(at) => &self.receiving[at].state,
+        }
+    }
+
+    fn sequence(&self, holder: Holder) -> &Sequence {
+        match holder {
+            Holder::Running(at) => &self.running[at].sequence,
+            Holder::Receiving(at) => &self.receiving[at].sequence,
+        }
+    }
+
+    /// The requests that one of this rank may displace, only running ones where it `needs_place`,
+    /// in the order of being preempted.
+    fn displaced_by(&self, rank: i64, needs_place: bool) -> Vec<Holder> {
+        self.losing_order(|holder, state| {
+            !state.is_overdue()
+                && self.priorities.may_displace(rank, state.rank)
+                && !(needs_place && matches!(holder, Holder::Receiving(_)))
+        })
+    }
+
+    /// The requests that hold slots and `may_lose`, in the order of being preempted.
+    fn losing_order(&self, may_lose: impl Fn(Holder, &RequestState) -> bool) -> Vec<Holder> {
+        // Those that are received first, and the youngest of each.
+        let received = (0..self.receiving.len()).rev().map(Holder::Receiving);
+        let all = received.chain((0..self.running.len()).rev().map(Holder::Running));
+        let mut losers: Vec<Holder> =
+            all.filter(|&holder| may_lose(holder, self.state(holder))).collect();
+        let key = |holder: &Holder| {
+            let state = self.state(*holder);
+            (state.is_overdue(), state.rank)
+        };
+        losers.sort_by_key(key);
         losers
     }
 
     /// How many of `losers`, the first ones, must be preempted for the waiting request at `at` to have a
     /// place.
-    fn fewest_losers(&mut self, at: usize, losers: &[usize]) -> Option<usize> {
+    fn fewest_losers(&mut self, at: usize, losers: &[Holder]) -> Option<usize> {
         if losers.is_empty() {
             return None;
         }
@@ -141,7 +188,7 @@ impl Scheduler {
         let mut groups: Vec<Slots> = state.groups().iter().map(count_slots).collect();
         // Cheap, and mostly the answer where there is too little to be had.
         let may_do = groups.iter().all(|slots| {
-            let held = losers.iter().map(|&at| self.running[at].sequence.reserved(slots.group));
+            let held = losers.iter().map(|&at| self.sequence(at).reserved(slots.group));
             slots.wanted <= slots.available + held.sum::<usize>()
         });
         let mut fewest = None;
@@ -152,11 +199,10 @@ impl Scheduler {
                 let received = self.receiving.iter().map(|receiving| &receiving.sequence);
                 held.chain(received).chain([&sequence]).for_each(|sequence| slots.hold(sequence));
             }
-            let mut kept_back: usize = self.running.iter().map(headroom).sum();
+            let mut kept_back = self.kept_back();
             fewest = losers.iter().position(|&loser| {
-                let request = &self.running[loser];
-                kept_back -= headroom(request);
-                groups.iter_mut().for_each(|slots| slots.let_go(&request.sequence));
+                kept_back -= headroom(self.state(loser));
+                groups.iter_mut().for_each(|slots| slots.let_go(self.sequence(loser)));
                 groups.iter().all(|slots| slots.wanted + kept_back <= slots.available)
             });
         }
@@ -164,12 +210,19 @@ impl Scheduler {
         fewest.map(|last| last + 1)
     }
 
-    fn preempt(&mut self, index: usize) {
-        let request = self.running.remove(index);
-        self.leave(&request);
-        tracing::debug!(id = %request.state.id(), "preempted");
+    /// Takes its slots from a request, which waits again. One that is still received processes its
+    /// prompt here, later.
+    fn preempt(&mut self, holder: Holder) {
+        let waiting = match holder {
+            Holder::Running(at) => {
+                let request = self.running.remove(at);
+                self.leave(&request);
+                request.preempt(&mut self.cache)
+            }
+            Holder::Receiving(at) => self.receiving.remove(at).preempt(&mut self.cache),
+        };
+        tracing::debug!(id = %waiting.state.id(), "preempted");
         self.stats.preemptions.fetch_add(1, Relaxed);
-        let waiting = request.preempt(&mut self.cache);
         self.waiting.put(waiting);
     }
 }

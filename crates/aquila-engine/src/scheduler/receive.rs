@@ -6,6 +6,7 @@
 //! and it decodes as a request would that was preempted and has rebuilt its rows. The invariant: a
 //! row is committed when all of them were written, and never before.
 
+use std::cmp::Reverse;
 use std::sync::atomic::Ordering::Relaxed;
 
 use aquila_compute::KvShape;
@@ -19,7 +20,8 @@ use crate::listener::{FinishReason, Outcome, Token, TokenRows};
 use crate::request::RequestId;
 use crate::scheduler::Scheduler;
 use crate::scheduler::output_processor::Last;
-use crate::scheduler::plan::{HEADROOM, headroom};
+use crate::scheduler::plan::Planning;
+use crate::scheduler::preempt::Way;
 use crate::scheduler::request_state::{LastRound, RequestState, Running, TARGET, Waiting};
 use crate::transfer::{Claim, Delivery, KvRows, Prefilled};
 
@@ -118,6 +120,14 @@ impl Receiving {
         let any = !self.rows.is_empty();
         import(&mut self.rows, &self.sequence, batch);
         any.then(|| self.state.id())
+    }
+
+    /// Gives its slots back and waits again, to process its prompt here.
+    pub fn preempt(self, cache: &mut KvCache) -> Waiting {
+        let mut state = self.discard(cache);
+        state.source = None;
+        state.usage.preemptions += 1;
+        Waiting { state }
     }
 
     /// Gives its slots back.
@@ -271,35 +281,27 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Reserves slots for requests that are to be received, in the order of their arrival, while
-    /// memory lasts; gives a place to those whose rows are all there.
-    pub(crate) fn plan_receiving(&mut self) {
-        let declared = self.profile.declaration.as_ref().map_or(&[][..], |d| &d.groups);
-        let mut at = 0;
-        while at < self.receiving.len() && self.running.len() < self.config.max_running_requests {
-            if self.receiving[at].is_complete(declared) {
-                let running = self.receiving.remove(at).run();
-                if !running.unpacking {
-                    self.stats.rebuilt_drafts.fetch_add(1, Relaxed);
+    /// Gives a place to requests whose rows are all there; reserves slots for requests that are to
+    /// be received, in their order, while memory lasts. Those of lower priority may be preempted
+    /// for either.
+    pub(crate) fn plan_receiving(&mut self) -> Planning {
+        while let Some(at) = self.next_complete() {
+            if self.running.len() >= self.config.max_running_requests {
+                match self.make_place(self.receiving[at].state.rank) {
+                    Way::Made => (),
+                    Way::None => break,
+                    Way::NeedsResult => return Planning::NeedsResult,
                 }
-                self.running.push(running);
-            } else {
-                at += 1;
             }
+            let running = self.receiving.remove(at).run();
+            if !running.unpacking {
+                self.stats.rebuilt_drafts.fetch_add(1, Relaxed);
+            }
+            self.running.push(running);
         }
         while self.receiving.len() < self.config.max_running_requests {
-            // Requests of one family have the same prompt, which the cache will then have.
-            let is_received = |waiting: &Waiting| {
-                let family = waiting.state.family;
-                let running = self.running.iter().filter(|r| r.is_reading()).map(|r| &r.state);
-                let mut all = running.chain(self.receiving.iter().map(|r| &r.state));
-                family.is_some() && all.any(|state| state.family == family)
-            };
-            let next = |waiting: &Waiting| waiting.state.source.is_some() && !is_received(waiting);
-            let Some(at) = self.waiting.find_highest(0, next) else { break };
-            let running = self.running.iter().map(headroom);
-            let received = self.receiving.iter().map(|r| r.state.remaining());
-            let kept_back = running.chain(received.map(|rows| rows.min(HEADROOM))).sum();
+            let Some(at) = self.next_to_receive() else { break };
+            let kept_back = self.kept_back();
             match self.waiting.take(at).reserve(&mut self.cache, kept_back) {
                 Ok((mut state, sequence)) => {
                     self.waiting.overtake(state.id());
@@ -320,25 +322,45 @@ impl Scheduler {
                 }
                 Err(waiting) => {
                     self.waiting.put(waiting);
-                    break;
+                    match self.make_way(at, false) {
+                        Way::Made => (),
+                        Way::None => break,
+                        Way::NeedsResult => return Planning::NeedsResult,
+                    }
                 }
             }
         }
+        Planning::Ready
     }
 
-    /// Lets the youngest request of the lowest priority that is received and `may_lose` process its
-    /// prompt here, later, and frees its slots; false if there is none.
-    pub(crate) fn preempt_receiving(&mut self, may_lose: impl Fn(&RequestState) -> bool) -> bool {
-        let state = |at: usize| &*self.receiving[at].state;
-        let losers = (0..self.receiving.len()).rev().filter(|&at| may_lose(state(at)));
-        let loser = losers.min_by_key(|&at| (state(at).is_overdue(), state(at).rank));
-        let Some(loser) = loser else { return false };
-        let mut state = self.receiving.remove(loser).discard(&mut self.cache);
-        state.source = None;
-        state.usage.preemptions += 1;
-        self.stats.preemptions.fetch_add(1, Relaxed);
-        self.waiting.put(Waiting { state });
-        true
+    /// Which received request runs next: of those whose rows are all there the first of the highest
+    /// priority.
+    fn next_complete(&self) -> Option<usize> {
+        let declared = self.profile.declaration.as_ref().map_or(&[][..], |d| &d.groups);
+        let all = self.receiving.iter().enumerate();
+        let complete = all.filter(|(_, receiving)| receiving.is_complete(declared));
+        complete.max_by_key(|(at, r)| (r.state.rank, Reverse(*at))).map(|(at, _)| at)
+    }
+
+    /// Which waiting request reserves slots next to be received: none while one goes before it that
+    /// processes its prompt here, as those do that were preempted.
+    fn next_to_receive(&self) -> Option<usize> {
+        // Requests of one family have the same prompt, which the cache will then have.
+        let is_received = |waiting: &Waiting| {
+            let family = waiting.state.family;
+            let running = self.running.iter().filter(|r| r.is_reading()).map(|r| &r.state);
+            let mut all = running.chain(self.receiving.iter().map(|r| &r.state));
+            family.is_some() && all.any(|state| state.family == family)
+        };
+        let next = |waiting: &Waiting| waiting.state.source.is_some() && !is_received(waiting);
+        let at = self.waiting.find_highest(0, next)?;
+        let first = &self.waiting.get(at).state;
+        let goes_before = |waiting: &Waiting| {
+            let state = &waiting.state;
+            let is_first = (state.rank, Reverse(state.id())) > (first.rank, Reverse(first.id()));
+            state.may_process_prompt() && (state.is_overdue() || is_first)
+        };
+        self.waiting.find(0, goes_before).is_none().then_some(at)
     }
 
     /// Commits the rows of requests whose drafts have taken what was packed, or lets their last rows

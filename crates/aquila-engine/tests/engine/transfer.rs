@@ -1,6 +1,7 @@
 //! Prompts that one engine processes and answers that another decodes: texts, verify counts and
 //! histograms are those of one engine, whatever drafts, and no slot is lost on either side.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -135,12 +136,12 @@ fn a_policy_keeps_no_draft_from_prompts_of_others() {
     assert_eq!(counts(&pair.decode).lost_drafts, 0);
 }
 
-/// Counts the rows of the target that are delivered.
+/// Counts the rows of the target that are delivered, by those of its first layer.
 fn counting(rows: &Arc<AtomicUsize>) -> Alter {
     let rows = rows.clone();
     Box::new(move |_, delivery| {
         if let Delivery::Rows(piece) = &delivery
-            && piece.group == 0
+            && (piece.group, piece.layers.start) == (0, 0)
         {
             rows.fetch_add(piece.rows.len(), Relaxed);
         }
@@ -294,34 +295,44 @@ fn without_rows_of_its_draft_a_request_is_plain_and_counted() {
     run_pair(&mut pair);
 }
 
+/// The rows of a layer, each of its own.
+fn row_by_row(piece: &KvRows) -> Vec<KvRows> {
+    let (keys, values) = piece.bytes.split_at(piece.bytes.len() / 2);
+    let width = keys.len() / piece.rows.len();
+    let halves = keys.chunks(width).zip(values.chunks(width));
+    let one = |(row, (key, value)): (usize, (&[u8], &[u8]))| KvRows {
+        rows: row..row + 1,
+        bytes: [key, value].concat(),
+        layers: piece.layers.clone(),
+        ..*piece
+    };
+    piece.rows.clone().zip(halves).map(one).collect()
+}
+
 #[test]
-fn rows_may_come_layer_by_layer_and_token_by_token() {
+fn rows_may_come_token_by_token_and_in_several_layers() {
     let prompts = some_prompts(8);
     let config = config(shape(3, 2, 8));
     for name in ["EAGLE3", "MTP"] {
         let want = answers(&mut inline(name, config.clone()), &prompts, 16, warm);
-        let alter: Alter = Box::new(|number, delivery| {
+        let mut joined = HashMap::<usize, KvRows>::new();
+        let alter: Alter = Box::new(move |number, delivery| {
             let Delivery::Rows(piece) = delivery else { return vec![delivery] };
-            let (layers, count) = (piece.layers.clone(), piece.rows.len());
-            let layer_bytes = piece.bytes.len() / layers.len();
-            let mut parts = Vec::new();
-            for (at, layer) in layers.enumerate() {
-                let bytes = &piece.bytes[at * layer_bytes..][..layer_bytes];
-                let (keys, values) = bytes.split_at(layer_bytes / 2);
-                let row = keys.len() / count;
-                // Some requests get each row of its own.
-                let rows = if number % 2 == 0 { 1 } else { count };
-                for (nth, first) in (0..count).step_by(rows).enumerate() {
-                    let part = nth * rows * row..(nth + 1) * rows * row;
-                    parts.push(Delivery::Rows(KvRows {
-                        layers: layer..layer + 1,
-                        rows: piece.rows.start + first..piece.rows.start + first + rows,
-                        bytes: [&keys[part.clone()], &values[part]].concat(),
-                        ..piece
-                    }));
-                }
+            if number % 2 == 0 {
+                return row_by_row(&piece).into_iter().map(Delivery::Rows).collect();
             }
-            parts
+            // The target's layers come two at a time.
+            if piece.group > 0 {
+                return vec![Delivery::Rows(piece)];
+            }
+            let Some(mut first) = joined.remove(&number) else {
+                joined.insert(number, piece);
+                return Vec::new();
+            };
+            assert_eq!((&first.rows, first.layers.end), (&piece.rows, piece.layers.start));
+            first.layers.end = piece.layers.end;
+            first.bytes.extend(piece.bytes);
+            vec![Delivery::Rows(first)]
         });
         let mut pair = pair(name, config.clone(), config.clone()).altered(alter);
         assert_eq!(across(&mut pair, &prompts, 16, warm), want, "{name}");

@@ -54,6 +54,7 @@ impl Source for Claiming {
 struct Kept {
     deliveries: Mutex<Vec<Delivery>>,
     full: AtomicBool,
+    /// Rows of the target's first layer.
     rows: AtomicUsize,
 }
 
@@ -63,7 +64,7 @@ impl HandOver for Kept {
     }
 
     fn rows(&self, rows: KvRows) {
-        if rows.group == 0 {
+        if (rows.group, rows.layers.start) == (0, 0) {
             self.rows.fetch_add(rows.rows.len(), Relaxed);
         }
         self.deliveries.lock().unwrap().push(Delivery::Rows(rows));

@@ -157,7 +157,7 @@ impl<B: Backend> RecurrentHead<B> for Decoder<B> {
         kv: &mut [B::Kv],
         scratch: &mut Scratch<B>,
     ) -> Result<()> {
-        self.forward_placed(backend, kv, scratch, &mut [])
+        self.forward_placed(backend, kv, scratch, &mut [], &mut |_, _, _| Ok(()))
     }
 
     fn expand_placed(
@@ -167,6 +167,6 @@ impl<B: Backend> RecurrentHead<B> for Decoder<B> {
         kv: &mut [B::Kv],
         scratch: &mut Scratch<B>,
     ) -> Result<()> {
-        self.forward_placed(backend, kv, scratch, &mut [])
+        self.forward_placed(backend, kv, scratch, &mut [], &mut |_, _, _| Ok(()))
     }
 }

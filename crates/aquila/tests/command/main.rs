@@ -8,6 +8,7 @@ mod chat;
 mod checkpoints;
 mod combinations;
 mod conformance;
+mod disaggregation;
 mod flags;
 mod golden;
 mod heads;

@@ -262,6 +262,10 @@ impl<B: Backend> Runner<B> {
     }
 }
 
+/// Rows that are given to another engine at once: a request that finds a long prefix in the cache
+/// has many.
+const MOST_ROWS: usize = 1024;
+
 /// Gives one layer of rows to another engine.
 fn give_layer<B: Backend>(
     backend: &B,
@@ -271,9 +275,12 @@ fn give_layer<B: Backend>(
     export: &Export,
 ) -> aquila_compute::Result<()> {
     let Export { to, group, rows, slots } = export;
-    let (layers, mut bytes) = (layer..layer + 1, Vec::new());
-    backend.read_slots(kv, layers.clone(), slots, &mut bytes)?;
-    to.rows(KvRows { group: *group, store, layers, rows: rows.clone(), bytes });
+    let starts = rows.clone().step_by(MOST_ROWS);
+    for (start, slots) in starts.zip(slots.chunks(MOST_ROWS)) {
+        let (layers, rows, mut bytes) = (layer..layer + 1, start..start + slots.len(), Vec::new());
+        backend.read_slots(kv, layers.clone(), slots, &mut bytes)?;
+        to.rows(KvRows { group: *group, store, layers, rows, bytes });
+    }
     Ok(())
 }
 

@@ -126,6 +126,38 @@ fn rows_of_a_layer_leave_before_the_next_layer_runs() {
 }
 
 #[test]
+fn a_long_cached_prefix_leaves_in_pieces() {
+    let config = EngineConfig {
+        chunked_prefill_size: 512,
+        context_length: 2400,
+        max_total_tokens: 4800,
+        ..shipped::config(Shape::PLAIN)
+    };
+    let prompt: Vec<u32> = (0..2200).map(|at| at * 7 % 300 + 3).collect();
+    let mut engine = windowed(backend(), &config);
+    let want = answers(&mut engine, std::slice::from_ref(&prompt), 1, greedy);
+    // The prompt is in the cache now, and its rows leave with those of the last chunk.
+    let events = Arc::new(Events::default());
+    let (mut first, _) = request(&prompt, 8, greedy, 0);
+    first.transfer = Transfer::HandOver(Arc::new(Kept(events.clone())));
+    let id = engine.submit(first).unwrap();
+    assert!(engine.claim(id, Claim { have: 0, seed: 0, candidates: 1 }));
+    run(&mut engine);
+    let events = std::mem::take(&mut *events.0.lock().unwrap());
+    let pieces: Vec<_> = events
+        .iter()
+        .filter_map(|event| match event {
+            Event::Rows(rows) if (rows.store, rows.layers.start) == (0, 0) => Some(&rows.rows),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(pieces, [&(0..1024), &(1024..2048), &(2048..2200)]);
+    let mut pair = EnginePair::new(engine, windowed(backend(), &config));
+    assert_eq!(across(&mut pair, std::slice::from_ref(&prompt), 1, greedy), want);
+    run_pair(&mut pair);
+}
+
+#[test]
 fn layers_of_several_stores_are_received_as_they_were_sent() {
     let config = chunks_of_16(Shape::PLAIN);
     let prompts = vec![some_prompt(), vec![9; 33], vec![4, 5]];

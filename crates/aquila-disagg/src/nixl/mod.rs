@@ -267,6 +267,7 @@ impl Link for NixlLink {
     }
 
     fn receive(&mut self, limit: usize, patience: Duration) -> Result<(Message, usize)> {
+        self.settle()?;
         let deadline = Instant::now() + patience;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());

@@ -1,5 +1,6 @@
 //! Two real servers, one that processes prompts and one that decodes.
 
+use crate::run::run;
 use crate::server::Served;
 
 fn started(line: &str) -> Served {
@@ -48,4 +49,23 @@ fn workers_that_run_other_numbers_of_mtp_layers_refuse_each_other() {
     });
     assert_eq!((prompt.0, answer.0), (200, 200), "{prompt:?} {answer:?}");
     assert!(answer.1.contains("\"completion_tokens\":12"), "{}", answer.1);
+}
+
+#[test]
+fn transfer_backends_that_cannot_be_had_are_refused_at_start() {
+    let decode = ["serve", "tiny", "--disaggregation-mode", "decode"];
+    let nixl = ["--disaggregation-transfer-backend", "nixl"];
+    let library = |path| ["--disaggregation-nixl-library", path];
+    let text = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    for (flags, why) in [
+        ([&decode[..], &nixl, &library("/nowhere.so")].concat(), "/nowhere.so cannot be loaded"),
+        ([&decode[..], &nixl, &library(text)].concat(), "Cargo.toml cannot be loaded"),
+        ([&decode[..], &library(text)].concat(), "--disaggregation-transfer-backend nixl"),
+        ([&["serve", "tiny"][..], &nixl].concat(), "--disaggregation-mode prefill or decode"),
+        ([&decode[..], &[nixl[0], "mooncake"]].concat(), "tcp and nixl are"),
+    ] {
+        let ran = run(&flags);
+        assert_eq!(ran.code, Some(2), "{flags:?}: {}", ran.stderr);
+        assert!(ran.stderr.contains(why), "{flags:?}: {}", ran.stderr);
+    }
 }

@@ -58,8 +58,7 @@ impl Tree {
     /// Adds a child of `parent`, which the draft gives `probability` behind it; answers its place.
     pub fn add(&mut self, parent: usize, token: u32, probability: f32) -> usize {
         let Node { depth, score, .. } = self.nodes[parent];
-        // A probability that rounding pushed above one must not lift a child over its parent.
-        let score = (score * probability).min(score).max(0.0);
+        let score = child_score(score, probability);
         self.nodes.push(Node { token, parent, depth: depth + 1, score });
         self.nodes.len() - 1
     }
@@ -118,7 +117,7 @@ impl Tree {
 /// At each depth, every node of the beam offers its best children; all of them join the pool, and
 /// the best go on as the next beam. In the end the best of the pool are the tree.
 #[derive(Debug, Clone)]
-pub struct Growth {
+pub struct TreeBuilder {
     shape: Shape,
     /// Everything offered, in the order of being offered. Parents are places in the pool.
     pool: Vec<Offered>,
@@ -137,16 +136,16 @@ struct Offered {
     score: f32,
 }
 
-impl Growth {
+impl TreeBuilder {
     /// A tree with what was offered after the bonus, best first.
     pub fn start(shape: Shape, first: &[Candidate]) -> Self {
         let (pool, beam) = (Vec::new(), Vec::new());
-        let mut growth = Self { shape, pool, beam, proposals: HashMap::new() };
+        let mut builder = Self { shape, pool, beam, proposals: HashMap::new() };
         if shape.steps() > 0 {
-            growth.add_children(None, first);
-            growth.choose_beam(0);
+            builder.add_children(None, first);
+            builder.choose_beam(0);
         }
-        growth
+        builder
     }
 
     /// The nodes whose continuations the draft is to continue next: places in the pool.
@@ -207,8 +206,7 @@ impl Growth {
             None => (1, 1.0),
         };
         for child in children.iter().take(self.shape.topk()) {
-            // A probability that rounding pushed above one must not lift a child over its parent.
-            let score = (score * child.probability).min(score).max(0.0);
+            let score = child_score(score, child.probability);
             self.pool.push(Offered { token: child.token, parent, depth, score });
         }
     }
@@ -241,7 +239,13 @@ impl Growth {
     }
 }
 
-/// By score, the earlier first where scores are equal.
+/// The score of a child. A probability that rounding pushed above one must not lift it over its
+/// parent.
+fn child_score(parent: f32, probability: f32) -> f32 {
+    (parent * probability).min(parent).max(0.0)
+}
+
+/// Sorts by score, the earlier first where scores are equal.
 fn sort_best_first(places: &mut [usize], pool: &[Offered]) {
     places.sort_unstable_by(|&a, &b| pool[b].score.total_cmp(&pool[a].score).then(a.cmp(&b)));
 }

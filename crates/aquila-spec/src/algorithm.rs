@@ -101,10 +101,7 @@ impl<B: Backend> Algorithm<B> {
         request: Placed<'_>,
         packed: &[u8],
     ) -> Result<bool> {
-        let parts = Unpacker::new(packed, VERSION).and_then(|mut packed| {
-            let parts = (packed.bytes()?, packed.bytes()?);
-            packed.finish().then_some(parts)
-        });
+        let parts = Unpacker::read_all(packed, VERSION, |p| Some((p.bytes()?, p.bytes()?)));
         let Some((device, host)) = parts else { return Ok(false) };
         if let Some(proposer) = &mut self.device
             && !proposer.unpack(backend, state, request.place, device)?

@@ -194,10 +194,10 @@ impl<B: Backend> Proposer<B> for RecurrentDraft<B> {
         packed: &[u8],
     ) -> Result<bool> {
         let hidden = self.drafter.seeds_mut();
-        let parts = Unpacker::new(packed, VERSION).and_then(|mut packed| {
+        let parts = Unpacker::read_all(packed, VERSION, |packed| {
             let seed = packed.seed()?;
             let row = if hidden.is_some() { Some(packed.row()?) } else { None };
-            packed.finish().then_some((seed, row))
+            Some((seed, row))
         });
         let Some((seed, row)) = parts else { return Ok(false) };
         if let (Some(seeds), Some(row)) = (hidden, row) {

@@ -164,6 +164,14 @@ pub enum DraftFor {
     Unknown,
 }
 
+impl DraftFor {
+    /// The head of this kind that comes with the tiny model and with every preset.
+    pub(crate) fn shipped_head(model: &str, kind: &str) -> Option<Self> {
+        let is_shipped = model == "tiny" || model.starts_with("preset:");
+        is_shipped.then(|| Self::Model(format!("{model}-{kind}")))
+    }
+}
+
 /// What flags say about trees.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AskedShape {

@@ -13,8 +13,8 @@ use serde_json::{Map, Value, json};
 
 use self::output::{Event, Output};
 use self::request::Body;
+use super::completion_object::metrics;
 use super::logprobs::ChatLogprobs;
-use super::metrics;
 use crate::answer::StreamEvent;
 use crate::body;
 use crate::chat::{AnswerParts, ChatAnswer};

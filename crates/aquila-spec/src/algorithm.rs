@@ -23,7 +23,7 @@ pub struct Declaration {
 
 impl Declaration {
     /// That of an algorithm which needs nothing but tokens.
-    pub fn of_tokens(name: &'static str) -> Self {
+    fn of_tokens(name: &'static str) -> Self {
         Self { name, hidden: HiddenStates::None, groups: Vec::new() }
     }
 

@@ -88,7 +88,7 @@ impl<B: Backend> Mtp<B> {
     }
 
     /// Refuses trees deeper than there are layers.
-    pub(crate) fn check_steps(layers: usize, shape: Shape) -> Result<()> {
+    fn check_steps(layers: usize, shape: Shape) -> Result<()> {
         let steps = shape.steps();
         if steps <= layers {
             return Ok(());

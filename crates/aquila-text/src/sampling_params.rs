@@ -91,9 +91,9 @@ const KEYS: [&str; 21] = [
 ];
 
 /// The most answers to one prompt.
-pub const MAX_N: u32 = 128;
+const MAX_N: u32 = 128;
 /// The most tokens reported at each place.
-pub const MAX_TOP_LOGPROBS: usize = 100;
+const MAX_TOP_LOGPROBS: usize = 100;
 /// Tokens of an answer where nothing says how many.
 pub const DEFAULT_MAX_TOKENS: usize = 128;
 
@@ -209,7 +209,7 @@ impl SamplingParams {
     }
 
     /// Sets what the answer must be like, which came as `key`; an answer is held by one grammar.
-    pub fn set_grammar(&mut self, key: &str, spec: GrammarSpec) -> Result<(), ParamError> {
+    fn set_grammar(&mut self, key: &str, spec: GrammarSpec) -> Result<(), ParamError> {
         if self.grammar.is_some() {
             let why = "an answer cannot be held by two grammars: leave one out";
             return Err(ParamError { name: key.into(), why: why.into() });

@@ -282,7 +282,7 @@ where
     let mut engine = Scheduler::new(Runner::new(backend, decoder, algorithm, &config)?, config)?;
     match speculative.as_ref().map(|s| (s, &s.policy)) {
         Some((_, PolicyPlan::Adaptive { table, num_steps })) => {
-            let policy = Adaptive::new(table.clone(), *num_steps, Vec::new())?;
+            let policy = Adaptive::new(table.clone(), *num_steps)?;
             engine.draft_by(Box::new(policy))?;
         }
         Some((s, PolicyPlan::Auto { settings, costs, limit })) if !flags.prefills_only => {

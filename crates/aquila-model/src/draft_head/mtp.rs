@@ -117,7 +117,7 @@ impl MtpSpec {
     }
 
     /// The layers that drafts of `steps` steps use.
-    pub fn used_layers(&self, steps: usize) -> usize {
+    fn used_layers(&self, steps: usize) -> usize {
         self.layers().min(steps)
     }
 

@@ -123,8 +123,8 @@ pub fn project_int8(input: &[f32], weight: &[(Vec<i8>, f32)]) -> f32 {
     sum
 }
 
-/// Turns one head by its position.
-pub fn turn(head: &mut [f32], rope: &RopeTable, position: usize) {
+/// Rotates one head by its position.
+pub fn apply_rope(head: &mut [f32], rope: &RopeTable, position: usize) {
     let half = rope.half;
     for i in 0..half {
         let (cos, sin) = (rope.cos[position * half + i], rope.sin[position * half + i]);

@@ -16,7 +16,7 @@ const LONGEST_CONTEXT: usize = 1 << 24;
 pub struct Progress {
     /// Bytes of the checkpoint that are on the backend.
     pub done_bytes: u64,
-    /// All of them.
+    /// All bytes of the checkpoint that are needed.
     pub total_bytes: u64,
 }
 

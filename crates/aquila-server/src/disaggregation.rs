@@ -21,9 +21,9 @@ use crate::submit::Ask;
 /// This server's part in requests that two workers serve.
 #[derive(Clone)]
 pub enum Role {
-    /// It processes prompts.
+    /// The worker processes prompts.
     Prefill(Arc<PrefillWorker>),
-    /// It decodes.
+    /// The worker decodes.
     Decode(Arc<DecodeWorker>),
 }
 
@@ -213,7 +213,7 @@ impl<'a> Transfers<'a> {
         Ok(all)
     }
 
-    /// That of the next answer.
+    /// The transfer of the next answer.
     pub fn next(&mut self) -> Transfer {
         self.transfers.pop().unwrap_or_default()
     }
@@ -225,7 +225,7 @@ impl<'a> Transfers<'a> {
         }
     }
 
-    /// They were not submitted.
+    /// Closes the rooms of answers that were not submitted.
     pub fn close(self) {
         let Some(Role::Prefill(worker)) = self.role else { return };
         for (number, _) in &self.rooms {

@@ -33,7 +33,7 @@ const SAMPLING: [&str; 12] = [
     "logit_bias",
 ];
 
-/// The fields of a request that nobody has taken yet.
+/// The fields of a request that were not taken yet.
 #[derive(Debug)]
 pub(crate) struct Fields {
     values: Map<String, Value>,
@@ -172,7 +172,7 @@ impl Fields {
         Ok(())
     }
 
-    /// Refuses what nobody has looked for, but for fields `without_effect` and for nulls; `within`
+    /// Refuses what was not looked for, but for fields `without_effect` and for nulls; `within`
     /// is the object that these are the fields of, with a dot behind it.
     pub fn finish(mut self, within: &str, without_effect: &[&'static str]) -> Result<(), Refusal> {
         self.known.extend(without_effect);

@@ -163,7 +163,7 @@ pub trait Proposer<B: Backend>: Send {
     /// The stores of keys and values of one of its groups.
     fn kv(&self, group: usize) -> &[B::Kv];
 
-    /// The same, to be written.
+    /// The stores of keys and values of one of its groups, to be written.
     fn kv_mut(&mut self, group: usize) -> &mut [B::Kv];
 
     /// What another machine needs to draft the next tree of the request at `place`, beside its

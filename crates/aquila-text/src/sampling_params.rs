@@ -112,7 +112,7 @@ pub struct CheckedParams {
     pub n: u32,
     /// Log-probabilities of the answer: how many of the most likely tokens, if at all.
     pub logprobs: Option<usize>,
-    /// The same for the prompt.
+    /// Log-probabilities of the prompt: how many of the most likely tokens, if at all.
     pub prompt_logprobs: Option<usize>,
     /// What of the rows of its tokens to report; callers set it from the request itself.
     pub returned: Returned,

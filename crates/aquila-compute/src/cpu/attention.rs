@@ -9,8 +9,7 @@ use super::rowwise;
 use super::share::check;
 use crate::{AttentionParams, HeadShape, Result, RopeTable};
 
-/// Multiply-adds of an attention, counted once for keys, below which it is not worth waking anyone
-/// for.
+/// Multiply-adds of an attention, counted once for keys, below which one thread does all of it.
 const SMALL_ATTENTION: usize = 64 << 10;
 
 impl CpuBackend {
@@ -54,7 +53,7 @@ impl CpuBackend {
                         let weight = if head < heads.heads { q } else { k };
                         rowwise::rms_norm(isa, at, weight.as_ptr(), d, epsilon, at);
                     }
-                    rowwise::turn(isa, at, cos.as_ptr(), sin.as_ptr(), half);
+                    rowwise::apply_rope(isa, at, cos.as_ptr(), sin.as_ptr(), half);
                 }
             }
             let (keys, values) = values[heads.q_width()..].split_at(heads.kv_width());

@@ -35,7 +35,7 @@ pub(super) struct Product {
 /// What becomes of the sums of a product.
 #[derive(Clone, Copy)]
 pub(super) enum Finish {
-    /// They are the outputs.
+    /// The sums are the outputs.
     Outputs(Accumulate),
     /// So many panels are gates, as many behind them are ups, and the outputs are what gates let
     /// through.

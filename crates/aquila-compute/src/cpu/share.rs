@@ -10,13 +10,13 @@ use super::rowwise;
 use super::weight::CpuWeight;
 use crate::{Activation, Error, Result, WeightFormat};
 
-/// Packed bytes below which a product is not worth waking anyone for.
+/// Packed bytes below which one thread does all of a product.
 pub(super) const SMALL_PRODUCT: usize = 128 << 10;
 
 /// Packed bytes that a thread takes of a product at a time, at most, unless a tile is larger.
 pub(super) const CHUNK: usize = 64 << 10;
 
-/// Elements of a row-wise operation below which it is not worth waking anyone for.
+/// Elements of a row-wise operation below which one thread does all of it.
 const SMALL_ROWS: usize = 64 << 10;
 
 /// An error that says what does not fit.

@@ -114,13 +114,13 @@ impl Tree {
 
 /// A tree that is being drafted.
 ///
-/// At each depth, every node of the beam offers its best children; all of them join the pool, and
-/// the best go on as the next beam. In the end the best of the pool are the tree.
+/// At each depth, the draft proposes the best children of every node of the beam; all of them join
+/// the pool, and the best go on as the next beam. In the end the best of the pool are the tree.
 #[derive(Debug, Clone)]
 pub struct TreeBuilder {
     shape: Shape,
-    /// Everything offered, in the order of being offered. Parents are places in the pool.
-    pool: Vec<Offered>,
+    /// Everything proposed, in the order of being proposed. Parents are places in the pool.
+    pool: Vec<Proposed>,
     /// The nodes that go on, best first.
     beam: Vec<usize>,
     /// What the children of a node of the pool, or of the root, were drawn from.
@@ -128,7 +128,7 @@ pub struct TreeBuilder {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Offered {
+struct Proposed {
     token: u32,
     /// None for children of the root.
     parent: Option<usize>,
@@ -137,7 +137,7 @@ struct Offered {
 }
 
 impl TreeBuilder {
-    /// A tree with what was offered after the bonus, best first.
+    /// A tree with what was proposed after the bonus, best first.
     pub fn start(shape: Shape, first: &[Candidate]) -> Self {
         let (pool, beam) = (Vec::new(), Vec::new());
         let mut builder = Self { shape, pool, beam, proposals: HashMap::new() };
@@ -190,11 +190,11 @@ impl TreeBuilder {
         self.proposals.insert(parent, from);
     }
 
-    /// Adds what was offered after each node of the beam, best first, and moves the beam down.
-    pub fn grow(&mut self, offered: &[Vec<Candidate>]) {
-        assert_eq!(offered.len(), self.beam.len(), "candidates for each node of the beam");
+    /// Adds what was proposed after each node of the beam, best first, and moves the beam down.
+    pub fn grow(&mut self, proposed: &[Vec<Candidate>]) {
+        assert_eq!(proposed.len(), self.beam.len(), "candidates for each node of the beam");
         let first = self.pool.len();
-        for (parent, children) in std::mem::take(&mut self.beam).into_iter().zip(offered) {
+        for (parent, children) in std::mem::take(&mut self.beam).into_iter().zip(proposed) {
             self.add_children(Some(parent), children);
         }
         self.choose_beam(first);
@@ -207,7 +207,7 @@ impl TreeBuilder {
         };
         for child in children.iter().take(self.shape.topk()) {
             let score = child_score(score, child.probability);
-            self.pool.push(Offered { token: child.token, parent, depth, score });
+            self.pool.push(Proposed { token: child.token, parent, depth, score });
         }
     }
 
@@ -217,7 +217,7 @@ impl TreeBuilder {
         self.beam.truncate(self.shape.topk());
     }
 
-    /// The tree below `bonus`: the best nodes of the pool, in the order of being offered.
+    /// The tree below `bonus`: the best nodes of the pool, in the order of being proposed.
     pub fn finish(self, bonus: u32) -> Tree {
         let mut kept: Vec<usize> = (0..self.pool.len()).collect();
         sort_best_first(&mut kept, &self.pool);
@@ -226,7 +226,7 @@ impl TreeBuilder {
         let mut tree = Tree::root(bonus);
         let mut place = vec![usize::MAX; self.pool.len()];
         for at in kept {
-            let Offered { token, parent, depth, score } = self.pool[at];
+            let Proposed { token, parent, depth, score } = self.pool[at];
             place[at] = tree.nodes.len();
             let parent = parent.map_or(0, |parent| place[parent]);
             debug_assert!(parent != usize::MAX, "a node is kept only with its parent");
@@ -246,6 +246,6 @@ fn child_score(parent: f32, probability: f32) -> f32 {
 }
 
 /// Sorts by score, the earlier first where scores are equal.
-fn sort_best_first(places: &mut [usize], pool: &[Offered]) {
+fn sort_best_first(places: &mut [usize], pool: &[Proposed]) {
     places.sort_unstable_by(|&a, &b| pool[b].score.total_cmp(&pool[a].score).then(a.cmp(&b)));
 }

@@ -142,7 +142,7 @@ impl MtpCheckpoint {
         Self::open_with(location, load, target, &HeadOptions::default())
     }
 
-    /// The same, with what users decide.
+    /// As [`Self::open`], with what users decide where the config may mislead.
     pub fn open_with(
         location: &Location,
         load: LoadFormat,

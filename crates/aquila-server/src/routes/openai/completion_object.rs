@@ -37,7 +37,7 @@ pub(super) struct CompletionObject<'a, C> {
     model: &'a str,
     system_fingerprint: &'static str,
     choices: &'a [C],
-    /// In chunks, null until the last; left out where nobody asked for it.
+    /// In chunks, null until the last; left out where it was not asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<UsageReport>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -82,7 +82,7 @@ impl CompletionHead {
         }
     }
 
-    /// The chunk after the last choice of `answers` answers, where somebody asked for what it says.
+    /// The chunk after the last choice of `answers` answers, where what it says was asked for.
     pub fn last_chunk<'a>(
         &'a self,
         app: &'a App,

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::CpuBackend;
 use super::kv::CpuKv;
-use super::matmul::Finish;
 use super::moe::{CpuExperts, CpuRouting, Mixture};
 use super::plan::CpuPlan;
+use super::product::Finish;
 use super::rows::CpuRows;
 use super::rowwise;
 use super::share::check;

@@ -4,7 +4,8 @@ use std::sync::{MutexGuard, PoisonError};
 
 use super::CpuBackend;
 use super::int8::{self, Quantized, QuantizedRows};
-use super::matmul::{self, Finish, Product};
+use super::matmul;
+use super::product::{Finish, Product};
 use super::rows::CpuRows;
 use super::rowwise;
 use super::weight::CpuWeight;

@@ -188,7 +188,7 @@ impl KvCache {
     }
 
     /// Takes a sequence back: publishes it, as [`publish`](Self::publish) does, unlocks it and
-    /// frees what is not cached. For requests that finish or are retracted.
+    /// frees what is not cached. For requests that finish or are preempted.
     pub fn release(&mut self, mut seq: Sequence, tokens: &[u32]) {
         self.publish(&mut seq, tokens);
         self.discard(seq);

@@ -107,17 +107,17 @@ pub(crate) async fn chat(State(app): State<Shared>, request: Request) -> Result<
     let streams = chat.settings.stream;
     let prepared = app.prepare_chat(body, chat, "messages", "chatcmpl-").await?;
     if app.hands_over() {
-        return app.hand_over(prepared.asks, "messages").await;
+        return app.hand_over(prepared.submissions, "messages").await;
     }
     let object = if streams { "chat.completion.chunk" } else { "chat.completion" };
     let head = CompletionHead::new(prepared.id, object, reported);
     let (params, format) = (prepared.params, prepared.format);
     if streams {
-        let pieces = app.submit_streaming(prepared.asks, "messages")?;
+        let pieces = app.submit_streaming(prepared.submissions, "messages")?;
         let name = head.id.clone();
         return Ok(stream::respond(pieces, Chunks::new(app, head, params, &format), &name));
     }
-    let answers = app.ask_for_all(prepared.asks, "messages").await?;
+    let answers = app.submit_whole(prepared.submissions, "messages").await?;
     let (choices, usage) = choices(&app, &params, &format, &answers);
     Ok(respond(&head.whole(&app, &choices, usage), Some(&head.id)))
 }

@@ -19,7 +19,7 @@ use crate::refusal::Refusal;
 use crate::routes::json as respond;
 use crate::state::{App, Shared};
 use crate::stream::{self, EventWriter, ResponseFormat};
-use crate::submit::{Ask, RequestGuards};
+use crate::submit::{RequestGuards, Submission};
 use crate::unserved::{COMPLETIONS, WITHOUT_EFFECT};
 
 /// Tokens of an answer where nothing says how many, as in OpenAI's API.
@@ -83,16 +83,15 @@ pub(crate) async fn completions(
     let (echoes, prompts) = body.work(echo).await?;
     drop(body);
     let id = settings.name.unwrap_or_else(|| app.identifiers.next("cmpl-"));
-    let ask =
-        |prompt| Ask { name: id.clone(), prompt, params: params.clone(), prefill: Vec::new() };
-    let mut asks: Vec<Ask> = prompts.into_iter().map(ask).collect();
-    settings.bootstrap.assign(&app, &mut asks)?;
+    let submission = |prompt| Submission::new(id.clone(), prompt, params.clone());
+    let mut submissions: Vec<Submission> = prompts.into_iter().map(submission).collect();
+    settings.bootstrap.assign(&app, &mut submissions)?;
     if app.hands_over() {
-        return app.hand_over(asks, "prompt").await;
+        return app.hand_over(submissions, "prompt").await;
     }
     let head = CompletionHead::new(id.clone(), "text_completion", reported);
     if settings.stream {
-        let pieces = app.submit_streaming(asks, "prompt")?;
+        let pieces = app.submit_streaming(submissions, "prompt")?;
         let count = pieces.guards.answers();
         let answers = (0..count).map(|_| Progress::default()).collect();
         let rounds = RoundReporter::for_answers(&app, &params, count);
@@ -108,7 +107,7 @@ pub(crate) async fn completions(
         };
         return Ok(stream::respond(pieces, format, &id));
     }
-    let answers = app.ask_for_all(asks, "prompt").await?;
+    let answers = app.submit_whole(submissions, "prompt").await?;
     let choices = choices(&app, &params, &echoes, &answers);
     let usage = UsageReport::of(&answers, params.n as usize);
     Ok(respond(&head.whole(&app, &choices, usage), Some(&id)))

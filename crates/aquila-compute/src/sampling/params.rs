@@ -41,7 +41,7 @@ impl Default for Sampling {
 
 impl Sampling {
     /// Temperatures below this are greedy: quotients would leave the range of f32.
-    const GREEDY_BELOW: f32 = 1e-5;
+    pub const GREEDY_BELOW: f32 = 1e-5;
 
     /// Whether the choice is an argmax without noise or filter.
     pub fn is_greedy(&self) -> bool {

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::{DraftHead, Inspection};
+use crate::memory::ByteSize;
 
 impl fmt::Display for Inspection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -38,13 +39,13 @@ impl fmt::Display for Inspection {
         line("tokenizer", Some(if self.tokenizer { "tokenizer.json" } else { without }.into()))?;
         for (i, file) in self.files.iter().enumerate() {
             let what = if i == 0 { "files" } else { "" };
-            line(what, Some(format!("{} ({})", file.name, size(file.bytes))))?;
+            line(what, Some(format!("{} ({})", file.name, ByteSize(file.bytes))))?;
         }
         if let Some(m) = &self.memory {
-            let [bf16, int8] = [m.weights_bf16, m.weights_int8].map(size);
+            let [bf16, int8] = [m.weights_bf16, m.weights_int8].map(ByteSize);
             line("weights", Some(format!("{bf16} as bfloat16, {int8} as int8")))?;
             let [f32, bf16, full] =
-                [m.kv_per_token_f32, m.kv_per_token_bf16, m.kv_of_a_context_f32].map(size);
+                [m.kv_per_token_f32, m.kv_per_token_bf16, m.kv_of_a_context_f32].map(ByteSize);
             let text = format!("{f32} per token as float32, {bf16} as bfloat16; {full} a context");
             line("kv cache", Some(text))?;
         }
@@ -53,16 +54,6 @@ impl fmt::Display for Inspection {
             Some(reason) => format!("no: {reason}"),
         };
         line("servable", Some(verdict))
-    }
-}
-
-/// A number of bytes for people.
-fn size(bytes: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let power = (bytes.max(1).ilog2() / 10) as usize;
-    match power {
-        0 => format!("{bytes} B"),
-        _ => format!("{:.1} {}", bytes as f64 / (1u64 << (10 * power)) as f64, units[power]),
     }
 }
 

@@ -139,7 +139,7 @@ pub trait Backend: Send + Sync + 'static {
     ) -> Result<()>;
 
     /// Of rows that hold queries, keys and values: norms each query and key head where `norms`
-    /// (of queries, of keys, epsilon) is given, turns both by position, leaves the queries in
+    /// (of queries, of keys, epsilon) is given, rotates both by position, leaves the queries in
     /// place and writes keys and values of `layer` to the rows' slots.
     #[allow(clippy::too_many_arguments)]
     fn write_kv(

@@ -13,7 +13,7 @@ use crate::round::Shape;
 pub enum Bug {
     /// A node of a tree that is drafted runs one position too far.
     DraftPosition,
-    /// A node attends to whoever sat in the slots of its branch, not to its ancestors.
+    /// A node attends to whatever was in the slots of its branch, not to its ancestors.
     BranchSlots,
     /// The oldest row that became certain is left out when the draft catches up.
     ExtendWidth,
@@ -36,7 +36,7 @@ pub enum Bug {
 }
 
 impl Bug {
-    /// All of them.
+    /// All bugs that can be put back.
     pub const ALL: [Bug; 11] = [
         Bug::DraftPosition,
         Bug::BranchSlots,

@@ -89,7 +89,7 @@ pub fn exp(x: f32) -> f32 {
 
 /// `e^x - 1` in f32: constant below [`EXP_LOW`] and above [`EXP_HIGH`].
 #[inline(always)]
-pub fn exp_m1(x: f32) -> f32 {
+fn exp_m1(x: f32) -> f32 {
     let x = if x > EXP_HIGH { EXP_HIGH } else { x };
     let (p, power) = exp_parts(if x < EXP_LOW { EXP_LOW } else { x });
     fma(p, power, power - 1.0)
@@ -119,7 +119,7 @@ pub fn gelu_tanh(x: f32) -> f32 {
 }
 
 /// `e^x` in f64, for `|x| < 700`.
-pub fn exp_f64(x: f64) -> f64 {
+fn exp_f64(x: f64) -> f64 {
     let n = (x * LOG2_E + ROUND_F64) - ROUND_F64;
     let r = (x - n * 0.693_147_180_369_123_8) - n * 1.908_214_929_270_587_7e-10;
     let mut sum = 1.0;

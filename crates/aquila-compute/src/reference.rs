@@ -103,7 +103,7 @@ pub fn quantize_weights(group: &[f32]) -> (Vec<i8>, f32) {
 }
 
 /// A group of activations as 8-bit integers with an f32 scale.
-pub fn quantize_row_group(group: &[f32]) -> (Vec<i8>, f32) {
+fn quantize_row_group(group: &[f32]) -> (Vec<i8>, f32) {
     let largest = group.iter().fold(0.0f32, |m, x| m.max(x.abs()));
     if largest < 1e-30 {
         return (vec![0; group.len()], 0.0);
@@ -123,8 +123,8 @@ pub fn project_int8(input: &[f32], weight: &[(Vec<i8>, f32)]) -> f32 {
     sum
 }
 
-/// Turns one head by its position.
-pub fn turn(head: &mut [f32], rope: &RopeTable, position: usize) {
+/// Rotates one head by its position.
+pub fn apply_rope(head: &mut [f32], rope: &RopeTable, position: usize) {
     let half = rope.half;
     for i in 0..half {
         let (cos, sin) = (rope.cos[position * half + i], rope.sin[position * half + i]);

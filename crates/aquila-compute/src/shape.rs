@@ -153,7 +153,7 @@ impl KvShape {
 }
 
 /// Cosines and sines of every position, for rotary embedding in the half-split form: of a head of
-/// width d, element i < rotary/2 is turned with element i + rotary/2.
+/// width d, element i < rotary/2 is rotated with element i + rotary/2.
 #[derive(Debug, Clone)]
 pub struct RopeTable {
     /// Half the rotated width: how many angles a position has.

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use aquila_model::Needs;
+use aquila_model::memory::ByteSize;
 
 /// Memory that does not suffice.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -11,7 +12,7 @@ pub enum BudgetError {
     #[error(
         "weights ({}) and scratch ({}) exceed the {} that a memory fraction of {fraction} of {} \
          allows: raise it, or read fewer prompt tokens a round",
-        Bytes(*weights), Bytes(*scratch), Bytes(*limit), Bytes(*available)
+        ByteSize(*weights), ByteSize(*scratch), ByteSize(*limit), ByteSize(*available)
     )]
     Fixed {
         /// Bytes of weights.
@@ -28,7 +29,7 @@ pub enum BudgetError {
     /// A KV pool that is larger than what is left.
     #[error(
         "a KV pool of {tokens} tokens needs {}, but {} are left: {fitting} tokens fit",
-        Bytes(*needed), Bytes(*left)
+        ByteSize(*needed), ByteSize(*left)
     )]
     Pool {
         /// Tokens that the pool was to hold.
@@ -44,7 +45,7 @@ pub enum BudgetError {
     #[error(
         "no page of {page_size} slots fits into the {} left for keys and values: raise the memory \
          fraction or the tokens of the KV pool",
-        Bytes(*left)
+        ByteSize(*left)
     )]
     NoPage {
         /// Slots of a page.
@@ -138,32 +139,15 @@ impl Budget {
 impl fmt::Display for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for line in &self.lines {
-            writeln!(f, "{:<24} {:>12}", line.what, Bytes(line.bytes).to_string())?;
+            writeln!(f, "{:<24} {:>12}", line.what, ByteSize(line.bytes).to_string())?;
         }
         write!(
             f,
             "{:<24} {:>12} of {}",
             "total",
-            Bytes(self.total()).to_string(),
-            Bytes(self.limit)
+            ByteSize(self.total()).to_string(),
+            ByteSize(self.limit)
         )
-    }
-}
-
-/// A size for people.
-struct Bytes(u64);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut value = self.0 as f64;
-        let mut units = ["B", "KiB", "MiB", "GiB"].iter();
-        let mut unit = units.next().expect("there are four units");
-        while value >= 1024.0 {
-            let Some(larger) = units.next() else { break };
-            value /= 1024.0;
-            unit = larger;
-        }
-        if *unit == "B" { write!(f, "{value} B") } else { write!(f, "{value:.1} {unit}") }
     }
 }
 

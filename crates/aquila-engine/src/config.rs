@@ -67,7 +67,7 @@ pub struct EngineConfig {
 }
 
 /// Rows whose logits one round may ask for beyond one per running request.
-pub(crate) const PROMPT_LOGPROB_ROWS: usize = 64;
+const PROMPT_LOGPROB_ROWS: usize = 64;
 
 impl EngineConfig {
     /// Refuses settings that no engine can work with.

@@ -112,7 +112,7 @@ impl EngineHandle {
         let _ = self.commands.send(Command::Deliver(id, delivery));
     }
 
-    /// Drops every cached prefix that nobody uses; answers how many pages that were.
+    /// Drops every cached prefix that no request uses; answers how many pages that were.
     pub fn flush_cache(&self) -> usize {
         let (reply, answer) = mpsc::channel();
         let sent = self.commands.send(Command::Flush(reply));

@@ -39,7 +39,7 @@ pub struct Snapshot {
     pub waiting: usize,
     /// Requests that hold KV.
     pub running: usize,
-    /// Slots that requests hold; cached prefixes that nobody uses count as free.
+    /// Slots that requests hold; cached prefixes that no request uses count as free.
     pub used_slots: usize,
     /// Slots of the pool.
     pub total_slots: usize,

@@ -14,7 +14,7 @@ use crate::request::RequestId;
 /// Which other engine has a part in a request.
 #[derive(Default)]
 pub enum Transfer {
-    /// None.
+    /// No other engine: the request is processed and decoded here.
     #[default]
     None,
     /// Its prompt is processed here and its answer decoded elsewhere. It waits until

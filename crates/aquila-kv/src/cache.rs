@@ -15,7 +15,7 @@ use crate::prefix_tree::PrefixTree;
 use crate::sequence::Rows;
 use crate::{CacheConfig, Error, Full, Group, Namespace, Sequence};
 
-/// The slots of all groups, and who has them.
+/// The slots of all groups, and which sequence or prefix has them.
 #[derive(Debug)]
 pub struct KvCache {
     pub(crate) page_size: usize,
@@ -34,7 +34,7 @@ pub(crate) struct Store {
 /// Where the pages of a group are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
-    /// Pages that nobody has.
+    /// Pages that neither a sequence nor a prefix has.
     pub free: usize,
     /// Pages that one sequence has for itself.
     pub held: usize,
@@ -42,7 +42,7 @@ pub struct Usage {
     pub cached: usize,
     /// Those of `cached` that sequences have locked; the others can be evicted.
     pub locked: usize,
-    /// All pages.
+    /// All pages of the group.
     pub total: usize,
 }
 
@@ -188,7 +188,7 @@ impl KvCache {
     }
 
     /// Takes a sequence back: publishes it, as [`publish`](Self::publish) does, unlocks it and
-    /// frees what is not cached. For requests that finish or are retracted.
+    /// frees what is not cached. For requests that finish or are preempted.
     pub fn release(&mut self, mut seq: Sequence, tokens: &[u32]) {
         self.publish(&mut seq, tokens);
         self.discard(seq);

@@ -245,7 +245,7 @@ impl PrefixTree {
         }
     }
 
-    /// Whether a sequence that ends at `id` may lengthen it in place: nobody else uses its end.
+    /// Whether a sequence that ends at `id` may lengthen it in place: no other sequence uses its end.
     fn grows(&self, id: NodeId) -> bool {
         let node = self.node(id);
         node.parent.is_some() && node.children.is_empty() && node.pins == 1

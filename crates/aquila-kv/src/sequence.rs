@@ -13,7 +13,7 @@ use crate::{Group, Namespace};
 ///
 /// The slots below [`committed`](Self::committed) hold the rows of the request's tokens; those
 /// from there to [`reserved`](Self::reserved) are scratch, one for each row of a chunk or each
-/// node of a draft tree, and nobody else sees them.
+/// node of a draft tree, and no other request sees them.
 #[derive(Debug)]
 #[must_use = "a sequence must be given back with release() or discard()"]
 pub struct Sequence {

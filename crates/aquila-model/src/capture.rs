@@ -66,12 +66,12 @@ impl<B: Backend> Capture<B> {
         &self.rows
     }
 
-    /// The same, to be moved about.
+    /// The captured rows, to be moved.
     pub fn rows_mut(&mut self) -> &mut B::Rows {
         &mut self.rows
     }
 
-    /// The same, for good.
+    /// The captured rows, without the capture.
     pub fn into_rows(self) -> B::Rows {
         self.rows
     }

@@ -82,14 +82,8 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<Self> {
         check_positions(positions)?;
         let spec = checkpoint.spec().clone();
-        let mut loading = Loading {
-            backend,
-            source: checkpoint.tensors(),
-            format,
-            done_bytes: 0,
-            total_bytes: checkpoint.tensor_bytes(),
-            progress,
-        };
+        let (source, bytes) = (checkpoint.tensors(), checkpoint.tensor_bytes());
+        let mut loading = Loading::begin(backend, source, format, bytes, progress);
         let table = loading.tensor(&spec.embedding())?;
         let embedding = Arc::new(backend.table(&table)?);
         let groups = spec.kv_groups();

@@ -39,7 +39,7 @@ pub struct AttentionSpec {
     pub window: Option<usize>,
     /// Rotary embedding.
     pub rope: RopeSpec,
-    /// Whether each query and key head is normed before it is turned.
+    /// Whether each query and key head is normed before it is rotated.
     pub qk_norm: bool,
     /// Whether the projections to queries, keys and values have biases.
     pub qkv_bias: bool,

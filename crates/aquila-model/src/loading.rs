@@ -16,7 +16,7 @@ const LONGEST_CONTEXT: usize = 1 << 24;
 pub struct Progress {
     /// Bytes of the checkpoint that are on the backend.
     pub done_bytes: u64,
-    /// All of them.
+    /// All bytes of the checkpoint that are needed.
     pub total_bytes: u64,
 }
 
@@ -29,17 +29,28 @@ pub(crate) fn check_positions(positions: usize) -> Result<()> {
     Err(Error::Plan(problem))
 }
 
-/// A load on its way.
+/// The load of a checkpoint, while it goes on.
 pub(crate) struct Loading<'a, B: Backend> {
-    pub backend: &'a B,
-    pub source: &'a dyn TensorSource,
-    pub format: WeightFormat,
-    pub done_bytes: u64,
-    pub total_bytes: u64,
-    pub progress: &'a mut dyn FnMut(Progress),
+    backend: &'a B,
+    source: &'a dyn TensorSource,
+    format: WeightFormat,
+    done_bytes: u64,
+    total_bytes: u64,
+    progress: &'a mut dyn FnMut(Progress),
 }
 
-impl<B: Backend> Loading<'_, B> {
+impl<'a, B: Backend> Loading<'a, B> {
+    /// Begins to load the tensors of `source`, of which `total_bytes` are needed.
+    pub fn begin(
+        backend: &'a B,
+        source: &'a dyn TensorSource,
+        format: WeightFormat,
+        total_bytes: u64,
+        progress: &'a mut dyn FnMut(Progress),
+    ) -> Self {
+        Self { backend, source, format, done_bytes: 0, total_bytes, progress }
+    }
+
     /// A tensor, its shape as the checkpoint was checked for when it was opened.
     pub fn tensor(&mut self, expected: &Expected) -> Result<HostTensor> {
         let tensor = self.source.get(&expected.name)?;

@@ -1,5 +1,7 @@
 //! How much memory a model takes, from its spec alone: for the table at start and for `inspect`.
 
+use std::fmt;
+
 use aquila_compute::{HeadShape, INT8_GROUP, KvDtype, KvShape, PlanBounds, WeightFormat};
 
 use crate::layer_spec::{AttentionSpec, FeedForward, Mixer};
@@ -17,6 +19,21 @@ pub struct Needs {
     pub kv_per_token: u64,
     /// Bytes of texts that drafts are looked up in.
     pub texts: u64,
+}
+
+/// A number of bytes, written for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ByteSize(pub u64);
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+        let power = (self.0.max(1).ilog2() / 10) as usize;
+        match power {
+            0 => write!(f, "{} B", self.0),
+            _ => write!(f, "{:.1} {}", self.0 as f64 / (1u64 << (10 * power)) as f64, units[power]),
+        }
+    }
 }
 
 /// Layers of equal mixers, which share a store of keys and values.

@@ -31,7 +31,7 @@ pub struct ModelSpec {
     pub hidden_size: usize,
     /// The layers, first to last.
     pub layers: Vec<LayerSpec>,
-    /// All its norms.
+    /// How all norms of the model compute.
     pub norm: NormSpec,
     /// What embeddings are multiplied by before the first layer.
     pub embedding_scale: f32,
@@ -162,7 +162,7 @@ impl ModelSpec {
     }
 }
 
-/// Heads that can be shared out and turned.
+/// The shape of attention heads, refused where heads cannot share keys or be rotated.
 pub(crate) fn heads(
     config: &Settings<'_>,
     heads: usize,

@@ -1,4 +1,4 @@
-//! Rotary embedding: which angle each pair of a head turns by, per position.
+//! Rotary embedding: by which angle each pair of a head is rotated, per position.
 //!
 //! The formulas are those of transformers' `modeling_rope_utils`, whose outputs our tests compare
 //! with; all powers and logarithms are our own, so a table is the same on every machine.
@@ -23,9 +23,9 @@ pub struct RopeSpec {
 pub enum RopeKind {
     /// Not at all.
     Default,
-    /// All by one factor.
+    /// All frequencies are divided by one factor.
     Linear {
-        /// Every frequency is divided by this.
+        /// The factor.
         factor: f64,
     },
     /// Low frequencies by a factor, high ones not, with a ramp between (Llama 3.1).

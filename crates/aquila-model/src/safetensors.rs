@@ -75,10 +75,7 @@ impl TensorSource for Safetensors {
         let Some(Entry { info, bytes }) = self.tensors.get(name) else {
             return Err(Error::tensor(&self.origin, name, "is missing"));
         };
-        let dtype = info.dtype.ok_or_else(|| {
-            Error::tensor(&info.origin, name, format!("type {} is not read", info.stored_as))
-        })?;
-        Ok(HostTensor::new(name, dtype, info.shape.clone(), bytes.clone())?)
+        info.tensor(name, bytes.clone())
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::btree_map::Entry;
 use std::path::Path;
 
 use aquila_compute::{DType, HostTensor};
+use bytes::Bytes;
 use serde_json::Value;
 
 use crate::config::shown;
@@ -32,6 +33,14 @@ impl TensorInfo {
     pub fn is_float(&self) -> bool {
         matches!(self.dtype, Some(DType::Bf16 | DType::F16 | DType::F32))
     }
+
+    /// The tensor of this name, with its bytes; refused where its type is not one that is read.
+    pub(crate) fn tensor(&self, name: &str, bytes: Bytes) -> Result<HostTensor> {
+        let dtype = self.dtype.ok_or_else(|| {
+            Error::tensor(&self.origin, name, format!("type {} is not read", self.stored_as))
+        })?;
+        Ok(HostTensor::new(name, dtype, self.shape.clone(), bytes)?)
+    }
 }
 
 /// Named tensors: a file, several, or random numbers.
@@ -51,42 +60,6 @@ pub trait TensorSource: Send + Sync {
     /// Whether a tensor exists.
     fn contains(&self, name: &str) -> bool {
         self.info(name).is_some()
-    }
-}
-
-impl<T: TensorSource + ?Sized> TensorSource for &T {
-    fn origin(&self) -> &str {
-        (**self).origin()
-    }
-
-    fn names(&self) -> Vec<&str> {
-        (**self).names()
-    }
-
-    fn info(&self, name: &str) -> Option<TensorInfo> {
-        (**self).info(name)
-    }
-
-    fn get(&self, name: &str) -> Result<HostTensor> {
-        (**self).get(name)
-    }
-}
-
-impl TensorSource for Box<dyn TensorSource> {
-    fn origin(&self) -> &str {
-        (**self).origin()
-    }
-
-    fn names(&self) -> Vec<&str> {
-        (**self).names()
-    }
-
-    fn info(&self, name: &str) -> Option<TensorInfo> {
-        (**self).info(name)
-    }
-
-    fn get(&self, name: &str) -> Result<HostTensor> {
-        (**self).get(name)
     }
 }
 

@@ -5,6 +5,8 @@
 //! `AQUILA_FUZZ_FILES` says how many files each loader gets, and `AQUILA_FUZZ_SEED` makes it another
 //! run; every run of the same number and seed is the same.
 
+#[path = "model/safetensors_writer.rs"]
+mod safetensors_writer;
 #[path = "model/torch_writer.rs"]
 mod torch_writer;
 
@@ -259,26 +261,7 @@ fn configs() {
 
 /// Some tensors in the form of a safetensors file.
 fn safetensors(tensors: &[HostTensor]) -> Vec<u8> {
-    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
-    for tensor in tensors {
-        let dtype = match tensor.dtype() {
-            DType::I64 => "I64",
-            DType::Bool => "BOOL",
-            DType::Bf16 => "BF16",
-            DType::F16 => "F16",
-            DType::F32 => "F32",
-        };
-        let begin = data.len();
-        data.extend_from_slice(tensor.bytes());
-        let offsets = [begin, data.len()];
-        let entry = json!({ "dtype": dtype, "shape": tensor.shape(), "data_offsets": offsets });
-        header.insert(tensor.name().to_owned(), entry);
-    }
-    let header = Value::Object(header).to_string();
-    let mut file = (header.len() as u64).to_le_bytes().to_vec();
-    file.extend(header.bytes());
-    file.extend(data);
-    file
+    safetensors_writer::safetensors_file(tensors.iter().map(|tensor| (tensor.name(), tensor)))
 }
 
 fn tensors() -> Vec<HostTensor> {

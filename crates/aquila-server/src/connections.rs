@@ -101,7 +101,7 @@ impl Place {
     }
 
     /// Notes that the server waits for the client.
-    pub fn set_waiting(&self) {
+    fn set_waiting(&self) {
         let mut wait = self.wait();
         if wait.is_none() {
             let mut state = self.all.state();

@@ -19,15 +19,15 @@ const EXPOSED: HeaderValue = HeaderValue::from_static("x-request-id, retry-after
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 const ANY: HeaderValue = HeaderValue::from_static("*");
 
-/// Whose pages may ask.
+/// The origins whose pages may ask.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum AllowedOrigins {
-    /// Nobody's but those of this server.
+    /// Pages of this server alone.
     #[default]
     None,
-    /// Everybody's.
+    /// Pages of any origin.
     Any,
-    /// Those of these origins.
+    /// Pages of these origins.
     Of(Vec<String>),
 }
 

@@ -16,14 +16,14 @@ use crate::metrics::{Page, escaped};
 use crate::refusal::Refusal;
 use crate::routes::json as respond;
 use crate::state::App;
-use crate::submit::Ask;
+use crate::submit::Submission;
 
 /// This server's part in requests that two workers serve.
 #[derive(Clone)]
 pub enum Role {
-    /// It processes prompts.
+    /// The worker processes prompts.
     Prefill(Arc<PrefillWorker>),
-    /// It decodes.
+    /// The worker decodes.
     Decode(Arc<DecodeWorker>),
 }
 
@@ -113,14 +113,14 @@ impl Bootstrap {
 
     /// Notes the prefill worker of each answer. Where this server has no role, it does all of a
     /// request, whatever a router says.
-    pub fn assign(self, app: &App, asks: &mut [Ask]) -> Result<(), Refusal> {
+    pub fn assign(self, app: &App, submissions: &mut [Submission]) -> Result<(), Refusal> {
         let Self { host, port, room } = self;
         let Some(role) = &app.settings.role else { return Ok(()) };
         let missing = || {
             let why = format!("is missing: this is a {} worker, behind a router", role.name());
             Refusal::param("bootstrap_room", why)
         };
-        let count: usize = asks.iter().map(|ask| ask.params.n as usize).sum();
+        let count: usize = submissions.iter().map(Submission::answers).sum();
         let rooms: Vec<u64> = match room.ok_or_else(missing)? {
             OneOrMany::One(room) => {
                 let first = room.ok_or_else(missing)?;
@@ -132,10 +132,12 @@ impl Bootstrap {
                 match rooms.len() {
                     given if given == count => rooms,
                     // One for each prompt, each with several answers.
-                    given if given == asks.len() => {
-                        let of_prompt = asks.iter().zip(rooms).flat_map(|(ask, room)| {
-                            (0..u64::from(ask.params.n)).map(move |n| room.wrapping_add(n))
-                        });
+                    given if given == submissions.len() => {
+                        let of_prompt =
+                            submissions.iter().zip(rooms).flat_map(|(submission, room)| {
+                                (0..u64::from(submission.params.n))
+                                    .map(move |n| room.wrapping_add(n))
+                            });
                         of_prompt.collect()
                     }
                     given => {
@@ -150,8 +152,8 @@ impl Bootstrap {
         let mut all = rooms.into_iter().zip(hosts).zip(ports).map(|((room, host), port)| {
             PrefillAddress { host: host.unwrap_or_else(|| "127.0.0.1".into()), port, room }
         });
-        for ask in asks {
-            ask.prefill = all.by_ref().take(ask.params.n as usize).collect();
+        for submission in submissions {
+            submission.prefill = all.by_ref().take(submission.answers()).collect();
         }
         Ok(())
     }
@@ -213,7 +215,7 @@ impl<'a> Transfers<'a> {
         Ok(all)
     }
 
-    /// That of the next answer.
+    /// The transfer of the next answer.
     pub fn next(&mut self) -> Transfer {
         self.transfers.pop().unwrap_or_default()
     }
@@ -225,7 +227,7 @@ impl<'a> Transfers<'a> {
         }
     }
 
-    /// They were not submitted.
+    /// Closes the rooms of answers that were not submitted.
     pub fn close(self) {
         let Some(Role::Prefill(worker)) = self.role else { return };
         for (number, _) in &self.rooms {
@@ -242,9 +244,13 @@ impl App {
 
     /// Processes prompts for another worker. A router waits for the end of this answer and throws
     /// it away, so it is short, whatever was asked for.
-    pub async fn hand_over(&self, asks: Vec<Ask>, param: &str) -> Result<Response, Refusal> {
-        let name = asks[0].name.clone();
-        let answers = self.ask_for_all(asks, param).await?;
+    pub async fn hand_over(
+        &self,
+        submissions: Vec<Submission>,
+        param: &str,
+    ) -> Result<Response, Refusal> {
+        let name = submissions[0].name.clone();
+        let answers = self.submit_whole(submissions, param).await?;
         let prompt: usize = answers.iter().map(|answer| answer.usage.prompt_tokens).sum();
         let cached: usize = answers.iter().map(|answer| answer.usage.cached_tokens).sum();
         let answer = json!({

@@ -17,7 +17,23 @@ use crate::unserved::Unserved;
 /// Values of one body, each counted once for every prompt.
 const MOST_SETTINGS: usize = 1 << 20;
 
-/// The fields of a request that nobody has taken yet.
+/// Sampling settings that bodies have by our own names.
+const SAMPLING: [&str; 12] = [
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+];
+
+/// The fields of a request that were not taken yet.
 #[derive(Debug)]
 pub(crate) struct Fields {
     values: Map<String, Value>,
@@ -120,10 +136,11 @@ impl Fields {
         }
     }
 
-    /// Takes the sampling settings of these names.
-    pub fn sampling(&mut self, names: &[&'static str]) -> Result<SamplingParams, Refusal> {
+    /// Takes the sampling settings that OpenAI's and Anthropic's APIs have by the same names, and
+    /// those that SGLang adds.
+    pub fn sampling(&mut self) -> Result<SamplingParams, Refusal> {
         let mut params = SamplingParams::default();
-        for name in names {
+        for name in SAMPLING {
             self.set(&mut params, name, name)?;
         }
         Ok(params)
@@ -155,7 +172,7 @@ impl Fields {
         Ok(())
     }
 
-    /// Refuses what nobody has looked for, but for fields `without_effect` and for nulls; `within`
+    /// Refuses what was not looked for, but for fields `without_effect` and for nulls; `within`
     /// is the object that these are the fields of, with a dot behind it.
     pub fn finish(mut self, within: &str, without_effect: &[&'static str]) -> Result<(), Refusal> {
         self.known.extend(without_effect);

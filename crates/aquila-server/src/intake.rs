@@ -28,19 +28,19 @@ pub(crate) const LONG_WORKERS: usize = 1;
 /// Room and threads for bodies.
 #[derive(Debug)]
 pub(crate) struct Intake {
-    middle: Arc<Lane>,
-    long: Arc<Lane>,
+    middle: Arc<SizeClass>,
+    long: Arc<SizeClass>,
 }
 
 /// Room and threads for bodies of one size.
 #[derive(Debug)]
-struct Lane {
+struct SizeClass {
     bytes: usize,
     room: Arc<Semaphore>,
     workers: Arc<Semaphore>,
 }
 
-impl Lane {
+impl SizeClass {
     fn new(bytes: usize, workers: usize) -> Arc<Self> {
         let bytes = bytes.min(u32::MAX as usize);
         let (room, workers) = (Arc::new(Semaphore::new(bytes)), Arc::new(Semaphore::new(workers)));
@@ -51,15 +51,15 @@ impl Lane {
 /// Room for one body.
 #[derive(Debug)]
 pub(crate) struct Room {
-    lane: Arc<Lane>,
+    class: Arc<SizeClass>,
     _bytes: OwnedSemaphorePermit,
 }
 
 impl Intake {
     /// Room for `long_room` bytes of long bodies.
     pub fn new(long_room: usize) -> Self {
-        let middle = Lane::new(MIDDLE_ROOM, MIDDLE_WORKERS);
-        Self { middle, long: Lane::new(long_room, LONG_WORKERS) }
+        let middle = SizeClass::new(MIDDLE_ROOM, MIDDLE_WORKERS);
+        Self { middle, long: SizeClass::new(long_room, LONG_WORKERS) }
     }
 
     /// Room for a body of `bytes`; short ones need none.
@@ -67,17 +67,17 @@ impl Intake {
         if bytes <= SHORT {
             return Ok(None);
         }
-        let lane = if bytes <= MIDDLE { &self.middle } else { &self.long };
+        let class = if bytes <= MIDDLE { &self.middle } else { &self.long };
         let full = |_| {
             Refusal::busy(format!(
                 "no room for a body of {bytes} bytes: others of its size have most of the {} bytes \
                  that they may take together",
-                lane.bytes
+                class.bytes
             ))
         };
         let wanted = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let taken = lane.room.clone().try_acquire_many_owned(wanted).map_err(full)?;
-        Ok(Some(Room { lane: lane.clone(), _bytes: taken }))
+        let taken = class.room.clone().try_acquire_many_owned(wanted).map_err(full)?;
+        Ok(Some(Room { class: class.clone(), _bytes: taken }))
     }
 }
 
@@ -93,20 +93,20 @@ impl Received {
         Arc::new(Self { bytes, room })
     }
 
-    /// Works on the body, or on what came of it: a long one in its turn, and on a thread where it
-    /// keeps nobody waiting. The body keeps its room until the work is done, also when nobody
-    /// waits for it any more.
+    /// Works on the body, or on what came of it: a long one when a worker of its size is free, and
+    /// on a thread where it keeps no other request waiting. The body keeps its room until the work
+    /// is done, also when its client is gone.
     pub async fn work<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&[u8]) -> Result<T, Refusal> + Send + 'static,
     ) -> Result<T, Refusal> {
         let Some(room) = &self.room else { return work(&self.bytes) };
-        let turn = room.lane.workers.clone().acquire_owned().await;
-        let turn = turn.expect("nothing closes the semaphore");
+        let worker = room.class.workers.clone().acquire_owned().await;
+        let worker = worker.expect("nothing closes the semaphore");
         let body = self.clone();
         let working = tokio::task::spawn_blocking(move || {
             let worked = work(&body.bytes);
-            drop((body, turn));
+            drop((body, worker));
             worked
         });
         working.await.map_err(|_| Refusal::failed("the request could not be read"))?

@@ -151,11 +151,11 @@ impl Holder {
 /// Which keys a route asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Level {
-    /// None: those who look after servers have no key.
+    /// The route asks for no key: probes of health have none.
     Open,
-    /// One of the keys.
+    /// The route takes any of the keys.
     Normal,
-    /// The key of administrators where there is one, or one of the keys.
+    /// The route asks for the key of administrators where there is one, else for any of the keys.
     Admin,
 }
 

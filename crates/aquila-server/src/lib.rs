@@ -1,4 +1,4 @@
-//! Aquila over HTTP: OpenAI's API and SGLang's, over a [`Generator`].
+//! Aquila over HTTP: OpenAI's, Anthropic's and SGLang's APIs, over a [`Generator`].
 //!
 //! Its one invariant: a client that is gone, or too slow to read, holds no slot of the engine.
 //!
@@ -6,8 +6,8 @@
 //! - [`Address`]: where it will listen, taken before there is a model
 //! - [`Settings`], [`Limits`] and [`ModelCard`]: what a server is told at start
 //! - `generation`, `constraint`, `chat`: what requests ask for, in one form for all APIs
-//! - `routes`: one file for each thing that can be asked, in OpenAI's form and in SGLang's
-//! - `ask`, `answer`, `active_requests`: from a checked request to the engine and back
+//! - `routes`: one folder for each API, one file for each thing that can be asked
+//! - `submit`, `answer`, `active_requests`: from a checked request to the engine and back
 //! - `stream`: answers as server-sent events
 //! - [`add_documents`] and [`add_file`]: texts into corpora that drafts come from
 //! - [`CorpusFolder`]: the files that clients may name as corpora

@@ -58,7 +58,7 @@ impl RequestMemory {
         }
     }
 
-    /// All of it.
+    /// Bytes of all parts together.
     pub fn total(&self) -> u64 {
         let parts = [self.connections, self.bodies, self.tokenizing, self.returned];
         parts.into_iter().fold(0, u64::saturating_add)

@@ -143,7 +143,7 @@ impl Refusal {
         Self { closes: true, ..refusal.code("request_timeout") }
     }
 
-    /// All places are taken.
+    /// Refuses a request because all places are taken.
     pub fn busy(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded_error", message).code("queue_full")
     }

@@ -16,7 +16,7 @@ use http_body::{Frame, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::refusal::Refusal;
-use crate::submit::Ask;
+use crate::submit::Submission;
 
 /// Bytes of a value of a hidden state: as it is kept, and as a number of up to 15 characters with a
 /// comma, both in lists that may have grown to twice their size.
@@ -46,9 +46,16 @@ impl ReturnedRoom {
         Self { bytes, units: Arc::new(Semaphore::new(units)) }
     }
 
-    /// Room for the rows of `asks`, if they ask for any.
-    pub fn hold(&self, engine: &EngineHandle, asks: &[Ask]) -> Result<Option<HeldRoom>, Refusal> {
-        let wanted = asks.iter().map(|ask| bytes_of(engine, ask)).fold(0, usize::saturating_add);
+    /// Room for the rows of `submissions`, if they ask for any.
+    pub fn hold(
+        &self,
+        engine: &EngineHandle,
+        submissions: &[Submission],
+    ) -> Result<Option<HeldRoom>, Refusal> {
+        let wanted = submissions
+            .iter()
+            .map(|submission| bytes_of(engine, submission))
+            .fold(0, usize::saturating_add);
         if wanted == 0 {
             return Ok(None);
         }
@@ -72,17 +79,17 @@ impl ReturnedRoom {
 }
 
 /// Bytes that the rows of the answers to one prompt may take.
-fn bytes_of(engine: &EngineHandle, ask: &Ask) -> usize {
-    let (asked, kept) = (ask.params.returned, engine.config().returned);
+fn bytes_of(engine: &EngineHandle, submission: &Submission) -> usize {
+    let (asked, kept) = (submission.params.returned, engine.config().returned);
     let widths = engine.row_widths();
     let states = asked.hidden_states && kept.hidden_states;
     let states = if states { widths.hidden_states * PER_STATE } else { 0 };
     let experts = asked.routed_experts && kept.routed_experts;
     let experts = if experts { widths.routed_experts * PER_EXPERT } else { 0 };
-    let tokens = ask.prompt.len().saturating_add(ask.params.limits.max_tokens);
+    let tokens = submission.prompt.len().saturating_add(submission.params.limits.max_tokens);
     let tokens = tokens.min(engine.config().longest_sequence());
-    let rows = tokens.saturating_sub(ask.params.returned_from);
-    (states + experts).saturating_mul(rows).saturating_mul(ask.params.n as usize)
+    let rows = tokens.saturating_sub(submission.params.returned_from);
+    (states + experts).saturating_mul(rows).saturating_mul(submission.params.n as usize)
 }
 
 /// A response whose body keeps room until its last byte is handed over.

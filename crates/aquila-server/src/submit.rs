@@ -20,13 +20,25 @@ use crate::state::App;
 
 /// One prompt, and how it is to be answered.
 #[derive(Debug, Clone)]
-pub(crate) struct Ask {
+pub(crate) struct Submission {
     /// The name by which the client may abort it.
     pub name: String,
     pub prompt: Vec<u32>,
     pub params: CheckedParams,
     /// Where the prompt is processed for each answer, if two workers have a part in it.
     pub prefill: Vec<PrefillAddress>,
+}
+
+impl Submission {
+    /// A prompt that is processed here.
+    pub fn new(name: String, prompt: Vec<u32>, params: CheckedParams) -> Self {
+        Self { name, prompt, params, prefill: Vec::new() }
+    }
+
+    /// How many answers it asks for.
+    pub fn answers(&self) -> usize {
+        self.params.n as usize
+    }
 }
 
 /// What a request holds while its answers are made.
@@ -80,21 +92,29 @@ pub(crate) struct AnswerStream {
 }
 
 impl App {
-    /// Asks, and hands the answers on as they come. `param` is what the prompts came as.
-    pub fn submit_streaming(&self, asks: Vec<Ask>, param: &str) -> Result<AnswerStream, Refusal> {
-        let answers: usize = asks.iter().map(|ask| ask.params.n as usize).sum();
+    /// Submits prompts, and hands the answers on as they come. `param` is what the prompts came as.
+    pub fn submit_streaming(
+        &self,
+        submissions: Vec<Submission>,
+        param: &str,
+    ) -> Result<AnswerStream, Refusal> {
+        let answers: usize = submissions.iter().map(Submission::answers).sum();
         let room = self.settings.limits.unread_pieces.max(1).saturating_mul(answers.max(1));
         let (sender, events) = mpsc::channel(room);
-        let guards = self.submit(asks, param, |index, stopwatch| {
+        let guards = self.submit(submissions, param, |index, stopwatch| {
             Box::new(Relay { index, events: sender.clone(), stopwatch, broken: false })
         })?;
         Ok(AnswerStream { events, guards, metrics: self.metrics.http.clone() })
     }
 
-    /// Asks, and waits for all answers, in their order.
-    pub async fn ask_for_all(&self, asks: Vec<Ask>, param: &str) -> Result<Vec<Answer>, Refusal> {
+    /// Submits prompts, and waits for all answers, in their order.
+    pub async fn submit_whole(
+        &self,
+        submissions: Vec<Submission>,
+        param: &str,
+    ) -> Result<Vec<Answer>, Refusal> {
         let (done, mut inbox) = mpsc::unbounded_channel();
-        let mut guards = self.submit(asks, param, |index, stopwatch| {
+        let mut guards = self.submit(submissions, param, |index, stopwatch| {
             Box::new(Collector {
                 index,
                 prompt: Vec::new(),
@@ -119,26 +139,26 @@ impl App {
 
     fn submit(
         &self,
-        asks: Vec<Ask>,
+        submissions: Vec<Submission>,
         param: &str,
         mut sink: impl FnMut(usize, crate::metrics::Stopwatch) -> Box<dyn AnswerSink>,
     ) -> Result<RequestGuards, Refusal> {
-        self.check_size(&asks, param)?;
-        asks.iter().try_for_each(|ask| self.check_ids(&ask.params))?;
+        self.check_size(&submissions, param)?;
+        submissions.iter().try_for_each(|submission| self.check_ids(&submission.params))?;
         let asked = Instant::now();
         let deadline = self.settings.limits.request_time.map(|time| asked + time);
         let engine = self.generator.engine();
         let mut guards = RequestGuards { guards: Vec::new(), prompts: Vec::new(), deadline };
-        for (number, ask) in asks.into_iter().enumerate() {
+        for (number, submission) in submissions.into_iter().enumerate() {
             let first = guards.prompts.len();
-            let mut transfers = Transfers::open(self, &ask.prefill)?;
-            let hold = self.active_requests.begin(engine, &ask.name);
+            let mut transfers = Transfers::open(self, &submission.prefill)?;
+            let hold = self.active_requests.begin(engine, &submission.name);
             let sink = |choice: u32| {
                 let stopwatch = self.metrics.stopwatch(asked, choice == 0);
                 sink(first + choice as usize, stopwatch)
             };
             let transfer = |_| transfers.next();
-            let Ask { prompt, params, .. } = &ask;
+            let Submission { prompt, params, .. } = &submission;
             match self.generator.submit_across(prompt.clone(), params, deadline, sink, transfer) {
                 Ok(ids) => {
                     transfers.admitted(&ids);
@@ -151,7 +171,7 @@ impl App {
                 }
             }
             guards.guards.push(hold);
-            guards.prompts.extend(std::iter::repeat_n(number, ask.params.n as usize));
+            guards.prompts.extend(std::iter::repeat_n(number, submission.answers()));
         }
         Ok(guards)
     }
@@ -171,15 +191,19 @@ impl App {
     }
 
     /// Refuses what could never be queued at once, and prompts beyond the server's own limit.
-    fn check_size(&self, asks: &[Ask], param: &str) -> Result<(), Refusal> {
-        let answers: usize = asks.iter().map(|ask| ask.params.n as usize).sum();
+    fn check_size(&self, submissions: &[Submission], param: &str) -> Result<(), Refusal> {
+        let answers: usize = submissions.iter().map(Submission::answers).sum();
         let most = self.generator.engine().config().max_queued_requests;
         if answers > most {
             let why = format!("asks for {answers} answers at once, but at most {most} may wait");
             return Err(Refusal::param(param, why));
         }
         let Some(limit) = self.settings.limits.prompt_tokens else { return Ok(()) };
-        match asks.iter().map(|ask| ask.prompt.len()).find(|&tokens| tokens > limit) {
+        match submissions
+            .iter()
+            .map(|submission| submission.prompt.len())
+            .find(|&tokens| tokens > limit)
+        {
             Some(tokens) => Err(Refusal::too_long(
                 param,
                 format!("the prompt has {tokens} tokens, but this server takes at most {limit}"),

@@ -23,7 +23,7 @@ pub struct Declaration {
 
 impl Declaration {
     /// That of an algorithm which needs nothing but tokens.
-    pub fn of_tokens(name: &'static str) -> Self {
+    fn of_tokens(name: &'static str) -> Self {
         Self { name, hidden: HiddenStates::None, groups: Vec::new() }
     }
 
@@ -101,10 +101,7 @@ impl<B: Backend> Algorithm<B> {
         request: Placed<'_>,
         packed: &[u8],
     ) -> Result<bool> {
-        let parts = Unpacker::new(packed, VERSION).and_then(|mut packed| {
-            let parts = (packed.bytes()?, packed.bytes()?);
-            packed.finish().then_some(parts)
-        });
+        let parts = Unpacker::read_all(packed, VERSION, |p| Some((p.bytes()?, p.bytes()?)));
         let Some((device, host)) = parts else { return Ok(false) };
         if let Some(proposer) = &mut self.device
             && !proposer.unpack(backend, state, request.place, device)?
@@ -166,7 +163,7 @@ pub trait Proposer<B: Backend>: Send {
     /// The stores of keys and values of one of its groups.
     fn kv(&self, group: usize) -> &[B::Kv];
 
-    /// The same, to be written.
+    /// The stores of keys and values of one of its groups, to be written.
     fn kv_mut(&mut self, group: usize) -> &mut [B::Kv];
 
     /// What another machine needs to draft the next tree of the request at `place`, beside its

@@ -41,11 +41,7 @@ impl Entry for EagleEntry {
     }
 
     fn draft_for(&self, model: &str) -> DraftFor {
-        match model {
-            "tiny" => DraftFor::Model("tiny-eagle".into()),
-            preset if preset.starts_with("preset:") => DraftFor::Model(format!("{preset}-eagle")),
-            _ => DraftFor::Unknown,
-        }
+        DraftFor::shipped_head(model, "eagle").unwrap_or(DraftFor::Unknown)
     }
 
     fn takes(&self) -> &'static [DraftFlag] {

@@ -36,11 +36,7 @@ impl Entry for Eagle3Entry {
     }
 
     fn draft_for(&self, model: &str) -> DraftFor {
-        match model {
-            "tiny" => DraftFor::Model("tiny-eagle3".into()),
-            preset if preset.starts_with("preset:") => DraftFor::Model(format!("{preset}-eagle3")),
-            _ => DraftFor::Unknown,
-        }
+        DraftFor::shipped_head(model, "eagle3").unwrap_or(DraftFor::Unknown)
     }
 
     fn takes(&self) -> &'static [DraftFlag] {

@@ -1,6 +1,6 @@
 //! Why an algorithm was not taken, or does not fit.
 
-/// What is wrong, in words for whoever chose it.
+/// What is wrong, in words for the user who chose it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// An option that the algorithm does not take, or a value that it cannot have.

@@ -38,9 +38,9 @@ pub use algorithm::{
 #[cfg(feature = "known-bugs")]
 pub use aquila_compute::known_bugs;
 pub use aquila_compute::round::{
-    Accepted, Candidates, Coins, DraftGroup, Growth, Kept, MOST_DRAFT_GROUPS, MOST_STEPS,
-    MOST_TOPK, Node, Proposal, RateSchedule, Shape, ShapeError, Simulate, SimulateMethod,
-    SimulatedRound, Tree, TreeRows, Verify, Weighted, accept, prune_to_rows,
+    Accepted, Candidates, Coins, DraftGroup, Kept, MOST_DRAFT_GROUPS, MOST_STEPS, MOST_TOPK, Node,
+    Proposal, RateSchedule, Shape, ShapeError, Simulate, SimulateMethod, SimulatedRound, Tree,
+    TreeBuilder, TreeRows, Verify, Weighted, accept, prune_to_rows,
 };
 pub use aquila_compute::sampling::Candidate;
 pub use eagle::Eagle;

@@ -88,7 +88,7 @@ impl<B: Backend> Mtp<B> {
     }
 
     /// Refuses trees deeper than there are layers.
-    pub(crate) fn check_steps(layers: usize, shape: Shape) -> Result<()> {
+    fn check_steps(layers: usize, shape: Shape) -> Result<()> {
         let steps = shape.steps();
         if steps <= layers {
             return Ok(());
@@ -199,12 +199,11 @@ impl<B: Backend> Proposer<B> for Mtp<B> {
     ) -> Result<bool> {
         let width = self.head.spec().hidden_size;
         let (rows, keeping) = (self.layout.rows(place), self.keeping());
-        let parts = Unpacker::new(packed, VERSION).and_then(|mut packed| {
+        let parts = Unpacker::read_all(packed, VERSION, |packed| {
             let seed = packed.seed()?;
             let row = |_| packed.row().filter(|row| row.len() == width);
             let kept: Option<Vec<Vec<f32>>> = (0..keeping * rows.len()).map(row).collect();
-            let kept = kept?;
-            packed.finish().then_some((seed, kept))
+            Some((seed, kept?))
         });
         let Some((seed, kept)) = parts else { return Ok(false) };
         for (states, kept) in self.states[..keeping].iter_mut().zip(kept.chunks(rows.len())) {

@@ -20,11 +20,7 @@ impl Entry for MtpEntry {
     }
 
     fn draft_for(&self, model: &str) -> DraftFor {
-        match model {
-            "tiny" => DraftFor::Model("tiny-mtp".into()),
-            preset if preset.starts_with("preset:") => DraftFor::Model(format!("{preset}-mtp")),
-            _ => DraftFor::Itself,
-        }
+        DraftFor::shipped_head(model, "mtp").unwrap_or(DraftFor::Itself)
     }
 
     fn takes(&self) -> &'static [DraftFlag] {

@@ -54,15 +54,23 @@ impl Packer {
     }
 }
 
-/// Reads them; nothing where the bytes are not of that form.
+/// Reads what a [`Packer`] wrote; nothing where the bytes are not of that form.
 #[derive(Debug)]
 pub struct Unpacker<'a>(Reader<'a>);
 
 impl<'a> Unpacker<'a> {
-    /// Behind this version.
-    pub fn new(bytes: &'a [u8], version: u8) -> Option<Self> {
-        let mut reader = Reader(bytes);
-        (reader.u8()? == version).then_some(Self(reader))
+    /// What `read` makes of the values behind this version, if it reads all of them.
+    pub fn read_all<T>(
+        bytes: &'a [u8],
+        version: u8,
+        read: impl FnOnce(&mut Self) -> Option<T>,
+    ) -> Option<T> {
+        let mut unpacker = Self(Reader(bytes));
+        if unpacker.0.u8()? != version {
+            return None;
+        }
+        let value = read(&mut unpacker)?;
+        unpacker.0.0.is_empty().then_some(value)
     }
 
     /// A number.
@@ -96,11 +104,6 @@ impl<'a> Unpacker<'a> {
             Some(Candidates { candidates, drawn_from })
         })
     }
-
-    /// Whether nothing is left.
-    pub fn finish(self) -> bool {
-        self.0.0.is_empty()
-    }
 }
 
 #[cfg(test)]
@@ -131,30 +134,33 @@ mod tests {
     fn what_was_packed_is_unpacked() {
         for drawn in [false, true] {
             let bytes = packed(drawn);
-            let mut unpacker = Unpacker::new(&bytes, 3).unwrap();
-            assert_eq!(unpacker.seed(), Some(None));
-            assert_eq!(unpacker.seed(), Some(Some(seed(drawn))));
-            let row: Vec<u32> = unpacker.row().unwrap().iter().map(|x| x.to_bits()).collect();
-            assert_eq!(row, [1.5f32, -0.0, f32::INFINITY].map(f32::to_bits));
-            assert_eq!(unpacker.bytes(), Some(&b"end"[..]));
-            assert!(unpacker.finish());
+            let all = Unpacker::read_all(&bytes, 3, |unpacker| {
+                assert_eq!(unpacker.seed(), Some(None));
+                assert_eq!(unpacker.seed(), Some(Some(seed(drawn))));
+                let row: Vec<u32> = unpacker.row()?.iter().map(|x| x.to_bits()).collect();
+                assert_eq!(row, [1.5f32, -0.0, f32::INFINITY].map(f32::to_bits));
+                unpacker.bytes()
+            });
+            assert_eq!(all, Some(&b"end"[..]));
         }
     }
 
     #[test]
     fn other_versions_and_cut_bytes_are_refused() {
         let bytes = packed(true);
-        assert!(Unpacker::new(&bytes, 2).is_none());
-        assert!(Unpacker::new(&[], 3).is_none());
-        for length in 1..bytes.len() {
-            let read = || {
-                let mut unpacker = Unpacker::new(&bytes[..length], 3)?;
+        let read = |bytes, version| {
+            Unpacker::read_all(bytes, version, |unpacker| {
                 unpacker.seed()?;
                 unpacker.seed()?;
                 unpacker.row()?;
-                unpacker.bytes()
-            };
-            assert_eq!(read(), None, "{length} of {} bytes", bytes.len());
+                unpacker.bytes().map(<[u8]>::to_vec)
+            })
+        };
+        assert_eq!(read(&bytes, 3), Some(b"end".to_vec()));
+        assert_eq!(read(&bytes, 2), None);
+        for length in 0..bytes.len() {
+            assert_eq!(read(&bytes[..length], 3), None, "{length} of {} bytes", bytes.len());
         }
+        assert_eq!(read(&[&bytes[..], &[0]].concat(), 3), None, "a byte too many");
     }
 }

@@ -14,7 +14,7 @@ const VERSION: u8 = 1;
 /// A model that drafts recurrently, with keys and values of its own in one slot space.
 ///
 /// Rows whose tokens are certain are run by `extend`; rows of the tree being drafted by `expand`,
-/// whose keys and values nobody sees after the round.
+/// whose keys and values nothing reads after the round.
 pub trait Drafter<B: Backend>: Send {
     /// What it needs: one slot space.
     fn declaration(&self) -> &Declaration;
@@ -43,7 +43,7 @@ pub trait Drafter<B: Backend>: Send {
     /// The hidden states that trees go on from, one for each place; none where it needs none.
     fn seeds(&self) -> Option<&B::Rows>;
 
-    /// The same, to be replaced.
+    /// The hidden states that trees go on from, to be replaced.
     fn seeds_mut(&mut self) -> Option<&mut B::Rows>;
 }
 
@@ -194,15 +194,15 @@ impl<B: Backend> Proposer<B> for RecurrentDraft<B> {
         packed: &[u8],
     ) -> Result<bool> {
         let hidden = self.drafter.seeds_mut();
-        let parts = Unpacker::new(packed, VERSION).and_then(|mut packed| {
+        let parts = Unpacker::read_all(packed, VERSION, |packed| {
             let seed = packed.seed()?;
             let row = if hidden.is_some() { Some(packed.row()?) } else { None };
-            packed.finish().then_some((seed, row))
+            Some((seed, row))
         });
         let Some((seed, row)) = parts else { return Ok(false) };
         if let (Some(seeds), Some(row)) = (hidden, row) {
             match backend.write_row(seeds, place, &row) {
-                // It is of another width.
+                // The row is of another width.
                 Err(Error::Tensor(_)) => return Ok(false),
                 written => written?,
             }

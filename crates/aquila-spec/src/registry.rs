@@ -18,10 +18,10 @@ use crate::{Algorithm, Shape, eagle, eagle3, mtp_entry, standalone};
 
 /// The name under which nothing drafts.
 pub const NONE: &str = "NONE";
-/// Algorithms of SGLang's that are not here yet, so that nobody takes their names for another.
+/// Algorithms of SGLang's that are not here yet; no other algorithm may take their names.
 const NOT_YET: [&str; 3] = ["FROZEN_KV_MTP", "DFLASH", "DSPARK"];
 
-/// The deepest tree that is tried where nobody says: beyond it, drafts are hardly ever right.
+/// The deepest tree that is tried where no flag says: beyond it, drafts are hardly ever right.
 const MOST_WORTH: usize = 5;
 
 /// An algorithm that may be asked for by name.
@@ -34,7 +34,7 @@ pub trait Entry: Send + Sync {
         &[]
     }
 
-    /// What drafts for `model` where nobody says.
+    /// What drafts for `model` where no flag says.
     fn draft_for(&self, model: &str) -> DraftFor;
 
     /// The flags about what drafts that it has a use for; any other is refused.
@@ -151,7 +151,7 @@ impl DraftOptions {
     }
 }
 
-/// What drafts for a model if nobody says.
+/// What drafts for a model where no flag says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DraftFor {
     /// Nothing needs to be loaded.
@@ -162,6 +162,14 @@ pub enum DraftFor {
     Itself,
     /// None that is known: it must be given.
     Unknown,
+}
+
+impl DraftFor {
+    /// The head of this kind that comes with the tiny model and with every preset.
+    pub(crate) fn shipped_head(model: &str, kind: &str) -> Option<Self> {
+        let is_shipped = model == "tiny" || model.starts_with("preset:");
+        is_shipped.then(|| Self::Model(format!("{model}-{kind}")))
+    }
 }
 
 /// What flags say about trees.
@@ -198,14 +206,14 @@ pub struct Opening<'a> {
     pub token_map: Option<&'a [u32]>,
     /// What users decide of a head where its config may mislead.
     pub head: HeadOptions,
-    /// Where n-grams come from; as by default where nobody says.
+    /// Where n-grams come from, if not from the default.
     pub ngram: Option<&'a NgramSources>,
     /// The algorithm's own options.
     pub options: DraftOptions,
 }
 
 impl<'a> Opening<'a> {
-    /// On a target, with everything else as where nobody says.
+    /// On a target, with defaults for everything else.
     pub fn new(target: &'a Checkpoint) -> Self {
         let (load, head) = (LoadFormat::Auto, HeadOptions::default());
         let options = DraftOptions::default();
@@ -266,7 +274,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Those that Aquila brings.
+    /// The algorithms that Aquila brings.
     pub fn built_in() -> Self {
         let mut registry = Self { entries: Vec::new(), mixes: Vec::new() };
         let built_in: [Box<dyn Entry>; 5] = [

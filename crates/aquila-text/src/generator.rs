@@ -12,7 +12,8 @@ use aquila_engine::{
 
 use aquila_spec::SpecStats;
 
-use crate::sampling_params::{CheckedParams, ParamError, SamplingParams};
+use crate::checked_params::CheckedParams;
+use crate::sampling_params::{ParamError, SamplingParams};
 use crate::{GrammarCompiler, GrammarSpec, StopMatcher, StopStrings, TextStream, Tokenizer};
 
 /// What is asked for: a text, or its tokens.

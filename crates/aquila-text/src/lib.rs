@@ -8,12 +8,13 @@
 //! - [`StopStrings`] and [`StopMatcher`]: where a text must end
 //! - [`ChatTemplate`]: a conversation into a prompt
 //! - [`AnswerParser`]: reasoning, text and tool calls of an answer, told apart
-//! - [`SamplingParams`]: settings as users write them, checked
+//! - [`SamplingParams`]: settings as users write them; [`CheckedParams`]: checked
 //! - [`GrammarSpec`] and [`GrammarCompiler`]: what an answer must be like
 //! - [`Generator`]: text in, text out, over an engine that knows only tokens
 
 mod bound;
 mod chat;
+mod checked_params;
 mod decoding;
 mod error;
 mod folder;
@@ -27,11 +28,12 @@ mod stream;
 mod tokenizer;
 
 pub use chat::ChatTemplate;
+pub use checked_params::CheckedParams;
 pub use error::{Error, Result};
 pub use generator::{AnswerSink, Delta, End, GenerateError, Generator, Prompt, spec_fields};
 pub use grammar::{GrammarCompiler, GrammarSpec, held_schema};
 pub use parts::{AnswerParser, Part, ReasoningFormat, ToolCallFormat};
-pub use sampling_params::{CheckedParams, ParamError, SamplingParams, speculation};
+pub use sampling_params::{ParamError, SamplingParams, speculation};
 pub use stop::{Piece, StopMatcher, StopStrings};
 pub use stream::TextStream;
 pub use tokenizer::Tokenizer;

@@ -2,15 +2,10 @@
 //!
 //! A key left out takes the command's default, then the model's, then ours.
 
-use std::sync::Arc;
-use std::time::Instant;
-
-use aquila_compute::round::Grammar;
-use aquila_compute::sampling::Sampling;
-use aquila_engine::{Limits, Request, Returned, Speculation};
+use aquila_engine::Speculation;
 use serde_json::{Map, Value};
 
-use crate::{GrammarSpec, StopStrings};
+use crate::GrammarSpec;
 
 /// A setting that cannot be used: which, what it was, and why.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -90,48 +85,6 @@ const KEYS: [&str; 21] = [
     "ebnf",
 ];
 
-/// The most answers to one prompt.
-pub const MAX_N: u32 = 128;
-/// The most tokens reported at each place.
-pub const MAX_TOP_LOGPROBS: usize = 100;
-/// Tokens of an answer where nothing says how many.
-pub const DEFAULT_MAX_TOKENS: usize = 128;
-
-/// Settings that were checked: what the engine needs, and what stays with the text.
-#[derive(Debug, Clone)]
-pub struct CheckedParams {
-    /// How tokens are chosen.
-    pub sampling: Sampling,
-    /// Whether a seed was given.
-    pub seeded: bool,
-    /// When the answer ends.
-    pub limits: Limits,
-    /// Strings that end the text.
-    pub stop: StopStrings,
-    /// How many answers.
-    pub n: u32,
-    /// Log-probabilities of the answer: how many of the most likely tokens, if at all.
-    pub logprobs: Option<usize>,
-    /// The same for the prompt.
-    pub prompt_logprobs: Option<usize>,
-    /// What of the rows of its tokens to report; callers set it from the request itself.
-    pub returned: Returned,
-    /// The first token whose rows are reported; callers set it from the request itself.
-    pub returned_from: usize,
-    /// Whether to report the trees that are verified; callers set it from the request itself.
-    pub draft_trees: bool,
-    /// Whether tokens may be drafted; callers set it from the request itself.
-    pub speculation: Speculation,
-    /// How important the answer is; callers set it from the request itself.
-    pub priority: Option<i64>,
-    /// Whether special tokens are no part of the text.
-    pub skip_special_tokens: bool,
-    /// Special tokens that are part of it all the same; callers set them.
-    pub shown_special_tokens: Vec<u32>,
-    /// What the answer must be like.
-    pub grammar: Option<Arc<dyn Grammar>>,
-}
-
 macro_rules! take_default {
     ($self:ident, $defaults:ident, $($field:ident)*) => {
         SamplingParams { $($field: $self.$field.or_else(|| $defaults.$field.clone()),)* }
@@ -209,7 +162,7 @@ impl SamplingParams {
     }
 
     /// Sets what the answer must be like, which came as `key`; an answer is held by one grammar.
-    pub fn set_grammar(&mut self, key: &str, spec: GrammarSpec) -> Result<(), ParamError> {
+    fn set_grammar(&mut self, key: &str, spec: GrammarSpec) -> Result<(), ParamError> {
         if self.grammar.is_some() {
             let why = "an answer cannot be held by two grammars: leave one out";
             return Err(ParamError { name: key.into(), why: why.into() });
@@ -233,139 +186,6 @@ impl SamplingParams {
             Some(value) => return Err(wrong("do_sample", "true or false", value)),
         }
         Ok(params)
-    }
-
-    /// Checks every setting and fills in what is missing; `eos` are the model's end tokens.
-    pub fn check(&self, eos: &[u32]) -> Result<CheckedParams, ParamError> {
-        let range = |name: &str, value: f32, ok: bool, expected: &str| {
-            if ok {
-                return Ok(value);
-            }
-            let why = format!("must be {expected}, found {value}");
-            Err(ParamError { name: name.into(), why })
-        };
-        let temperature = self.temperature.unwrap_or(1.0);
-        let top_p = self.top_p.unwrap_or(1.0);
-        let min_p = self.min_p.unwrap_or(0.0);
-        let repetition = self.repetition_penalty.unwrap_or(1.0);
-        let presence = self.presence_penalty.unwrap_or(0.0);
-        let frequency = self.frequency_penalty.unwrap_or(0.0);
-        let top_k = self.top_k.unwrap_or(0);
-        let error = |name: &str, why: String| ParamError { name: name.into(), why };
-        if !(-1..=i64::from(u32::MAX)).contains(&top_k) {
-            return Err(error("top_k", format!("must be at least -1, found {top_k}")));
-        }
-        let n = self.n.unwrap_or(1);
-        if !(1..=MAX_N).contains(&n) {
-            return Err(error("n", format!("must be from 1 to {MAX_N}, found {n}")));
-        }
-        let top = self.top_logprobs.unwrap_or(0);
-        if top > MAX_TOP_LOGPROBS {
-            return Err(error(
-                "top_logprobs",
-                format!("must be at most {MAX_TOP_LOGPROBS}, found {top}"),
-            ));
-        }
-        let max_tokens = self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
-        let min_tokens = self.min_tokens.unwrap_or(0);
-        if min_tokens > max_tokens {
-            let why = format!("must be at most max_tokens ({max_tokens}), found {min_tokens}");
-            return Err(error("min_tokens", why));
-        }
-        let bias = self.logit_bias.clone().unwrap_or_default();
-        if let Some((id, value)) = bias.iter().find(|(_, value)| !value.is_finite()) {
-            return Err(error(
-                "logit_bias",
-                format!("must be finite numbers, but token {id} has {value}"),
-            ));
-        }
-        let stop = StopStrings::new(self.stop.clone().unwrap_or_default())
-            .map_err(|e| error("stop", e.to_string()))?;
-        let mut stop_ids = self.stop_token_ids.clone().unwrap_or_default();
-        if !self.ignore_eos.unwrap_or(false) {
-            stop_ids.extend(eos);
-        }
-        stop_ids.sort_unstable();
-        stop_ids.dedup();
-        let sampling = Sampling {
-            temperature: range(
-                "temperature",
-                temperature,
-                temperature.is_finite() && temperature >= 0.0,
-                "a number from 0 up",
-            )?,
-            top_k: top_k.max(0) as u32,
-            top_p: range("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0 and at most 1")?,
-            min_p: range("min_p", min_p, (0.0..=1.0).contains(&min_p), "from 0 to 1")?,
-            repetition_penalty: range(
-                "repetition_penalty",
-                repetition,
-                repetition.is_finite() && repetition > 0.0,
-                "above 0",
-            )?,
-            presence_penalty: range(
-                "presence_penalty",
-                presence,
-                (-2.0..=2.0).contains(&presence),
-                "from -2 to 2",
-            )?,
-            frequency_penalty: range(
-                "frequency_penalty",
-                frequency,
-                (-2.0..=2.0).contains(&frequency),
-                "from -2 to 2",
-            )?,
-            logit_bias: bias,
-            seed: self.seed.unwrap_or(0),
-        };
-        Ok(CheckedParams {
-            sampling,
-            seeded: self.seed.is_some(),
-            limits: Limits { max_tokens, min_tokens, stop_ids },
-            stop,
-            n,
-            logprobs: (self.logprobs.unwrap_or(false) || top > 0).then_some(top),
-            prompt_logprobs: self.prompt_logprobs.unwrap_or(false).then_some(top),
-            returned: Returned::default(),
-            returned_from: 0,
-            draft_trees: false,
-            speculation: Speculation::Free,
-            priority: None,
-            skip_special_tokens: true,
-            shown_special_tokens: Vec::new(),
-            grammar: None,
-        })
-    }
-}
-
-impl CheckedParams {
-    /// The request for one of the `n` answers.
-    pub fn request(
-        &self,
-        prompt: Vec<u32>,
-        choice: u32,
-        family: Option<u64>,
-        deadline: Option<Instant>,
-        listener: Box<dyn aquila_engine::Listener>,
-    ) -> Request {
-        Request {
-            sampling: self.sampling.clone(),
-            seeded: self.seeded,
-            choice,
-            family,
-            limits: self.limits.clone(),
-            grammar: self.grammar.clone(),
-            logprobs: self.logprobs,
-            // One answer reports on the prompt that all of them share.
-            prompt_logprobs: self.prompt_logprobs.filter(|_| choice == 0),
-            returned: self.returned,
-            returned_from: self.returned_from,
-            draft_trees: self.draft_trees,
-            speculation: self.speculation,
-            priority: self.priority,
-            deadline,
-            ..Request::new(prompt, 0, listener)
-        }
     }
 }
 

@@ -8,11 +8,11 @@ use aquila_spec::policy::CostTable;
 
 use crate::error::{Error, Result};
 
-/// A table, and where it is from, in words.
+/// A table of costs, and where it is from.
 pub struct Costs {
-    /// It.
+    /// What rounds cost.
     pub table: CostTable,
-    /// Read or measured.
+    /// Whether the table was read or measured, in words.
     pub origin: String,
 }
 

@@ -213,51 +213,8 @@ where
     )?;
     config.max_total_tokens = budget.tokens;
 
-    let overlap = flags.overlap(model.device()?);
     if !quiet {
-        notice(format_args!("model     {} ({})", model.name(), spec.architecture));
-        notice(format_args!("kept as   {}", model.formats()));
-        notice(format_args!("backend   {}", backend.describe()));
-        notice(format_args!(
-            "engine    page size {}, {} running, {} prompt tokens a round, context {}, prefix \
-             cache {}, random seed {}",
-            config.page_size,
-            config.max_running_requests,
-            config.chunked_prefill_size,
-            context,
-            if config.prefix_cache { "on" } else { "off" },
-            config.random_seed,
-        ));
-        let state = if overlap.on { "on" } else { "off" };
-        let order = match flags.schedule_policy {
-            SchedulePolicy::Fcfs => "first come first",
-            SchedulePolicy::Lpm => "longest cached prefix first",
-        };
-        let ranked = match flags.priorities() {
-            Priorities::Ignored => String::new(),
-            Priorities::Refused => ", priorities refused".into(),
-            Priorities::Ranked { low_values_first, preemption_threshold } => format!(
-                ", {} priority before that (a difference of {preemption_threshold} preempts)",
-                if low_values_first { "lowest" } else { "highest" },
-            ),
-        };
-        notice(format_args!("schedule  {order}{ranked}, overlap {state}: {}", overlap.why));
-        match &speculative {
-            Some(s) => {
-                if let Some(note) = &s.note {
-                    notice(format_args!("note: {note}"));
-                }
-                let with = s.draft.as_ref().map(|draft| format!(" with {draft}"));
-                let with = with.unwrap_or_default();
-                notice(format_args!(
-                    "drafts    {}{with}: {}, verified by {}",
-                    s.entry.name(),
-                    s.policy,
-                    s.verify
-                ))
-            }
-            None => notice(format_args!("drafts    none")),
-        }
+        announce(model, flags, &*backend, &spec.architecture, &config, speculative.as_ref())?;
         notice(format_args!("{budget}"));
     }
     if !config.verify.is_lossless() {
@@ -280,26 +237,105 @@ where
     };
     let (described, kernel_family) = (backend.describe(), backend.kernel_family());
     let mut engine = Scheduler::new(Runner::new(backend, decoder, algorithm, &config)?, config)?;
-    match speculative.as_ref().map(|s| (s, &s.policy)) {
-        Some((_, PolicyPlan::Adaptive { table, num_steps })) => {
-            let policy = Adaptive::new(table.clone(), *num_steps, Vec::new())?;
+    if let Some(speculative) = &speculative {
+        let described = format!("{described}; {} as {}", model.name(), model.formats());
+        set_policy(&mut engine, speculative, &described, flags.prefills_only, quiet)?;
+    }
+    if flags.schedule_policy == SchedulePolicy::Lpm {
+        engine.admit_by(AdmissionOrder::LongestPrefix);
+    }
+    engine.prioritize(flags.priorities());
+    if flags.overlap(model.device()?).on {
+        let failed = |e| Error::Other(format!("cannot start the executor's thread: {e}"));
+        engine = engine.overlapped().map_err(failed)?;
+    }
+    let corpora = ngram.map(|sources| sources.corpora);
+    Ok(Built { engine, checkpoint, corpora, kernel_family })
+}
+
+/// Says on standard error what was chosen.
+fn announce<B: Backend>(
+    model: &ModelFlags,
+    flags: &EngineFlags,
+    backend: &B,
+    architecture: &str,
+    config: &EngineConfig,
+    speculative: Option<&Speculative<'_>>,
+) -> Result<()> {
+    let overlap = flags.overlap(model.device()?);
+    notice(format_args!("model     {} ({})", model.name(), architecture));
+    notice(format_args!("kept as   {}", model.formats()));
+    notice(format_args!("backend   {}", backend.describe()));
+    notice(format_args!(
+        "engine    page size {}, {} running, {} prompt tokens a round, context {}, prefix \
+         cache {}, random seed {}",
+        config.page_size,
+        config.max_running_requests,
+        config.chunked_prefill_size,
+        config.context_length,
+        if config.prefix_cache { "on" } else { "off" },
+        config.random_seed,
+    ));
+    let state = if overlap.on { "on" } else { "off" };
+    let order = match flags.schedule_policy {
+        SchedulePolicy::Fcfs => "first come first",
+        SchedulePolicy::Lpm => "longest cached prefix first",
+    };
+    let ranked = match flags.priorities() {
+        Priorities::Ignored => String::new(),
+        Priorities::Refused => ", priorities refused".into(),
+        Priorities::Ranked { low_values_first, preemption_threshold } => format!(
+            ", {} priority before that (a difference of {preemption_threshold} preempts)",
+            if low_values_first { "lowest" } else { "highest" },
+        ),
+    };
+    notice(format_args!("schedule  {order}{ranked}, overlap {state}: {}", overlap.why));
+    match speculative {
+        Some(s) => {
+            if let Some(note) = &s.note {
+                notice(format_args!("note: {note}"));
+            }
+            let with = s.draft.as_ref().map(|draft| format!(" with {draft}"));
+            let with = with.unwrap_or_default();
+            notice(format_args!(
+                "drafts    {}{with}: {}, verified by {}",
+                s.entry.name(),
+                s.policy,
+                s.verify
+            ))
+        }
+        None => notice(format_args!("drafts    none")),
+    }
+    Ok(())
+}
+
+/// Gives the engine what decides how large trees are; one that only processes prompts needs no
+/// table of costs. `described` names the backend and the model, for tables that are kept.
+fn set_policy(
+    engine: &mut Scheduler,
+    speculative: &Speculative<'_>,
+    described: &str,
+    prefills_only: bool,
+    quiet: bool,
+) -> Result<()> {
+    match &speculative.policy {
+        PolicyPlan::Adaptive { table, num_steps } => {
+            let policy = Adaptive::new(table.clone(), *num_steps)?;
             engine.draft_by(Box::new(policy))?;
         }
-        Some((s, PolicyPlan::Auto { settings, costs, limit })) if !flags.prefills_only => {
+        PolicyPlan::Auto { settings, costs, limit } if !prefills_only => {
             let config = engine.config();
             let key = format!(
-                "{}; {described}; {} as {}; {} {}; {}; page size {}, {} running, KV pool of {}",
+                "{}; {described}; {} {}; {}; page size {}, {} running, KV pool of {}",
                 costs::machine(),
-                model.name(),
-                model.formats(),
-                s.entry.name(),
-                s.draft.as_deref().unwrap_or("alone"),
+                speculative.entry.name(),
+                speculative.draft.as_deref().unwrap_or("alone"),
                 config.shape,
                 config.page_size,
                 config.max_running_requests,
                 config.max_total_tokens,
             );
-            let found = Costs::find(&mut engine, key, costs.as_deref(), *limit)?;
+            let found = Costs::find(engine, key, costs.as_deref(), *limit)?;
             let origin = found.as_ref().map(|costs| costs.origin.as_str());
             if !quiet {
                 let unknown = "not known, so trees are as large as they may be: there is no room \
@@ -310,18 +346,9 @@ where
                 engine.draft_by(Box::new(Auto::new(settings.clone(), table)))?;
             }
         }
-        Some((_, PolicyPlan::Fixed(_) | PolicyPlan::Auto { .. })) | None => {}
+        PolicyPlan::Fixed(_) | PolicyPlan::Auto { .. } => {}
     }
-    if flags.schedule_policy == SchedulePolicy::Lpm {
-        engine.admit_by(AdmissionOrder::LongestPrefix);
-    }
-    engine.prioritize(flags.priorities());
-    if overlap.on {
-        let failed = |e| Error::Other(format!("cannot start the executor's thread: {e}"));
-        engine = engine.overlapped().map_err(failed)?;
-    }
-    let corpora = ngram.map(|sources| sources.corpora);
-    Ok(Built { engine, checkpoint, corpora, kernel_family })
+    Ok(())
 }
 
 /// Opens what drafts for `target`.

@@ -254,7 +254,7 @@ impl Checks<'_> {
                 contract::rms_norm(&x, weight, EPSILON, lanes, &mut normed);
                 x = normed;
             }
-            reference::turn(&mut x, &rope, position as usize);
+            reference::apply_rope(&mut x, &rope, position as usize);
             x
         };
         let mut keys = vec![vec![bf16::NAN; d]; slots * heads.kv_heads];

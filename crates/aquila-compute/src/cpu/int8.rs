@@ -4,7 +4,8 @@
 //! is exact, so only the order of the groups matters, and that is the order of the inputs.
 
 use super::isa::{Detected, DetectedInt8};
-use super::matmul::{Product, Tiling, opaque, over_groups};
+use super::matmul::opaque;
+use super::product::{Product, Tiling, over_groups};
 use super::simd::{Floats, Int8Lanes, LANES, Lanes, Portable, Tile, kernel, tiles, unroll};
 use super::weight::{GROUP_LINES, LINE, PAIR_BYTES};
 use crate::shape::INT8_GROUP;

@@ -21,7 +21,7 @@ pub enum IsaChoice {
     /// The best that the machine has.
     #[default]
     Auto,
-    /// This one, or an error.
+    /// This instruction set, or an error where the CPU lacks it.
     Only(Isa),
 }
 

@@ -3,12 +3,15 @@
 //! whatever the rows, threads, slots and instructions.
 //!
 //! - `simd`: the vocabulary of the kernels, for AVX-512, AVX2 and any machine.
-//! - `matmul`, `int8`, `attend` with `block`, `rowwise`: the kernels; `moe`: products with experts.
+//! - `matmul` and `int8` of a `product`, `attend` with `block`, `rowwise`: the kernels; `moe`:
+//!   products with experts.
 //! - `weight`, `table`, `kv`, `rows`, `plan`: what they work on; `memory` is where that lives.
-//! - `backend`: the operations; `share`: how they are shared out; `pool`: the threads; `watch`:
-//!   reports of each operation, for profiles and tests.
+//! - `backend`: what the CPU owns; `operations`: what it does, with `attention` and `moe`; `share`:
+//!   how that is shared out; `pool`: the threads; `watch`: reports of each operation, for profiles
+//!   and tests.
 
 mod attend;
+mod attention;
 mod backend;
 mod block;
 mod int8;
@@ -17,8 +20,10 @@ mod kv;
 mod matmul;
 mod memory;
 mod moe;
+mod operations;
 mod plan;
 mod pool;
+mod product;
 mod rows;
 mod rowwise;
 mod share;

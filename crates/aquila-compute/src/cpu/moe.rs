@@ -10,8 +10,8 @@ use std::ops::Range;
 
 use super::CpuBackend;
 use super::int8::{Quantized, QuantizedRows};
-use super::matmul::{Finish, Product, finish_sums};
 use super::memory::Shared;
+use super::product::{Finish, Product, finish_sums};
 use super::rows::CpuRows;
 use super::rowwise;
 use super::share::{CHUNK, SMALL_PRODUCT, check};

@@ -3,7 +3,10 @@
 //! Rows begin an odd number of cache lines apart, so that a tile of rows spreads over the sets of
 //! a cache whatever the width.
 
+use std::ops::Range;
+
 use super::memory::{Region, Shared};
+use super::share::check;
 use crate::Result;
 
 /// f32 rows in host memory.
@@ -44,6 +47,28 @@ impl CpuRows {
         let at = self.region.as_mut_ptr().cast::<f32>();
         // SAFETY: as in `row`, and `self` is borrowed for writing.
         unsafe { std::slice::from_raw_parts_mut(at.add(row * self.stride), self.width) }
+    }
+
+    /// The columns from `first` on that take `count` values, if rows are that wide.
+    pub(super) fn columns(&self, first: usize, count: usize) -> Result<Range<usize>> {
+        let end = first + count;
+        check(end <= self.width, || {
+            format!("columns up to {end} do not fit rows of {}", self.width)
+        })?;
+        Ok(first..end)
+    }
+
+    /// Copies rows of `input`: of each pair of places, the first is read and the second written.
+    pub(super) fn copy_rows(
+        &mut self,
+        input: &CpuRows,
+        places: impl Iterator<Item = (usize, usize)>,
+    ) -> Result<()> {
+        check(input.width == self.width, || {
+            format!("rows of {} do not fit rows of {}", input.width, self.width)
+        })?;
+        places.for_each(|(from, to)| self.row_mut(to).copy_from_slice(input.row(from)));
+        Ok(())
     }
 
     /// Copies a row to another.

@@ -184,7 +184,7 @@ kernel! {
 }
 
 #[inline(always)]
-unsafe fn turned<L: Lanes>(l: L, head: *mut f32, cos: *const f32, sin: *const f32, half: usize) {
+unsafe fn rotate<L: Lanes>(l: L, head: *mut f32, cos: *const f32, sin: *const f32, half: usize) {
     // SAFETY: the caller vouches for the sizes.
     unsafe {
         let minus = l.splat(-1.0);
@@ -198,9 +198,9 @@ unsafe fn turned<L: Lanes>(l: L, head: *mut f32, cos: *const f32, sin: *const f3
 }
 
 kernel! {
-    /// [`crate::reference::turn`] of one head.
+    /// [`crate::reference::apply_rope`] of one head.
     ///
     /// # Safety
     /// `head` must have `2 * half` values, `cos` and `sin` `half`.
-    pub(super) fn turn(head: *mut f32, cos: *const f32, sin: *const f32, half: usize) = turned
+    pub(super) fn apply_rope(head: *mut f32, cos: *const f32, sin: *const f32, half: usize) = rotate
 }

@@ -4,25 +4,21 @@ use std::sync::{MutexGuard, PoisonError};
 
 use super::CpuBackend;
 use super::int8::{self, Quantized, QuantizedRows};
-use super::kv::CpuKv;
-use super::matmul::{self, Finish, Product};
-use super::plan::CpuPlan;
+use super::matmul;
+use super::product::{Finish, Product};
 use super::rows::CpuRows;
 use super::rowwise;
 use super::weight::CpuWeight;
-use crate::{Activation, Error, HeadShape, Result, WeightFormat};
+use crate::{Activation, Error, Result, WeightFormat};
 
-/// Packed bytes below which a product is not worth waking anyone for.
+/// Packed bytes below which one thread does all of a product.
 pub(super) const SMALL_PRODUCT: usize = 128 << 10;
 
 /// Packed bytes that a thread takes of a product at a time, at most, unless a tile is larger.
 pub(super) const CHUNK: usize = 64 << 10;
 
-/// Elements of a row-wise operation below which it is not worth waking anyone for.
+/// Elements of a row-wise operation below which one thread does all of it.
 const SMALL_ROWS: usize = 64 << 10;
-
-/// Multiply-adds of an attention, counted once for keys, below which it is not either.
-pub(super) const SMALL_ATTENTION: usize = 64 << 10;
 
 /// An error that says what does not fit.
 pub(super) fn check(fits: bool, otherwise: impl FnOnce() -> String) -> Result<()> {
@@ -181,34 +177,5 @@ impl CpuBackend {
         self.pool.run(rows.div_ceil(chunk), &|index| {
             (index * chunk..((index + 1) * chunk).min(rows)).for_each(task);
         });
-    }
-
-    pub(super) fn check_heads(
-        &self,
-        qkv: &CpuRows,
-        heads: HeadShape,
-        plan: &CpuPlan,
-        kv: &CpuKv,
-    ) -> Result<()> {
-        let shape = kv.shape();
-        check(heads.kv_heads > 0 && heads.heads.is_multiple_of(heads.kv_heads), || {
-            format!("{} heads cannot share {} key and value heads", heads.heads, heads.kv_heads)
-        })?;
-        check((shape.kv_heads, shape.head_dim) == (heads.kv_heads, heads.head_dim), || {
-            format!(
-                "a store of {} heads of {} does not hold {} heads of {}",
-                shape.kv_heads, shape.head_dim, heads.kv_heads, heads.head_dim
-            )
-        })?;
-        check(qkv.width() >= heads.qkv_width(), || {
-            format!(
-                "rows of {} do not hold queries, keys and values of {}",
-                qkv.width(),
-                heads.qkv_width()
-            )
-        })?;
-        assert!(plan.host().rows() <= qkv.capacity(), "rows beyond the buffer");
-        assert!(plan.slots() <= shape.slots, "a plan's slots are beyond the store");
-        Ok(())
     }
 }

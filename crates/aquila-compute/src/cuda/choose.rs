@@ -41,7 +41,7 @@ struct Room {
     most: usize,
 }
 
-/// Where log-probabilities go; nowhere where nobody asked for any.
+/// Where log-probabilities go; nowhere where no request asked for any.
 #[derive(Default)]
 pub(super) struct TellingAddresses {
     pub(super) logprobs: Address,

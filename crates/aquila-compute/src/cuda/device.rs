@@ -20,7 +20,7 @@ use super::c_layout::Address;
 use super::kernels::Kernel;
 use crate::{Error, Result};
 
-/// Device memory at a fixed address, freed when nobody names it any more.
+/// Device memory at a fixed address, freed when nothing names it any more.
 #[derive(Clone)]
 pub(super) struct Memory {
     address: Address,

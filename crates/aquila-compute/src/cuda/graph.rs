@@ -100,7 +100,7 @@ impl Mark {
         Ok(f64::from(elapsed) / 1e3)
     }
 
-    /// The same as a duration.
+    /// The time from this mark to a later one, as a duration.
     pub fn time_until(&self, later: &Mark) -> Result<Duration> {
         Ok(Duration::try_from_secs_f64(self.seconds_until(later)?).unwrap_or_default())
     }

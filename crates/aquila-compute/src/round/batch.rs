@@ -217,7 +217,7 @@ pub struct VerifiedTree {
 /// What ended a text by the request's own rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
-    /// This stop token.
+    /// The target chose this stop token.
     Token(u32),
     /// It is as long as it may become.
     Length,

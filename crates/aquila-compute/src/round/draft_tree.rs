@@ -58,8 +58,7 @@ impl Tree {
     /// Adds a child of `parent`, which the draft gives `probability` behind it; answers its place.
     pub fn add(&mut self, parent: usize, token: u32, probability: f32) -> usize {
         let Node { depth, score, .. } = self.nodes[parent];
-        // A probability that rounding pushed above one must not lift a child over its parent.
-        let score = (score * probability).min(score).max(0.0);
+        let score = child_score(score, probability);
         self.nodes.push(Node { token, parent, depth: depth + 1, score });
         self.nodes.len() - 1
     }
@@ -115,13 +114,13 @@ impl Tree {
 
 /// A tree that is being drafted.
 ///
-/// At each depth, every node of the beam offers its best children; all of them join the pool, and
-/// the best go on as the next beam. In the end the best of the pool are the tree.
+/// At each depth, the draft proposes the best children of every node of the beam; all of them join
+/// the pool, and the best go on as the next beam. In the end the best of the pool are the tree.
 #[derive(Debug, Clone)]
-pub struct Growth {
+pub struct TreeBuilder {
     shape: Shape,
-    /// Everything offered, in the order of being offered. Parents are places in the pool.
-    pool: Vec<Offered>,
+    /// Everything proposed, in the order of being proposed. Parents are places in the pool.
+    pool: Vec<Proposed>,
     /// The nodes that go on, best first.
     beam: Vec<usize>,
     /// What the children of a node of the pool, or of the root, were drawn from.
@@ -129,7 +128,7 @@ pub struct Growth {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Offered {
+struct Proposed {
     token: u32,
     /// None for children of the root.
     parent: Option<usize>,
@@ -137,16 +136,16 @@ struct Offered {
     score: f32,
 }
 
-impl Growth {
-    /// A tree with what was offered after the bonus, best first.
+impl TreeBuilder {
+    /// A tree with what was proposed after the bonus, best first.
     pub fn start(shape: Shape, first: &[Candidate]) -> Self {
         let (pool, beam) = (Vec::new(), Vec::new());
-        let mut growth = Self { shape, pool, beam, proposals: HashMap::new() };
+        let mut builder = Self { shape, pool, beam, proposals: HashMap::new() };
         if shape.steps() > 0 {
-            growth.add_children(None, first);
-            growth.choose_beam(0);
+            builder.add_children(None, first);
+            builder.choose_beam(0);
         }
-        growth
+        builder
     }
 
     /// The nodes whose continuations the draft is to continue next: places in the pool.
@@ -191,11 +190,11 @@ impl Growth {
         self.proposals.insert(parent, from);
     }
 
-    /// Adds what was offered after each node of the beam, best first, and moves the beam down.
-    pub fn grow(&mut self, offered: &[Vec<Candidate>]) {
-        assert_eq!(offered.len(), self.beam.len(), "candidates for each node of the beam");
+    /// Adds what was proposed after each node of the beam, best first, and moves the beam down.
+    pub fn grow(&mut self, proposed: &[Vec<Candidate>]) {
+        assert_eq!(proposed.len(), self.beam.len(), "candidates for each node of the beam");
         let first = self.pool.len();
-        for (parent, children) in std::mem::take(&mut self.beam).into_iter().zip(offered) {
+        for (parent, children) in std::mem::take(&mut self.beam).into_iter().zip(proposed) {
             self.add_children(Some(parent), children);
         }
         self.choose_beam(first);
@@ -207,9 +206,8 @@ impl Growth {
             None => (1, 1.0),
         };
         for child in children.iter().take(self.shape.topk()) {
-            // A probability that rounding pushed above one must not lift a child over its parent.
-            let score = (score * child.probability).min(score).max(0.0);
-            self.pool.push(Offered { token: child.token, parent, depth, score });
+            let score = child_score(score, child.probability);
+            self.pool.push(Proposed { token: child.token, parent, depth, score });
         }
     }
 
@@ -219,7 +217,7 @@ impl Growth {
         self.beam.truncate(self.shape.topk());
     }
 
-    /// The tree below `bonus`: the best nodes of the pool, in the order of being offered.
+    /// The tree below `bonus`: the best nodes of the pool, in the order of being proposed.
     pub fn finish(self, bonus: u32) -> Tree {
         let mut kept: Vec<usize> = (0..self.pool.len()).collect();
         sort_best_first(&mut kept, &self.pool);
@@ -228,7 +226,7 @@ impl Growth {
         let mut tree = Tree::root(bonus);
         let mut place = vec![usize::MAX; self.pool.len()];
         for at in kept {
-            let Offered { token, parent, depth, score } = self.pool[at];
+            let Proposed { token, parent, depth, score } = self.pool[at];
             place[at] = tree.nodes.len();
             let parent = parent.map_or(0, |parent| place[parent]);
             debug_assert!(parent != usize::MAX, "a node is kept only with its parent");
@@ -241,7 +239,13 @@ impl Growth {
     }
 }
 
-/// By score, the earlier first where scores are equal.
-fn sort_best_first(places: &mut [usize], pool: &[Offered]) {
+/// The score of a child. A probability that rounding pushed above one must not lift it over its
+/// parent.
+fn child_score(parent: f32, probability: f32) -> f32 {
+    (parent * probability).min(parent).max(0.0)
+}
+
+/// Sorts by score, the earlier first where scores are equal.
+fn sort_best_first(places: &mut [usize], pool: &[Proposed]) {
     places.sort_unstable_by(|&a, &b| pool[b].score.total_cmp(&pool[a].score).then(a.cmp(&b)));
 }

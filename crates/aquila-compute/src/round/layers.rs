@@ -89,7 +89,7 @@ impl RoundState {
             let start = self.table_start(group, self.rows[at].place);
             let Self { rows, sequences, plan, level, .. } = self;
             let place = rows[at].place;
-            let Some(tree) = rows[at].draft.as_mut().filter(|tree| tree.growth.goes_on()) else {
+            let Some(tree) = rows[at].draft.as_mut().filter(|tree| tree.builder.goes_on()) else {
                 continue;
             };
             let sequence = sequences[place].as_mut().expect("it runs");
@@ -99,9 +99,9 @@ impl RoundState {
             sequence.place_table(plan, group, start, certain);
             let mut own = sequence.tables[group][certain..].iter();
             let mut run = HashMap::new();
-            for &node in tree.growth.beam() {
-                let path = tree.growth.path_tokens(node);
-                let parent = tree.growth.parent(node).and_then(|at| tree.rows.get(&at));
+            for &node in tree.builder.beam() {
+                let path = tree.builder.path_tokens(node);
+                let parent = tree.builder.parent(node).and_then(|at| tree.rows.get(&at));
                 let tree_start = plan.tree_slots.len() as u32;
                 run.insert(node, plan.rows() as u32);
                 // Near the beginning of a text there are fewer rows than the node is deep.

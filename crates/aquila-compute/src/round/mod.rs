@@ -9,7 +9,7 @@
 //! - [`Batch`], [`BatchRow`], [`RowWork`]: what the host tells a round.
 //! - [`RoundState`]: the rows of all requests, and the reference of every step. The CPU backend
 //!   runs it as it is.
-//! - [`Shape`], [`Tree`], [`Growth`], [`prune_to_rows`]: draft trees.
+//! - [`Shape`], [`Tree`], [`TreeBuilder`], [`prune_to_rows`]: draft trees.
 //! - [`Candidates`], [`SamplingContext`]: what a draft proposes after a token.
 //! - [`Grammar`], [`GrammarState`]: which tokens may follow.
 //! - [`accept`], [`Verify`], [`Simulate`]: which drafts the target confirms.
@@ -48,7 +48,7 @@ pub use batch::{
     RowWork, StateBounds, TableChange, TreeLimits, VerifiedTree,
 };
 pub use compaction::Kept;
-pub use draft_tree::{Growth, Node, Tree};
+pub use draft_tree::{Node, Tree, TreeBuilder};
 pub use grammar::{Grammar, GrammarState};
 pub use layers::KeptLayout;
 pub use params::{DraftGroup, DraftLimits, MOST_DRAFT_GROUPS, RequestParams, Returned, TreeRows};

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{Growth, Proposal, Shape};
+use super::{Proposal, Shape, TreeBuilder};
 use crate::DraftIds;
 use crate::sampling::{self, Candidate, History, SampleQuery, Sampling, Weights};
 
@@ -86,22 +86,22 @@ pub struct Candidates {
 
 impl Candidates {
     /// A tree that begins with what is proposed after the bonus.
-    pub fn begin(&self, shape: Shape) -> Growth {
-        let mut growth = Growth::start(shape, &self.candidates);
+    pub fn begin(&self, shape: Shape) -> TreeBuilder {
+        let mut builder = TreeBuilder::start(shape, &self.candidates);
         if let Some(from) = &self.drawn_from {
-            growth.propose(None, from.clone());
+            builder.propose(None, from.clone());
         }
-        growth
+        builder
     }
 
     /// Adds what is proposed after each node of a tree's beam.
-    pub fn grow(growth: &mut Growth, proposed: Vec<Candidates>) {
-        for (at, candidates) in growth.beam().to_vec().into_iter().zip(&proposed) {
+    pub fn grow(builder: &mut TreeBuilder, proposed: Vec<Candidates>) {
+        for (at, candidates) in builder.beam().to_vec().into_iter().zip(&proposed) {
             if let Some(from) = &candidates.drawn_from {
-                growth.propose(Some(at), from.clone());
+                builder.propose(Some(at), from.clone());
             }
         }
         let proposed: Vec<_> = proposed.into_iter().map(|p| p.candidates).collect();
-        growth.grow(&proposed);
+        builder.grow(&proposed);
     }
 }

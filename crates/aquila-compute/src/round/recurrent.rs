@@ -48,31 +48,31 @@ impl RoundState {
             let start = self.table_start(1, self.rows[at].place);
             let Self { rows, sequences, plan, level, .. } = self;
             let place = rows[at].place;
-            let Some(tree) = rows[at].draft.as_mut().filter(|tree| tree.growth.goes_on()) else {
+            let Some(tree) = rows[at].draft.as_mut().filter(|tree| tree.builder.goes_on()) else {
                 continue;
             };
             let sequence = sequences[place].as_mut().expect("it runs");
             let certain = sequence.rows[1];
             sequence.place_table(plan, 1, start, certain);
             let mut run = std::collections::HashMap::new();
-            for &node in tree.growth.beam() {
-                let depth = tree.growth.depth();
+            for &node in tree.builder.beam() {
+                let depth = tree.builder.depth();
                 let own = sequence.tables[1][certain + tree.slots.len()];
                 tree.slots.insert(node, own);
                 let tree_start = plan.tree_slots.len();
                 let mut next = Some(node);
                 while let Some(ancestor) = next {
                     plan.tree_slots.push(tree.slots[&ancestor]);
-                    next = tree.growth.parent(ancestor);
+                    next = tree.builder.parent(ancestor);
                 }
                 plan.tree_slots[tree_start..].reverse();
-                let source = match tree.growth.parent(node) {
+                let source = match tree.builder.parent(node) {
                     Some(parent) if !first => tree.rows[&parent],
                     _ => place as u32,
                 };
                 run.insert(node, plan.rows() as u32);
                 plan.outputs.push(plan.rows() as u32);
-                plan.tokens.push(tree.growth.token(node));
+                plan.tokens.push(tree.builder.token(node));
                 plan.positions.push((certain + depth - 1) as u32);
                 plan.writes.push(own);
                 plan.sources.push(source);
@@ -82,7 +82,7 @@ impl RoundState {
                     tree_start: tree_start as u32,
                     tail: depth as u32,
                 });
-                level.push((at, tree.growth.path_tokens(node)));
+                level.push((at, tree.builder.path_tokens(node)));
             }
             tree.rows = run;
         }

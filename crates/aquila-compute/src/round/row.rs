@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::grammar::GrammarRow;
 use super::sequence::SequenceState;
-use super::{Candidates, Growth, RequestOutput, RowWork, Shape, Tree, Verify, Weighted};
+use super::{Candidates, RequestOutput, RowWork, Shape, Tree, TreeBuilder, Verify, Weighted};
 use crate::sampling::{Choice, Weights};
 
 /// What one request does in the round that runs.
@@ -44,7 +44,7 @@ pub(super) enum Work {
 
 /// A tree that is being drafted, with where the rows of its nodes are.
 pub(super) struct DraftTree {
-    pub growth: Growth,
+    pub builder: TreeBuilder,
     /// The first row of each node of the level before, in the pass of that level.
     pub rows: HashMap<usize, u32>,
     /// The slot of every node that was run.
@@ -53,7 +53,7 @@ pub(super) struct DraftTree {
 
 impl DraftTree {
     pub fn start(seed: &Candidates, shape: Shape) -> Self {
-        Self { growth: seed.begin(shape), rows: HashMap::new(), slots: HashMap::new() }
+        Self { builder: seed.begin(shape), rows: HashMap::new(), slots: HashMap::new() }
     }
 }
 

@@ -290,9 +290,9 @@ impl RoundState {
     pub fn take_level(&mut self, proposed: Vec<Candidates>) {
         let mut proposed = proposed.into_iter();
         for draft in self.rows.iter_mut().filter_map(|row| row.draft.as_mut()) {
-            if draft.growth.goes_on() {
-                let nodes = draft.growth.beam().len();
-                Candidates::grow(&mut draft.growth, proposed.by_ref().take(nodes).collect());
+            if draft.builder.goes_on() {
+                let nodes = draft.builder.beam().len();
+                Candidates::grow(&mut draft.builder, proposed.by_ref().take(nodes).collect());
             }
         }
     }
@@ -302,7 +302,7 @@ impl RoundState {
         let mut drafted = Vec::new();
         for (at, row) in self.rows.iter_mut().enumerate() {
             if let (Some(draft), Work::Verify { tree }) = (row.draft.take(), &mut row.work) {
-                *tree = draft.growth.finish(tree.nodes()[0].token);
+                *tree = draft.builder.finish(tree.nodes()[0].token);
                 drafted.push(at);
             }
         }

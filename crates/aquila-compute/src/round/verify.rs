@@ -248,8 +248,8 @@ impl Proposal {
     }
 
     /// How likely it is thought, before anything is drawn, that the child of this rank is right.
-    /// Which nodes of a tree are verified may depend on ranks and not on tokens: who leaves out
-    /// what is unlikely to be accepted changes the distribution.
+    /// Which nodes of a tree are verified may depend on ranks and not on tokens: leaving
+    /// out what is unlikely to be accepted would change the distribution.
     pub fn prior(rank: usize) -> f32 {
         0.6 * 0.35f32.powi(rank as i32)
     }

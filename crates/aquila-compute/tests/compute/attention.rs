@@ -124,7 +124,7 @@ impl Case {
                     let copy = part.to_vec();
                     reference::rms_norm(&copy, weight, 1e-5, part);
                 }
-                reference::turn(part, &rope, plan.positions[row] as usize);
+                reference::apply_rope(part, &rope, plan.positions[row] as usize);
             }
             for head in 0..heads.kv_heads {
                 let at = plan.writes[row] as usize * heads.kv_heads + head;

@@ -34,7 +34,7 @@ const HEADROOM: usize = 16;
 /// Whether a round can be planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Planning {
-    /// It can.
+    /// A round can be planned now.
     Ready,
     /// Not before the oldest round on its way is settled.
     NeedsResult,

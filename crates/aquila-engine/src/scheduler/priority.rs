@@ -7,7 +7,7 @@
 /// What becomes of the priorities that requests bring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Priorities {
-    /// They change nothing.
+    /// Priorities change nothing.
     #[default]
     Ignored,
     /// A request that brings one is refused.

@@ -19,7 +19,7 @@ pub enum AdmissionOrder {
 
 /// By how many others the request that has waited longest may be overtaken before it is next.
 pub(crate) const MOST_OVERTAKEN: usize = 64;
-/// How many requests are compared by their prefixes; those behind wait their turn.
+/// How many requests are compared by their prefixes; those behind them are compared later.
 pub(crate) const COMPARED: usize = 128;
 
 /// Waiting requests, ordered by arrival.

@@ -1,7 +1,6 @@
 //! EAGLE heads and MTP layers that draft: invisible in the output, invariant in their drafts, as
 //! effective as the references.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -160,52 +159,11 @@ fn drafts_do_not_depend_on_other_requests_or_memory() {
         (Head::Mtp, shape(3, 4, 12), hot),
         (Head::Unchained, shape(3, 3, 10), greedy),
     ] {
-        let base =
-            EngineConfig { max_running_requests: 1, chunked_prefill_size: 2048, ..config(shape) };
-        let want = answers(&mut engine(head, base.clone()), &prompts, 40, mode);
-        let check = |got: &[Answer], what: &str| assert_eq!(got, want, "{head:?}, {shape}: {what}");
-        let variants = [
-            ("batch 8", EngineConfig { max_running_requests: 8, ..base.clone() }),
-            ("pages of 16", EngineConfig { page_size: 16, ..base.clone() }),
-            ("chunks of 4", EngineConfig { chunked_prefill_size: 4, ..base.clone() }),
-            (
-                "chunks of 64, batch 8",
-                EngineConfig { chunked_prefill_size: 64, max_running_requests: 8, ..base.clone() },
-            ),
-        ];
-        for (what, config) in variants {
-            check(&answers(&mut engine(head, config), &prompts, 40, mode), what);
-        }
-        let mut again = engine(head, EngineConfig { page_size: 4, ..base.clone() });
-        answers(&mut again, &prompts, 40, mode);
-        check(&answers(&mut again, &prompts, 40, mode), "prefixes found in the cache");
-
-        let small = EngineConfig { max_running_requests: 8, max_total_tokens: 420, ..base.clone() };
-        let mut crowded = engine(head, small);
-        check(&answers(&mut crowded, &prompts, 40, mode), "a pool that is too small");
-        let preemptions = crowded.stats().snapshot().preemptions;
-        assert!(preemptions > 0, "{head:?}, {shape}: the pool was meant to be too small");
+        let what = format!("{head:?}, {shape}");
+        same_in_any_company(&what, &prompts, mode, config(shape), 420, |config| {
+            engine(head, config)
+        });
     }
-}
-
-/// Tokens per verification by kind: the sum of completion tokens less one each, over the sum of
-/// verifications.
-fn acceptance(head: Head, shape: Shape) -> BTreeMap<String, f64> {
-    let prompts = prompts();
-    let config =
-        EngineConfig { max_running_requests: 30, max_total_tokens: 40_000, ..config(shape) };
-    let ids: Vec<Vec<u32>> = prompts.iter().map(|(_, ids)| ids.clone()).collect();
-    let heard = answers(&mut engine(head, config), &ids, 160, |r, _| r.logprobs = None);
-    let mut sums: BTreeMap<String, (u64, u64)> = BTreeMap::new();
-    for ((kind, _), heard) in prompts.iter().zip(&heard) {
-        // The tables leave out texts that end within 16 tokens.
-        if heard.ids.len() > 16 {
-            let sum = sums.entry(kind.clone()).or_default();
-            sum.0 += heard.ids.len() as u64 - 1;
-            sum.1 += heard.spec.verify_ct;
-        }
-    }
-    sums.into_iter().map(|(kind, (tokens, rounds))| (kind, tokens as f64 / rounds as f64)).collect()
 }
 
 fn table(file: &str) -> Value {
@@ -213,7 +171,7 @@ fn table(file: &str) -> Value {
 }
 
 fn compare(head: Head, shape: Shape, table: &Value, key: &str) {
-    for (kind, got) in acceptance(head, shape) {
+    for (kind, got) in acceptance_of(shape, |config| engine(head, config)) {
         let want = table[&kind][key].as_f64().unwrap();
         println!("{head:?}, {shape}, {kind}: {got:.3}, reference {want:.3}");
         assert!((got / want - 1.0).abs() <= 0.02, "{head:?}, {shape}, {kind}: {got}, not {want}");
@@ -240,7 +198,7 @@ fn trees_of_heads_are_within_2_percent_of_reference() {
 #[test]
 fn trees_of_mtp_layers_keep_more_than_chains() {
     let table = table("tiny-acceptance.json");
-    for (kind, tree) in acceptance(Head::Mtp, shape(3, 4, 16)) {
+    for (kind, tree) in acceptance_of(shape(3, 4, 16), |config| engine(Head::Mtp, config)) {
         let chain = table["mtp"][&kind]["3"].as_f64().unwrap();
         println!("MTP, {kind}: {tree:.3} in trees of 16 nodes, {chain} in chains");
         assert!(tree > chain, "{kind}: {tree} in trees, {chain} in chains");

@@ -52,31 +52,10 @@ fn drafts_do_not_depend_on_other_requests_or_memory() {
         (Algorithm::Standalone, shape(4, 1, 5), hot),
         (Algorithm::Standalone, shape(4, 4, 12), greedy),
     ] {
-        let base =
-            EngineConfig { max_running_requests: 1, chunked_prefill_size: 2048, ..config(shape) };
-        let want = answers(&mut engine(algorithm, base.clone()), &prompts, 40, mode);
-        let check =
-            |got: &[Answer], what: &str| assert_eq!(got, want, "{algorithm:?}, {shape}: {what}");
-        let variants = [
-            ("batch 8", EngineConfig { max_running_requests: 8, ..base.clone() }),
-            ("pages of 16", EngineConfig { page_size: 16, ..base.clone() }),
-            ("chunks of 4", EngineConfig { chunked_prefill_size: 4, ..base.clone() }),
-            (
-                "chunks of 64, batch 8",
-                EngineConfig { chunked_prefill_size: 64, max_running_requests: 8, ..base.clone() },
-            ),
-        ];
-        for (what, config) in variants {
-            check(&answers(&mut engine(algorithm, config), &prompts, 40, mode), what);
-        }
-        let mut again = engine(algorithm, EngineConfig { page_size: 4, ..base.clone() });
-        answers(&mut again, &prompts, 40, mode);
-        check(&answers(&mut again, &prompts, 40, mode), "prefixes found in the cache");
-
-        let small = EngineConfig { max_running_requests: 8, max_total_tokens: 700, ..base.clone() };
-        let mut crowded = engine(algorithm, small);
-        check(&answers(&mut crowded, &prompts, 40, mode), "a pool that is too small");
-        assert!(crowded.stats().snapshot().preemptions > 0, "the pool was meant to be too small");
+        let what = format!("{algorithm:?}, {shape}");
+        same_in_any_company(&what, &prompts, mode, config(shape), 700, |config| {
+            engine(algorithm, config)
+        });
     }
 }
 

@@ -9,15 +9,14 @@ use aquila_engine::{
     Alter, Claim, Delivery, EngineConfig, EngineHandle, EnginePair, FinishReason, HandOver, KvRows,
     Prefilled, Priorities, Request, RequestId, Source, Transfer,
 };
-use aquila_spec::policy::{
-    Adaptive, AdaptiveTable, Auto, AutoSettings, CostTable, Policy, Timed, Timing,
-};
+use aquila_spec::policy::{Auto, AutoSettings, CostTable, Timed, Timing};
 use aquila_spec::{Shape, Verify};
 
 use crate::support::across::{
     across, counts, heard_across, pair, request, run_pair, some_prompts, unseeded,
 };
 use crate::support::answers::*;
+use crate::support::learning::live_policies;
 use crate::support::shipped::{config, inline};
 
 const TARGET_ONLY: Verify = Verify::TargetOnly { single: 1.0, accumulated: 1.0 };
@@ -71,23 +70,6 @@ fn answers_from_two_engines_equal_those_from_one() {
     }
 }
 
-/// The policies that learn while they decide, with costs that are made up.
-fn policies() -> [Box<dyn Policy>; 2] {
-    let time = |timing| -> Result<Option<Timed>, ()> {
-        Ok(Some(match timing {
-            Timing::Round { batch, steps } => {
-                let rows = batch * (steps + 1);
-                let verify = 1e-3 * (1.0 + 0.12 * rows as f64);
-                Timed { rows, verify, draft: 6e-5 * steps as f64 }
-            }
-            Timing::DraftRow => Timed { rows: 0, verify: 0.0, draft: 1e-5 },
-        }))
-    };
-    let table = CostTable::measure("made up".into(), &[1, 8, 32], 7, time).unwrap();
-    let adaptive = Adaptive::new(AdaptiveTable::default(), Some(7), Vec::new()).unwrap();
-    [Box::new(adaptive), Box::new(Auto::new(AutoSettings::new(Shape::chain(7)), table))]
-}
-
 #[test]
 fn policies_that_learn_change_no_text_across_engines() {
     let prompts = some_prompts(5);
@@ -99,7 +81,7 @@ fn policies_that_learn_change_no_text_across_engines() {
         warm,
     );
     for name in ["EAGLE3", "STANDALONE+NGRAM"] {
-        for policy in policies() {
+        for policy in live_policies() {
             let what = format!("{name}, {}", policy.state().name);
             let mut pair = pair(name, config.clone(), config.clone());
             pair.decode.draft_by(policy).unwrap();

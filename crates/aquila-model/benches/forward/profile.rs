@@ -141,7 +141,7 @@ fn name(operation: Operation, scene: &Scene<CpuBackend>) -> &'static str {
         Operation::Place => "place",
         Operation::Embed => "embed",
         Operation::RmsNorm => "norm",
-        Operation::WriteKv => "turn and write",
+        Operation::WriteKv => "rope and write",
         Operation::Attend => "attend",
         Operation::Gate => "gate",
         Operation::Add => "add",

@@ -111,14 +111,8 @@ impl<B: Backend> Eagle3Head<B> {
     ) -> Result<Self> {
         check_positions(positions)?;
         let spec = checkpoint.spec().clone();
-        let mut loading = Loading {
-            backend,
-            source: checkpoint.tensors(),
-            format,
-            done_bytes: 0,
-            total_bytes: checkpoint.tensor_bytes(),
-            progress,
-        };
+        let (source, bytes) = (checkpoint.tensors(), checkpoint.tensor_bytes());
+        let mut loading = Loading::begin(backend, source, format, bytes, progress);
         let embedding = if spec.own_embedding {
             Arc::new(backend.table(&loading.tensor(&spec.embedding())?)?)
         } else {

@@ -17,7 +17,7 @@ pub struct FusedCheckpoint<S> {
 
 /// What a head is loaded from.
 pub(super) struct Stored {
-    /// One of its layers.
+    /// What one layer of the head is.
     pub layer: ModelSpec,
     pub layouts: Vec<FusedLayout>,
     /// Whether a layer takes the hidden states of the one before it, or the target's.

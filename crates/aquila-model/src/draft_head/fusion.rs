@@ -140,14 +140,8 @@ impl<B: Backend> FusedHead<B> {
         let positions = target.positions();
         check_positions(positions)?;
         let spec = stored.layer.clone();
-        let mut loading = Loading {
-            backend,
-            source: &*stored.tensors,
-            format,
-            done_bytes: 0,
-            total_bytes: stored.tensor_bytes,
-            progress,
-        };
+        let (source, bytes) = (&*stored.tensors, stored.tensor_bytes);
+        let mut loading = Loading::begin(backend, source, format, bytes, progress);
         let (chained, zeroes_first) = (stored.chained, stored.zeroes_first);
         let layers: Result<Vec<_>> =
             stored.layouts.iter().map(|l| layer(&mut loading, &spec, l)).collect();

@@ -79,7 +79,7 @@ impl HeadKind {
 }
 
 /// Whether the files at `location` hold MTP layers, alone or beside those of a model. Files that
-/// cannot be read hold none: whoever opens them says what is wrong.
+/// cannot be read hold none: what opens them says what is wrong.
 pub fn holds_mtp_layers(location: &Location) -> bool {
     let Location::Folder(folder) = location else { return false };
     open_folder(folder).is_ok_and(|tensors| matches!(HeadKind::of(&*tensors), HeadKind::Mtp(_)))

@@ -24,7 +24,7 @@ impl<B: Backend> Clone for LmHead<B> {
 }
 
 impl<B: Backend> LmHead<B> {
-    /// All rows.
+    /// A head with a row for each token of the vocabulary.
     pub(crate) fn whole(weight: Arc<B::Weight>, vocabulary: usize) -> Self {
         Self { weight, ids: None, vocabulary }
     }

@@ -117,7 +117,7 @@ impl MtpSpec {
     }
 
     /// The layers that drafts of `steps` steps use.
-    pub fn used_layers(&self, steps: usize) -> usize {
+    fn used_layers(&self, steps: usize) -> usize {
         self.layers().min(steps)
     }
 
@@ -142,7 +142,7 @@ impl MtpCheckpoint {
         Self::open_with(location, load, target, &HeadOptions::default())
     }
 
-    /// The same, with what users decide.
+    /// As [`Self::open`], with what users decide where the config may mislead.
     pub fn open_with(
         location: &Location,
         load: LoadFormat,

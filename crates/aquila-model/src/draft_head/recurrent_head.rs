@@ -43,7 +43,7 @@ pub trait RecurrentHead<B: Backend>: Send {
     /// The hidden states that expanding begins with, where extends leave any.
     fn seeds(scratch: &Self::Scratch) -> Option<&B::Rows>;
 
-    /// The same, to be replaced.
+    /// The hidden states that expanding begins with, to be replaced.
     fn seeds_mut(scratch: &mut Self::Scratch) -> Option<&mut B::Rows>;
 
     /// Refuses a plan that would read or write out of bounds.

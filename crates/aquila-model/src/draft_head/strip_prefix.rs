@@ -1,5 +1,7 @@
 //! Tensors that some publishers keep under `model` and others do not, by their bare names.
 
+use std::ops::Deref;
+
 use aquila_compute::HostTensor;
 
 use crate::Result;
@@ -10,7 +12,7 @@ const ROOT: &str = "model.";
 /// Tensors whose names may begin with `model.`, and are the same without.
 pub(super) struct StripModelPrefix<S>(pub S);
 
-impl<S: TensorSource> StripModelPrefix<S> {
+impl<S: Deref<Target: TensorSource>> StripModelPrefix<S> {
     /// The name under which a tensor is stored.
     fn stored(&self, name: &str) -> String {
         let rooted = format!("{ROOT}{name}");
@@ -18,7 +20,7 @@ impl<S: TensorSource> StripModelPrefix<S> {
     }
 }
 
-impl<S: TensorSource> TensorSource for StripModelPrefix<S> {
+impl<S: Deref<Target: TensorSource> + Send + Sync> TensorSource for StripModelPrefix<S> {
     fn origin(&self) -> &str {
         self.0.origin()
     }

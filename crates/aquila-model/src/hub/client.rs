@@ -29,7 +29,7 @@ pub(super) enum Failure {
     /// The hub said no, or what it gave is wrong.
     #[error("{0}")]
     Refused(String),
-    /// This machine failed.
+    /// A file operation on this machine failed.
     #[error("{what} {path}: {source}; HF_HUB_CACHE may name another folder")]
     Local {
         /// What was tried.

@@ -187,7 +187,7 @@ pub enum HubEvent<'a> {
     Begun {
         /// Its files.
         files: usize,
-        /// All bytes of these.
+        /// Bytes of all these files.
         total_bytes: u64,
         /// The folder that they go to.
         into: &'a Path,

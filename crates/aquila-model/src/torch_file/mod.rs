@@ -119,10 +119,7 @@ impl TensorSource for TorchTensors {
         let Some(Entry { info, storage, view }) = self.tensors.get(name) else {
             return Err(Error::tensor(&self.origin, name, "is missing"));
         };
-        let dtype = info.dtype.ok_or_else(|| {
-            Error::tensor(&info.origin, name, format!("type {} is not read", info.stored_as))
-        })?;
-        Ok(HostTensor::new(name, dtype, info.shape.clone(), view.bytes(storage))?)
+        info.tensor(name, view.bytes(storage))
     }
 }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use aquila_compute::{Backend, DType, ForwardPlan, HostTensor, KvDtype, WeightFormat};
+use aquila_compute::{Backend, ForwardPlan, HostTensor, KvDtype, WeightFormat};
 use aquila_model::RecurrentHead as _;
 use aquila_model::{
     Checkpoint, DraftTokens, EagleCheckpoint, FirstEmbedding, FusedHead, HeadOptions, Inspection,
@@ -13,6 +13,7 @@ use aquila_model::{
 use serde_json::{Value, json};
 
 use crate::fused_heads::Target;
+use crate::safetensors_writer::safetensors_file;
 use crate::sequence::{Sequence, bounds, chunk, shipped};
 
 const IDS: [u32; 13] = [9, 410, 77, 5021, 33, 8, 1999, 260, 17, 4, 900, 31, 2048];
@@ -98,25 +99,8 @@ impl Head {
     /// Writes the head and opens what was written.
     fn open<T>(&self, open: impl FnOnce(&Location) -> Result<T>) -> Result<T> {
         let folder = tempfile::tempdir().unwrap();
-        let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
-        for (name, tensor) in &self.tensors {
-            let dtype = match tensor.dtype() {
-                DType::Bf16 => "BF16",
-                DType::F32 => "F32",
-                DType::I64 => "I64",
-                DType::Bool => "BOOL",
-                other => unreachable!("heads here have no {other}"),
-            };
-            let begin = data.len();
-            data.extend_from_slice(tensor.bytes());
-            let offsets = [begin, data.len()];
-            let entry = json!({ "dtype": dtype, "shape": tensor.shape(), "data_offsets": offsets });
-            header.insert(name.clone(), entry);
-        }
-        let header = Value::Object(header).to_string();
-        let mut file = (header.len() as u64).to_le_bytes().to_vec();
-        file.extend(header.bytes());
-        file.extend(data);
+        let tensors = self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
+        let file = safetensors_file(tensors);
         fs::write(folder.path().join("model.safetensors"), file).unwrap();
         fs::write(folder.path().join("config.json"), self.config.to_string()).unwrap();
         open(&Location::Folder(folder.path().into()))

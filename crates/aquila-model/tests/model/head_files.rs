@@ -8,6 +8,7 @@ use aquila_compute::{DType, HostTensor};
 use aquila_model::{Checkpoint, HeadCheckpoint, LoadFormat, Location, ModelSpec};
 use serde_json::{Value, json};
 
+use crate::safetensors_writer::safetensors_file;
 use crate::sequence::fixture;
 use crate::torch_writer::torch_file;
 
@@ -69,25 +70,8 @@ impl Head {
 
     /// Writes the head as safetensors.
     pub fn write(&self, folder: &Path) -> Location {
-        let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
-        for (name, tensor) in &self.tensors {
-            let dtype = match tensor.dtype() {
-                DType::I64 => "I64",
-                DType::Bool => "BOOL",
-                DType::Bf16 => "BF16",
-                DType::F16 => "F16",
-                DType::F32 => "F32",
-            };
-            let begin = data.len();
-            data.extend_from_slice(tensor.bytes());
-            let offsets = [begin, data.len()];
-            let entry = json!({ "dtype": dtype, "shape": tensor.shape(), "data_offsets": offsets });
-            header.insert(name.clone(), entry);
-        }
-        let header = Value::Object(header).to_string();
-        let mut file = (header.len() as u64).to_le_bytes().to_vec();
-        file.extend(header.bytes());
-        file.extend(data);
+        let tensors = self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
+        let file = safetensors_file(tensors);
         fs::write(folder.join("model.safetensors"), file).unwrap();
         self.write_config(folder)
     }

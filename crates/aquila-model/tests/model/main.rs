@@ -17,6 +17,7 @@ mod hub_server;
 mod inspection;
 mod places;
 mod random_weights;
+mod safetensors_writer;
 mod sequence;
 mod tiny;
 mod token_maps;

@@ -20,7 +20,7 @@ use crate::generation::GenerationSettings;
 use crate::intake::Received;
 use crate::refusal::Refusal;
 use crate::state::App;
-use crate::submit::Ask;
+use crate::submit::Submission;
 
 /// A conversation that is to go on, whichever API it came by.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub(crate) struct ChatRequest {
 pub(crate) struct PreparedChat {
     /// The request's name.
     pub id: String,
-    pub asks: Vec<Ask>,
+    pub submissions: Vec<Submission>,
     pub params: CheckedParams,
     pub format: AnswerFormat,
 }
@@ -79,9 +79,8 @@ impl App {
         drop(body);
 
         let id = chat.settings.name.unwrap_or_else(|| self.identifiers.next(prefix));
-        let mut asks =
-            vec![Ask { name: id.clone(), prompt, params: params.clone(), prefill: Vec::new() }];
-        chat.settings.bootstrap.assign(self, &mut asks)?;
+        let mut submissions = vec![Submission::new(id.clone(), prompt, params.clone())];
+        chat.settings.bootstrap.assign(self, &mut submissions)?;
         let format = AnswerFormat {
             reasoning,
             stream_reasoning: chat.stream_reasoning,
@@ -89,7 +88,7 @@ impl App {
             parallel: chat.tools.parallel,
             shown_special_tokens: shown,
         };
-        Ok(PreparedChat { id, asks, params, format })
+        Ok(PreparedChat { id, submissions, params, format })
     }
 }
 

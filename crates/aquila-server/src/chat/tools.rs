@@ -24,7 +24,7 @@ pub(crate) enum ToolChoice {
     #[default]
     Auto,
     Required,
-    /// This one.
+    /// The tool of this name must be called.
     Named(String),
 }
 

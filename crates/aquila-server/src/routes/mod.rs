@@ -51,7 +51,7 @@ fn working_routes() -> Routes {
         .route("/add_external_corpus", post(sglang::corpus::add))
 }
 
-/// All others.
+/// Routes that keys have no share of: descriptions, control, tokenizing, health, metrics.
 fn other_routes(web_page: bool) -> Routes {
     let routes = Routes::new()
         .route("/openapi.json", get(openapi::document))
@@ -170,7 +170,7 @@ async fn wrong_method(State(app): State<Shared>, request: Request) -> Refusal {
     read_past(&app, request).await.err().unwrap_or(refusal)
 }
 
-/// Reads a body that nobody wants, so that the connection can be used again.
+/// Reads a body that is not needed, so that the connection can be used again.
 pub(crate) async fn read_past(app: &Shared, request: Request) -> Result<(), Refusal> {
     body::read(request, app).await.map(drop)
 }

@@ -92,7 +92,7 @@ impl State {
 }
 
 impl Corpora {
-    /// The tokens of all corpora together where nobody says.
+    /// The most tokens of all corpora together, by default.
     pub const MOST_TOKENS: usize = 10_000_000;
 
     /// None yet, and room for `most_tokens` in all, of a model that knows `vocabulary` of them.
@@ -116,7 +116,7 @@ impl Corpora {
         self.snapshot().iter().map(|corpus| corpus.bytes()).sum()
     }
 
-    /// Begins a corpus. It is seen by nobody until it is finished; its name is taken from now on.
+    /// Begins a corpus. No draft sees it until it is finished; its name is taken from now on.
     pub fn load(self: &Arc<Self>, name: &str) -> Result<Load, CorpusError> {
         let mut state = self.write();
         let taken = state.finished.iter().any(|corpus| corpus.name == name);

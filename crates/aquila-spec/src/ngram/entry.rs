@@ -32,7 +32,7 @@ impl Entry for NgramEntry {
         DraftFor::Nothing
     }
 
-    /// As deep as there are nodes, where nobody says.
+    /// As deep as there are nodes, where no flag says.
     fn shape(&self, asked: AskedShape) -> Result<Shape> {
         let topk = asked.topk.unwrap_or(NgramSettings::default().max_bfs_breadth);
         let nodes = asked.nodes.unwrap_or(NgramSettings::NODES);

@@ -104,20 +104,20 @@ fn by_levels(settings: &NgramSettings, shape: Shape, anchor: &Anchor<'_>, tree: 
 fn by_probability(settings: &NgramSettings, shape: Shape, anchor: &Anchor<'_>, tree: &mut Tree) {
     let most = settings.max_bfs_breadth.min(shape.topk());
     let mut heap = BinaryHeap::new();
-    let mut offered = 0;
+    let mut proposed = 0;
     let mut children = Vec::new();
-    let mut push = |heap: &mut BinaryHeap<Offer>, parent, place, score: f32| {
+    let mut push = |heap: &mut BinaryHeap<Continuation>, parent, place, score: f32| {
         anchor.source.children(place, most, MatchType::Prob, &mut children);
         for (child, share) in children.iter().zip(shares(&children)) {
-            offered += 1;
+            proposed += 1;
             let joint = score * share;
-            heap.push(Offer { joint, share, turn: offered, parent, child: *child });
+            heap.push(Continuation { joint, share, number: proposed, parent, child: *child });
         }
     };
     if shape.steps() > 0 {
         push(&mut heap, 0, anchor.place, 1.0);
     }
-    while let Some(Offer { joint, share, parent, child, .. }) = heap.pop() {
+    while let Some(Continuation { joint, share, parent, child, .. }) = heap.pop() {
         let Some(node) = join(tree, shape, parent, child.token, share) else { return };
         if tree.nodes()[node].depth < shape.steps() {
             push(&mut heap, node, child.place, joint);
@@ -139,32 +139,32 @@ fn shares(children: &[Child]) -> impl Iterator<Item = f32> {
     children.iter().map(move |child| child.count as f32 / all.max(1) as f32)
 }
 
-/// A continuation that waits for its turn.
-struct Offer {
+/// A continuation that is not in the tree yet.
+struct Continuation {
     joint: f32,
     share: f32,
     /// The earlier goes first where probabilities are equal.
-    turn: usize,
+    number: usize,
     parent: usize,
     child: Child,
 }
 
-impl Ord for Offer {
+impl Ord for Continuation {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.joint.total_cmp(&other.joint).then(other.turn.cmp(&self.turn))
+        self.joint.total_cmp(&other.joint).then(other.number.cmp(&self.number))
     }
 }
 
-impl PartialOrd for Offer {
+impl PartialOrd for Continuation {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Offer {
+impl PartialEq for Continuation {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Offer {}
+impl Eq for Continuation {}

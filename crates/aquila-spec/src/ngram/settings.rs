@@ -112,7 +112,7 @@ impl Default for NgramSettings {
 }
 
 impl NgramSettings {
-    /// The nodes of a tree where nobody says, the bonus included.
+    /// The nodes of a tree by default, the bonus included.
     pub const NODES: usize = 12;
 
     /// Refuses what cannot be.

@@ -38,10 +38,10 @@ impl SlotSettings {
     }
 }
 
-/// All slots, by least batch size.
+/// The settings of all slots.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdaptiveTable {
-    /// They.
+    /// The settings of each slot, by the least batch size that it serves.
     pub slots: BTreeMap<usize, SlotSettings>,
     /// Keys that mean nothing here, in words to be shown at start.
     pub warnings: Vec<String>,

@@ -1,6 +1,6 @@
 //! Why a policy's file or settings were not taken.
 
-/// What is wrong, in words for whoever wrote the file.
+/// What is wrong, in words for the author of the file.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
     /// Not JSON.
@@ -60,7 +60,7 @@ pub enum PolicyError {
     LaunchSteps {
         /// The steps asked for.
         steps: usize,
-        /// All candidates.
+        /// The candidates of all slots.
         union: String,
     },
     /// A cost table that is none.

@@ -1,7 +1,8 @@
 //! How trees grow and what of them is confirmed.
 
 use aquila_spec::{
-    Candidate, Growth, RateSchedule, Shape, Simulate, SimulateMethod, SimulatedRound, Tree, accept,
+    Candidate, RateSchedule, Shape, Simulate, SimulateMethod, SimulatedRound, Tree, TreeBuilder,
+    accept,
 };
 use proptest::prelude::*;
 
@@ -20,14 +21,14 @@ fn a_tree_keeps_the_likeliest_paths() {
     // (0.015). The beam is 20, 30; below 20: 40 (0.432), 41 (0.024); below 30: 50 (0.135), 51
     // (0.108). The best five: 0.6, 0.48, 0.432, 0.3, 0.27.
     let shape = Shape::new(3, 2, 6).unwrap();
-    let mut growth = Growth::start(shape, &candidates(&[(10, 0.6), (11, 0.3)]));
-    assert_eq!(growth.beam().len(), 2);
-    growth.grow(&[candidates(&[(20, 0.8), (21, 0.1)]), candidates(&[(30, 0.9), (31, 0.05)])]);
-    let beam: Vec<Vec<u32>> = growth.beam().iter().map(|&at| growth.path_tokens(at)).collect();
+    let mut builder = TreeBuilder::start(shape, &candidates(&[(10, 0.6), (11, 0.3)]));
+    assert_eq!(builder.beam().len(), 2);
+    builder.grow(&[candidates(&[(20, 0.8), (21, 0.1)]), candidates(&[(30, 0.9), (31, 0.05)])]);
+    let beam: Vec<Vec<u32>> = builder.beam().iter().map(|&at| builder.path_tokens(at)).collect();
     assert_eq!(beam, [vec![10, 20], vec![11, 30]]);
-    growth.grow(&[candidates(&[(40, 0.9), (41, 0.05)]), candidates(&[(50, 0.5), (51, 0.4)])]);
-    assert!(!growth.goes_on());
-    let tree = growth.finish(7);
+    builder.grow(&[candidates(&[(40, 0.9), (41, 0.05)]), candidates(&[(50, 0.5), (51, 0.4)])]);
+    assert!(!builder.goes_on());
+    let tree = builder.finish(7);
     let want = [(7, 0, 0), (10, 0, 1), (11, 0, 1), (20, 1, 2), (30, 2, 2), (40, 3, 3)];
     assert_eq!(form(&tree), want);
     assert_eq!(tree.path(5), [0, 1, 3, 5]);
@@ -36,34 +37,34 @@ fn a_tree_keeps_the_likeliest_paths() {
 #[test]
 fn a_beam_may_leave_a_branch_and_parents_stay_true() {
     let shape = Shape::new(3, 2, 5).unwrap();
-    let mut growth = Growth::start(shape, &candidates(&[(10, 0.9), (11, 0.1)]));
-    growth.grow(&[candidates(&[(20, 0.5), (21, 0.4)]), candidates(&[(30, 0.9), (31, 0.1)])]);
+    let mut builder = TreeBuilder::start(shape, &candidates(&[(10, 0.9), (11, 0.1)]));
+    builder.grow(&[candidates(&[(20, 0.5), (21, 0.4)]), candidates(&[(30, 0.9), (31, 0.1)])]);
     // Both of the beam are children of 10: whoever sat in 11's place is no ancestor.
-    let parents: Vec<_> = growth.beam().iter().map(|&at| growth.parent(at)).collect();
+    let parents: Vec<_> = builder.beam().iter().map(|&at| builder.parent(at)).collect();
     assert_eq!(parents, [Some(0), Some(0)]);
-    growth.grow(&[candidates(&[(40, 0.6)]), candidates(&[(50, 0.8)])]);
-    let tree = growth.finish(1);
+    builder.grow(&[candidates(&[(40, 0.6)]), candidates(&[(50, 0.8)])]);
+    let tree = builder.finish(1);
     assert_eq!(form(&tree)[1..], [(10, 0, 1), (20, 1, 2), (21, 1, 2), (50, 3, 3)]);
 }
 
 #[test]
 fn a_plain_shape_drafts_nothing_and_chains_are_trees() {
-    let growth = Growth::start(Shape::PLAIN, &candidates(&[(1, 1.0)]));
-    assert!(!growth.goes_on());
-    assert_eq!(form(&growth.finish(9)), [(9, 0, 0)]);
-    let mut growth = Growth::start(Shape::chain(3), &candidates(&[(1, 1.0)]));
-    growth.grow(&[candidates(&[(2, 1.0)])]);
-    growth.grow(&[candidates(&[(3, 1.0)])]);
-    assert_eq!(form(&growth.finish(9)), [(9, 0, 0), (1, 0, 1), (2, 1, 2), (3, 2, 3)]);
+    let builder = TreeBuilder::start(Shape::PLAIN, &candidates(&[(1, 1.0)]));
+    assert!(!builder.goes_on());
+    assert_eq!(form(&builder.finish(9)), [(9, 0, 0)]);
+    let mut builder = TreeBuilder::start(Shape::chain(3), &candidates(&[(1, 1.0)]));
+    builder.grow(&[candidates(&[(2, 1.0)])]);
+    builder.grow(&[candidates(&[(3, 1.0)])]);
+    assert_eq!(form(&builder.finish(9)), [(9, 0, 0), (1, 0, 1), (2, 1, 2), (3, 2, 3)]);
 }
 
 #[test]
 fn a_draft_that_offers_less_makes_a_smaller_tree() {
     let shape = Shape::new(4, 3, 12).unwrap();
-    let mut growth = Growth::start(shape, &candidates(&[(1, 0.5)]));
-    growth.grow(&[vec![]]);
-    assert!(!growth.goes_on());
-    assert_eq!(growth.finish(0).len(), 2);
+    let mut builder = TreeBuilder::start(shape, &candidates(&[(1, 0.5)]));
+    builder.grow(&[vec![]]);
+    assert!(!builder.goes_on());
+    assert_eq!(builder.finish(0).len(), 2);
 }
 
 #[test]
@@ -103,13 +104,13 @@ fn grown(shape: Shape, numbers: &[u8]) -> Tree {
         list.sort_by(|a, b| b.probability.total_cmp(&a.probability));
         list
     };
-    let mut growth = Growth::start(shape, &proposed(shape.topk()));
-    while growth.goes_on() {
+    let mut builder = TreeBuilder::start(shape, &proposed(shape.topk()));
+    while builder.goes_on() {
         let offers: Vec<Vec<Candidate>> =
-            growth.beam().iter().map(|_| proposed(shape.topk())).collect();
-        growth.grow(&offers);
+            builder.beam().iter().map(|_| proposed(shape.topk())).collect();
+        builder.grow(&offers);
     }
-    growth.finish(0)
+    builder.finish(0)
 }
 
 proptest! {
@@ -155,10 +156,10 @@ proptest! {
     fn simulated_lengths_have_the_mean_asked_for(length in 1.0f64..4.0, multinomial: bool) {
         let method = if multinomial { SimulateMethod::Multinomial } else { SimulateMethod::MatchExpected };
         let simulate = Simulate::Length { mean: length, method };
-        let mut growth = Growth::start(Shape::chain(3), &candidates(&[(1, 1.0)]));
-        growth.grow(&[candidates(&[(2, 1.0)])]);
-        growth.grow(&[candidates(&[(3, 1.0)])]);
-        let tree = growth.finish(0);
+        let mut builder = TreeBuilder::start(Shape::chain(3), &candidates(&[(1, 1.0)]));
+        builder.grow(&[candidates(&[(2, 1.0)])]);
+        builder.grow(&[candidates(&[(3, 1.0)])]);
+        let tree = builder.finish(0);
         let rounds = 4000;
         let sum: usize = (0..rounds).map(|r| simulate.accept(&tree, &[9; 4], SimulatedRound { request: 5, verified: r, round: 0 }).tokens.len()).sum();
         let mean = sum as f64 / rounds as f64;

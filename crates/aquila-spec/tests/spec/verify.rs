@@ -90,13 +90,13 @@ fn tree(shape: Shape, verify: Verify, sampling: &Sampling, seed: u64) -> Tree {
         let candidates = likely.map(|(rank, &(token, _))| candidate(rank, token)).collect();
         Candidates { candidates, drawn_from: None }
     };
-    let mut growth = propose(&[]).begin(shape);
-    while growth.goes_on() {
-        let beam = growth.beam().to_vec();
-        let offers = beam.iter().map(|&at| propose(&growth.path_tokens(at))).collect();
-        Candidates::grow(&mut growth, offers);
+    let mut builder = propose(&[]).begin(shape);
+    while builder.goes_on() {
+        let beam = builder.beam().to_vec();
+        let offers = beam.iter().map(|&at| propose(&builder.path_tokens(at))).collect();
+        Candidates::grow(&mut builder, offers);
     }
-    growth.finish(0)
+    builder.finish(0)
 }
 
 /// What many runs yield: the first token, and the second where the first was a draft.

@@ -30,7 +30,7 @@ pub enum GrammarSpec {
     Regex(String),
     /// A text of this grammar in the notation of SGLang's `ebnf`; it begins with the rule `root`.
     Ebnf(String),
-    /// One of these texts.
+    /// The answer is one of these texts.
     Choice(Vec<String>),
     /// A text of this grammar in llguidance's notation; it begins with the rule `start`.
     Lark(String),

@@ -67,17 +67,17 @@ pub(super) struct JsonScan {
 pub(super) enum Step {
     /// Nothing that shows there.
     Within,
-    /// It began a key of the object.
+    /// The byte began a key of the object.
     KeyBegins,
-    /// It ended one.
+    /// The byte ended a key.
     KeyEnds,
-    /// It began a value of the object.
+    /// The byte began a value of the object.
     ValueBegins,
-    /// It ended one, and is part of it.
+    /// The byte ended a value, and is part of it.
     ValueEnds,
-    /// It ended one that ends before it (a number).
+    /// The byte ended a value that ends before it (a number).
     ValueEndedBefore,
-    /// It ended the object; a number may have ended before it.
+    /// The byte ended the object; a number may have ended before it.
     Done,
 }
 

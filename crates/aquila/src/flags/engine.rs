@@ -65,13 +65,13 @@ pub struct EngineFlags {
     #[arg(long)]
     pub disable_radix_cache: bool,
 
-    /// Who of the waiting requests is admitted next: the first, or whose prompt has the longest
-    /// cached prefix (nobody is overtaken without end)
+    /// Which waiting request is admitted next: the first, or the one whose prompt has the longest
+    /// cached prefix (none is overtaken without end)
     #[arg(long, value_enum, default_value_t = SchedulePolicy::Fcfs, value_name = "POLICY")]
     pub schedule_policy: SchedulePolicy,
 
-    /// Admit requests of higher `priority` first; one without comes last. Nobody is overtaken without
-    /// end: after 64 others, who has waited longest is next
+    /// Admit requests of higher `priority` first; one without comes last. None is overtaken without
+    /// end: after 64 others, the one that has waited longest is next
     #[arg(long)]
     enable_priority_scheduling: bool,
 
@@ -108,13 +108,13 @@ pub struct EngineFlags {
     #[arg(skip)]
     pub returned: Returned,
 
-    /// Whether prompts are processed for other workers, which decode: what rounds cost is then
-    /// nobody's concern.
+    /// Whether prompts are processed for other workers, which decode: what rounds cost is then not
+    /// measured.
     #[arg(skip)]
     pub prefills_only: bool,
 }
 
-/// Who is admitted next.
+/// Which request is admitted next.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SchedulePolicy {
     /// First come, first served

@@ -57,7 +57,7 @@ enum First {
 }
 
 impl HeadFlags {
-    /// Those that are given.
+    /// The flags about heads that are given.
     pub fn given(&self) -> impl Iterator<Item = DraftFlag> {
         let head = self.options();
         let convention = head.aux_layer_convention != AuxLayerConvention::Auto;

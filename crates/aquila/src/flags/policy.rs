@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 
 use crate::error::{Error, Result};
 
-/// How long measuring costs may take, where nobody says.
+/// How long measuring costs may take by default.
 const MEASURED_SECONDS: f64 = 3.0;
 
 /// The flags of policies.
@@ -171,7 +171,7 @@ impl PolicyFlags {
                 let warnings = std::mem::take(&mut table.warnings).into_iter().map(of_file);
                 let warnings = warnings.collect();
                 // Refused now, before anything is loaded.
-                Adaptive::new(table.clone(), steps, Vec::new())?;
+                Adaptive::new(table.clone(), steps)?;
                 Ok((PolicyPlan::Adaptive { table, num_steps: steps }, warnings))
             }
         }
@@ -209,7 +209,7 @@ fn only_for(flag: &str, policy: &str) -> Error {
     Error::Usage(format!("{flag} is for --speculative-policy {policy}"))
 }
 
-/// A time that is no longer than anybody would wait.
+/// Parses a time of an hour at most.
 fn seconds(text: &str) -> std::result::Result<f64, String> {
     match text.parse() {
         Ok(number) if (0.0..=3600.0).contains(&number) => Ok(number),

@@ -66,7 +66,7 @@ pub struct SpeculativeFlags {
     #[command(flatten)]
     verify: VerifyFlags,
 
-    /// Those about heads.
+    /// Flags about heads.
     #[command(flatten)]
     head: HeadFlags,
 
@@ -84,11 +84,11 @@ pub struct SpeculativeFlags {
     #[arg(long, value_enum, default_value_t = Method::MatchExpected)]
     simulate_acc_method: Method,
 
-    /// Those of policies.
+    /// Flags about policies.
     #[command(flatten)]
     policy: PolicyFlags,
 
-    /// Those of NGRAM.
+    /// Flags about n-grams.
     #[command(flatten)]
     pub ngram: NgramFlags,
 }

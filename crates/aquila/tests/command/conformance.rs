@@ -7,8 +7,8 @@ use aquila::{Algorithms, conformance};
 use aquila_compute::Backend;
 use aquila_model::{Decoder, Needs};
 use aquila_spec::{
-    Algorithm, Allowance, Candidate, DraftFor, DraftRequest, Entry, Growth, HostProposer, LoadOn,
-    Opened, Opening, Result, Tree,
+    Algorithm, Allowance, Candidate, DraftFor, DraftRequest, Entry, HostProposer, LoadOn, Opened,
+    Opening, Result, Tree, TreeBuilder,
 };
 
 fn conforms(name: &str, flags: &[&str]) -> conformance::Report {
@@ -88,11 +88,12 @@ impl<B: Backend> LoadOn<B> for CountingEntry {
 impl HostProposer for Counting {
     fn draft(&mut self, request: &DraftRequest<'_>) -> Option<Tree> {
         let token = self.heard.get(&request.request).copied().unwrap_or(0);
-        let mut growth = Growth::start(request.shape, &[Candidate { token, probability: 1.0 }]);
-        while growth.goes_on() {
-            growth.grow(&[Vec::new()]);
+        let mut builder =
+            TreeBuilder::start(request.shape, &[Candidate { token, probability: 1.0 }]);
+        while builder.goes_on() {
+            builder.grow(&[Vec::new()]);
         }
-        Some(growth.finish(request.bonus()))
+        Some(builder.finish(request.bonus()))
     }
 
     fn read(&mut self, request: u64, _: &[u32]) {

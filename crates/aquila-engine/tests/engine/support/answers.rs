@@ -92,6 +92,42 @@ pub fn answers(
     all.iter().map(|heard| Answer::of(&heard.lock().unwrap())).collect()
 }
 
+/// Compares answers and drafts of one request at a time with those in batches, by other pages and
+/// chunks, with cached prefixes, and with preemptions in a pool of `small` tokens.
+pub fn same_in_any_company(
+    what: &str,
+    prompts: &[Vec<u32>],
+    mode: Change,
+    config: EngineConfig,
+    small: usize,
+    make: impl Fn(EngineConfig) -> Scheduler,
+) {
+    let base = EngineConfig { max_running_requests: 1, chunked_prefill_size: 2048, ..config };
+    let want = answers(&mut make(base.clone()), prompts, 40, mode);
+    let check = |got: &[Answer], how: &str| assert_eq!(got, want, "{what}: {how}");
+    let variants = [
+        ("batch 8", EngineConfig { max_running_requests: 8, ..base.clone() }),
+        ("pages of 16", EngineConfig { page_size: 16, ..base.clone() }),
+        ("chunks of 4", EngineConfig { chunked_prefill_size: 4, ..base.clone() }),
+        (
+            "chunks of 64, batch 8",
+            EngineConfig { chunked_prefill_size: 64, max_running_requests: 8, ..base.clone() },
+        ),
+    ];
+    for (how, config) in variants {
+        check(&answers(&mut make(config), prompts, 40, mode), how);
+    }
+    let mut again = make(EngineConfig { page_size: 4, ..base.clone() });
+    answers(&mut again, prompts, 40, mode);
+    check(&answers(&mut again, prompts, 40, mode), "prefixes found in the cache");
+
+    let small = EngineConfig { max_running_requests: 8, max_total_tokens: small, ..base };
+    let mut crowded = make(small);
+    check(&answers(&mut crowded, prompts, 40, mode), "a pool that is too small");
+    let preemptions = crowded.stats().snapshot().preemptions;
+    assert!(preemptions > 0, "{what}: the pool was meant to be too small");
+}
+
 impl Answer {
     /// What was heard.
     pub fn of(heard: &super::Heard) -> Self {

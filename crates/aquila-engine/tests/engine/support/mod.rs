@@ -6,6 +6,7 @@ pub mod answers;
 pub mod counting;
 pub mod deferring;
 pub mod delayed;
+pub mod learning;
 pub mod logged;
 pub mod oracle;
 pub mod recorded;

@@ -27,19 +27,19 @@ pub(crate) async fn messages(
     let streams = chat.settings.stream;
     let prepared = app.prepare_chat(body, chat, "messages", "msg_").await?;
     if app.hands_over() {
-        return app.hand_over(prepared.asks, "messages").await;
+        return app.hand_over(prepared.submissions, "messages").await;
     }
     let id = prepared.id;
-    let input_tokens = prepared.asks[0].prompt.len();
+    let input_tokens = prepared.submissions[0].prompt.len();
     if streams {
-        let pieces = app.submit_streaming(prepared.asks, "messages")?;
+        let pieces = app.submit_streaming(prepared.submissions, "messages")?;
         let parts = AnswerParts::new(&prepared.format, app.generator.tokenizer());
         let name = id.clone();
         let blocks = Blocks::default();
         let events = Events { app, id, input_tokens, parts, blocks, begun: false };
         return Ok(stream::respond(pieces, events, &name));
     }
-    let answers = app.ask_for_all(prepared.asks, "messages").await?;
+    let answers = app.submit_whole(prepared.submissions, "messages").await?;
     let answer = answers.into_iter().next();
     let answer = answer.ok_or_else(|| Refusal::failed("the engine gave no answer"))?;
     let read =

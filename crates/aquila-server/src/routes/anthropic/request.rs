@@ -9,22 +9,6 @@ use crate::generation::GenerationSettings;
 use crate::refusal::Refusal;
 use crate::unserved::{EVERYWHERE, MESSAGES, WITHOUT_EFFECT};
 
-/// Sampling settings: Anthropic's, and those that SGLang adds elsewhere.
-const SAMPLING: &[&str] = &[
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop_token_ids",
-    "ignore_eos",
-    "min_tokens",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-];
-
 /// Takes a body; one whose tokens are only counted needs no `max_tokens`.
 pub(super) fn take(mut fields: Fields, is_counted: bool) -> Result<ChatRequest, Refusal> {
     fields.refuse(EVERYWHERE)?;
@@ -49,7 +33,7 @@ pub(super) fn take(mut fields: Fields, is_counted: bool) -> Result<ChatRequest, 
     for (index, message) in given.iter().enumerate() {
         add(&format!("messages[{index}]"), message, &mut messages)?;
     }
-    let mut params = fields.sampling(SAMPLING)?;
+    let mut params = fields.sampling()?;
     fields.set(&mut params, "stop_sequences", "stop")?;
     fields.set(&mut params, "max_tokens", "max_tokens")?;
     match params.max_tokens {

@@ -8,10 +8,9 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::chat_stream::Chunks;
+use super::completion_object::{CompletionHead, Reported};
 use super::logprobs::ChatLogprobs;
-use super::{
-    FINGERPRINT, OpenAiSettings, UsageReport, finish_reason, matched_stop, metrics, sglext,
-};
+use super::{OpenAiSettings, UsageReport, finish_reason, matched_stop};
 use crate::answer::Answer;
 use crate::body;
 use crate::chat::{
@@ -20,22 +19,20 @@ use crate::chat::{
 use crate::fields::Fields;
 use crate::refusal::Refusal;
 use crate::routes::json as respond;
-use crate::state::{App, Shared, unix_time};
+use crate::state::{App, Shared};
 use crate::stream;
 use crate::unserved::{CHAT, WITHOUT_EFFECT};
 
 /// A body, checked.
 struct Body {
     chat: ChatRequest,
-    include_usage: bool,
-    spec_details: bool,
+    reported: Reported,
 }
 
 impl Body {
     fn take(mut fields: Fields) -> Result<Self, Refusal> {
         let messages = messages(fields.require("messages")?)?;
-        let OpenAiSettings { mut settings, include_usage, spec_details } =
-            OpenAiSettings::take(&mut fields)?;
+        let OpenAiSettings { mut settings, reported } = OpenAiSettings::take(&mut fields)?;
         let params = &mut settings.params;
         fields.set(params, "max_tokens", "max_tokens")?;
         fields.set(params, "max_completion_tokens", "max_tokens")?;
@@ -62,7 +59,7 @@ impl Body {
         };
         fields.refuse(CHAT)?;
         fields.finish("", WITHOUT_EFFECT)?;
-        Ok(Self { chat, include_usage, spec_details })
+        Ok(Self { chat, reported })
     }
 }
 
@@ -106,43 +103,23 @@ const CHOICES: &str = "must be `none`, `auto`, `required`, or \
 pub(crate) async fn chat(State(app): State<Shared>, request: Request) -> Result<Response, Refusal> {
     let body = body::read(request, &app).await?;
     let taken = body.work(|body| Body::take(Fields::parse(body)?)).await?;
-    let Body { chat, include_usage, spec_details } = taken;
+    let Body { chat, reported } = taken;
     let streams = chat.settings.stream;
     let prepared = app.prepare_chat(body, chat, "messages", "chatcmpl-").await?;
     if app.hands_over() {
-        return app.hand_over(prepared.asks, "messages").await;
+        return app.hand_over(prepared.submissions, "messages").await;
     }
-    let head = Head { id: prepared.id, created: unix_time() };
+    let object = if streams { "chat.completion.chunk" } else { "chat.completion" };
+    let head = CompletionHead::new(prepared.id, object, reported);
     let (params, format) = (prepared.params, prepared.format);
     if streams {
-        let pieces = app.submit_streaming(prepared.asks, "messages")?;
+        let pieces = app.submit_streaming(prepared.submissions, "messages")?;
         let name = head.id.clone();
-        let mut chunks = Chunks::new(app, head, params, &format);
-        (chunks.include_usage, chunks.spec_details) = (include_usage, spec_details);
-        return Ok(stream::respond(pieces, chunks, &name));
+        return Ok(stream::respond(pieces, Chunks::new(app, head, params, &format), &name));
     }
-    let answers = app.ask_for_all(prepared.asks, "messages").await?;
-    Ok(respond(&whole(&app, &head, &params, &format, spec_details, &answers), Some(&head.id)))
-}
-
-pub(super) struct Head {
-    pub id: String,
-    pub created: u64,
-}
-
-#[derive(Serialize)]
-struct Whole<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    system_fingerprint: &'static str,
-    choices: Vec<Choice>,
-    usage: UsageReport,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    sglext: Option<Value>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    metrics: Option<Value>,
+    let answers = app.submit_whole(prepared.submissions, "messages").await?;
+    let (choices, usage) = choices(&app, &params, &format, &answers);
+    Ok(respond(&head.whole(&app, &choices, usage), Some(&head.id)))
 }
 
 #[derive(Serialize)]
@@ -201,14 +178,12 @@ impl Message {
     }
 }
 
-fn whole<'a>(
-    app: &'a App,
-    head: &'a Head,
+fn choices(
+    app: &App,
     params: &CheckedParams,
     format: &AnswerFormat,
-    spec_details: bool,
     answers: &[Answer],
-) -> Whole<'a> {
+) -> (Vec<Choice>, UsageReport) {
     let tokenizer = app.generator.tokenizer();
     let mut usage = UsageReport::of(answers, params.n as usize);
     let mut choices = Vec::with_capacity(answers.len());
@@ -224,17 +199,7 @@ fn whole<'a>(
             message: Message::of(read),
         });
     }
-    Whole {
-        id: &head.id,
-        object: "chat.completion",
-        created: head.created,
-        model: &app.settings.model.served_name,
-        system_fingerprint: FINGERPRINT,
-        choices,
-        sglext: sglext(spec_details, &usage.spec),
-        metrics: metrics(app, answers.len(), &usage.spec),
-        usage,
-    }
+    (choices, usage)
 }
 
 pub(super) fn logprobs(

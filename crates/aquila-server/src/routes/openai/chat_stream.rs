@@ -4,9 +4,10 @@ use aquila_text::{CheckedParams, Delta, Part};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::chat::{Head, logprobs};
+use super::chat::logprobs;
+use super::completion_object::CompletionHead;
 use super::logprobs::ChatLogprobs;
-use super::{FINGERPRINT, UsageReport, finish_reason, matched_stop, metrics, sglext};
+use super::{UsageReport, finish_reason, matched_stop};
 use crate::answer::StreamEvent;
 use crate::chat::{AnswerFormat, AnswerParts};
 use crate::draft_round::{DraftRound, RoundReporter};
@@ -17,10 +18,8 @@ use crate::submit::RequestGuards;
 /// A conversation's answers in chunks: for each a role, parts and a finish reason.
 pub(super) struct Chunks {
     app: Shared,
-    head: Head,
+    head: CompletionHead,
     params: CheckedParams,
-    pub include_usage: bool,
-    pub spec_details: bool,
     answers: Vec<Progress>,
     /// Of each answer, where draft trees are asked for.
     rounds: Vec<RoundReporter>,
@@ -31,22 +30,6 @@ pub(super) struct Chunks {
 struct Progress {
     begun: bool,
     parts: AnswerParts,
-}
-
-#[derive(Serialize)]
-struct Chunk<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    system_fingerprint: &'static str,
-    choices: &'a [ChunkChoice],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<Option<UsageReport>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    sglext: Option<Value>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    metrics: Option<Value>,
 }
 
 #[derive(Serialize)]
@@ -134,7 +117,12 @@ impl ChunkChoice {
 }
 
 impl Chunks {
-    pub fn new(app: Shared, head: Head, params: CheckedParams, format: &AnswerFormat) -> Self {
+    pub fn new(
+        app: Shared,
+        head: CompletionHead,
+        params: CheckedParams,
+        format: &AnswerFormat,
+    ) -> Self {
         let progress = || Progress {
             begun: false,
             parts: AnswerParts::new(format, app.generator.tokenizer()),
@@ -143,8 +131,6 @@ impl Chunks {
         Self {
             answers: std::iter::repeat_with(progress).take(answers).collect(),
             rounds: RoundReporter::for_answers(&app, &params, answers),
-            include_usage: false,
-            spec_details: false,
             usage: UsageReport::default(),
             app,
             head,
@@ -152,28 +138,18 @@ impl Chunks {
         }
     }
 
-    fn chunk<'a>(&'a self, choices: &'a [ChunkChoice]) -> Chunk<'a> {
-        Chunk {
-            id: &self.head.id,
-            object: "chat.completion.chunk",
-            created: self.head.created,
-            model: &self.app.settings.model.served_name,
-            system_fingerprint: FINGERPRINT,
-            choices,
-            usage: self.include_usage.then_some(None),
-            sglext: None,
-            metrics: None,
-        }
+    fn chunk(&self, choice: ChunkChoice, out: &mut EventWriter) {
+        out.event(&self.head.chunk(&self.app, &[choice]));
     }
 
     /// Parts as chunks, the first with what is known of the tokens.
     fn parts(&self, index: usize, parts: Vec<Part>, mut known: Known, out: &mut EventWriter) {
         for delta in parts.into_iter().filter_map(|part| ChunkDelta::of(&self.app, part)) {
-            out.event(&self.chunk(&[known.take().with(index, delta)]));
+            self.chunk(known.take().with(index, delta), out);
         }
         if !known.is_empty() {
             let nothing = ChunkDelta { content: Some(String::new()), ..ChunkDelta::default() };
-            out.event(&self.chunk(&[known.with(index, nothing)]));
+            self.chunk(known.with(index, nothing), out);
         }
     }
 
@@ -221,7 +197,7 @@ impl ResponseFormat for Chunks {
         if !std::mem::replace(&mut self.answers[index].begun, true) {
             let role = Some("assistant");
             let role = ChunkDelta { role, content: Some(String::new()), ..ChunkDelta::default() };
-            out.event(&self.chunk(&[ChunkChoice::new(index, role)]));
+            self.chunk(ChunkChoice::new(index, role), out);
         }
         match event {
             StreamEvent::Prompt(_) => (),
@@ -238,7 +214,7 @@ impl ResponseFormat for Chunks {
                     matched_stop: matched_stop(&end.reason, end.stop.as_ref()),
                     ..ChunkChoice::new(index, ChunkDelta::default())
                 };
-                out.event(&self.chunk(&[last]));
+                self.chunk(last, out);
                 self.usage.add(&end.usage, index == 0);
                 self.usage.completion_tokens_details.reasoning_tokens += reasoning;
             }
@@ -246,11 +222,8 @@ impl ResponseFormat for Chunks {
     }
 
     fn close(&mut self, out: &mut EventWriter) {
-        let sglext = sglext(self.spec_details, &self.usage.spec);
-        if self.include_usage || sglext.is_some() {
-            let usage = self.include_usage.then(|| Some(self.usage.clone()));
-            let metrics = metrics(&self.app, self.answers.len(), &self.usage.spec);
-            out.event(&Chunk { usage, sglext, metrics, ..self.chunk(&[]) });
+        if let Some(last) = self.head.last_chunk(&self.app, self.answers.len(), &self.usage) {
+            out.event(&last);
         }
     }
 }

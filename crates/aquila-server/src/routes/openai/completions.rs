@@ -7,10 +7,9 @@ use axum::response::Response;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::completion_object::CompletionHead;
 use super::logprobs::{Columns, CompletionLogprobs};
-use super::{
-    FINGERPRINT, OpenAiSettings, UsageReport, finish_reason, matched_stop, metrics, sglext,
-};
+use super::{OpenAiSettings, UsageReport, finish_reason, matched_stop};
 use crate::answer::{Answer, StreamEvent};
 use crate::body;
 use crate::draft_round::{DraftRound, RoundReporter};
@@ -18,9 +17,9 @@ use crate::fields::Fields;
 use crate::prompts::Prompts;
 use crate::refusal::Refusal;
 use crate::routes::json as respond;
-use crate::state::{App, Shared, unix_time};
+use crate::state::{App, Shared};
 use crate::stream::{self, EventWriter, ResponseFormat};
-use crate::submit::{Ask, RequestGuards};
+use crate::submit::{RequestGuards, Submission};
 use crate::unserved::{COMPLETIONS, WITHOUT_EFFECT};
 
 /// Tokens of an answer where nothing says how many, as in OpenAI's API.
@@ -73,8 +72,7 @@ pub(crate) async fn completions(
     let body = body::read(request, &app).await?;
     let take = |body: &[u8]| Completion::take(Fields::parse_with(body, &["prompt"])?);
     let completion = body.work(take).await?;
-    let common = completion.common;
-    let settings = common.settings;
+    let OpenAiSettings { settings, reported } = completion.common;
     app.check_model(settings.model.as_deref())?;
     let params = settings.check(&app, Some(DEFAULT_MAX_TOKENS), "prompt").await?;
 
@@ -85,16 +83,15 @@ pub(crate) async fn completions(
     let (echoes, prompts) = body.work(echo).await?;
     drop(body);
     let id = settings.name.unwrap_or_else(|| app.identifiers.next("cmpl-"));
-    let ask =
-        |prompt| Ask { name: id.clone(), prompt, params: params.clone(), prefill: Vec::new() };
-    let mut asks: Vec<Ask> = prompts.into_iter().map(ask).collect();
-    settings.bootstrap.assign(&app, &mut asks)?;
+    let submission = |prompt| Submission::new(id.clone(), prompt, params.clone());
+    let mut submissions: Vec<Submission> = prompts.into_iter().map(submission).collect();
+    settings.bootstrap.assign(&app, &mut submissions)?;
     if app.hands_over() {
-        return app.hand_over(asks, "prompt").await;
+        return app.hand_over(submissions, "prompt").await;
     }
-    let head = Head { id: id.clone(), created: unix_time() };
+    let head = CompletionHead::new(id.clone(), "text_completion", reported);
     if settings.stream {
-        let pieces = app.submit_streaming(asks, "prompt")?;
+        let pieces = app.submit_streaming(submissions, "prompt")?;
         let count = pieces.guards.answers();
         let answers = (0..count).map(|_| Progress::default()).collect();
         let rounds = RoundReporter::for_answers(&app, &params, count);
@@ -102,8 +99,6 @@ pub(crate) async fn completions(
             app,
             head,
             params,
-            include_usage: common.include_usage,
-            spec_details: common.spec_details,
             prompt_tokens: vec![Vec::new(); echoes.len()],
             echoes,
             answers,
@@ -112,15 +107,10 @@ pub(crate) async fn completions(
         };
         return Ok(stream::respond(pieces, format, &id));
     }
-    let answers = app.ask_for_all(asks, "prompt").await?;
+    let answers = app.submit_whole(submissions, "prompt").await?;
     let choices = choices(&app, &params, &echoes, &answers);
     let usage = UsageReport::of(&answers, params.n as usize);
-    let whole = Whole {
-        sglext: sglext(common.spec_details, &usage.spec),
-        metrics: metrics(&app, answers.len(), &usage.spec),
-        ..head.wrap(&app, &choices, Some(Some(usage)))
-    };
-    Ok(respond(&whole, Some(&id)))
+    Ok(respond(&head.whole(&app, &choices, usage), Some(&id)))
 }
 
 /// What stands before each prompt's answers: the prompts as they were given, if wanted.
@@ -140,27 +130,6 @@ fn echoes(
     given.into_iter().zip(prompts).map(echo).collect()
 }
 
-struct Head {
-    id: String,
-    created: u64,
-}
-
-#[derive(Serialize)]
-struct Whole<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    system_fingerprint: &'static str,
-    choices: &'a [Choice],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<Option<UsageReport>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    sglext: Option<Value>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    metrics: Option<Value>,
-}
-
 #[derive(Serialize)]
 struct Choice {
     index: usize,
@@ -171,27 +140,6 @@ struct Choice {
     matched_stop: Value,
     #[serde(skip_serializing_if = "Option::is_none")]
     draft_round: Option<DraftRound>,
-}
-
-impl Head {
-    fn wrap<'a>(
-        &'a self,
-        app: &'a App,
-        choices: &'a [Choice],
-        usage: Option<Option<UsageReport>>,
-    ) -> Whole<'a> {
-        Whole {
-            id: &self.id,
-            object: "text_completion",
-            created: self.created,
-            model: &app.settings.model.served_name,
-            system_fingerprint: FINGERPRINT,
-            choices,
-            usage,
-            sglext: None,
-            metrics: None,
-        }
-    }
 }
 
 fn choices(
@@ -273,10 +221,8 @@ impl Progress {
 /// Answers in chunks.
 struct Chunks {
     app: Shared,
-    head: Head,
+    head: CompletionHead,
     params: CheckedParams,
-    include_usage: bool,
-    spec_details: bool,
     echoes: Vec<String>,
     /// The tokens of each prompt that is echoed with log-probabilities.
     prompt_tokens: Vec<Vec<Token>>,
@@ -304,8 +250,7 @@ impl Chunks {
             matched_stop: end.map_or(Value::Null, |(reason, stop)| matched_stop(reason, stop)),
             draft_round,
         };
-        let usage = self.include_usage.then_some(None);
-        out.event(&self.head.wrap(&self.app, &[choice], usage));
+        out.event(&self.head.chunk(&self.app, &[choice]));
     }
 
     fn begin(&mut self, index: usize, prompt: usize, out: &mut EventWriter) {
@@ -359,11 +304,8 @@ impl ResponseFormat for Chunks {
     }
 
     fn close(&mut self, out: &mut EventWriter) {
-        let sglext = sglext(self.spec_details, &self.usage.spec);
-        if self.include_usage || sglext.is_some() {
-            let usage = self.include_usage.then(|| Some(self.usage.clone()));
-            let metrics = metrics(&self.app, self.answers.len(), &self.usage.spec);
-            out.event(&Whole { sglext, metrics, ..self.head.wrap(&self.app, &[], usage) });
+        if let Some(last) = self.head.last_chunk(&self.app, self.answers.len(), &self.usage) {
+            out.event(&last);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 pub(super) mod chat;
 mod chat_stream;
+mod completion_object;
 pub(super) mod completions;
 mod logprobs;
 pub(super) mod models;
@@ -12,8 +13,9 @@ use aquila_engine::{FinishReason, StopCause, Usage};
 use aquila_spec::SpecStats;
 use aquila_text::spec_fields;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
+use self::completion_object::Reported;
 pub(super) use self::logprobs::finite;
 use crate::answer::Answer;
 use crate::constraint::Constraint;
@@ -22,33 +24,12 @@ use crate::draft_round;
 use crate::fields::Fields;
 use crate::generation::GenerationSettings;
 use crate::refusal::Refusal;
-use crate::state::App;
 use crate::unserved::{EVERYWHERE, OPENAI, STREAM_OPTIONS};
-
-/// Sampling settings of both kinds of completions: OpenAI's, and those that SGLang adds.
-const SAMPLING: &[&str] = &[
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "min_tokens",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "n",
-];
 
 /// What both kinds of completions have in common.
 struct OpenAiSettings {
     settings: GenerationSettings,
-    include_usage: bool,
-    /// Whether answers come with what speculation did, as in SGLang.
-    spec_details: bool,
+    reported: Reported,
 }
 
 impl OpenAiSettings {
@@ -61,6 +42,9 @@ impl OpenAiSettings {
         if options.is_some() && !stream {
             return Err(Refusal::param("stream_options", "is only allowed if `stream` is true"));
         }
+        let mut params = fields.sampling()?;
+        fields.set(&mut params, "stop", "stop")?;
+        fields.set(&mut params, "n", "n")?;
         let settings = GenerationSettings {
             model: fields.take("model")?,
             stream,
@@ -69,15 +53,15 @@ impl OpenAiSettings {
             draft_trees: draft_round::take(fields, stream)?,
             priority: fields.take("priority")?,
             name: fields.take("rid")?,
-            params: fields.sampling(SAMPLING)?,
+            params,
             constraint: Constraint::take(fields)?,
             bootstrap: Bootstrap::take(fields)?,
         };
-        Ok(Self {
-            settings,
-            include_usage: include_usage(options.unwrap_or_default())?,
+        let reported = Reported {
+            usage: include_usage(options.unwrap_or_default())?,
             spec_details: fields.flag("return_spec_tokens_details")?,
-        })
+        };
+        Ok(Self { settings, reported })
     }
 }
 
@@ -138,31 +122,6 @@ impl UsageReport {
     }
 }
 
-/// What speculation did, as SGLang's `sglext` has it.
-fn sglext(wanted: bool, spec: &SpecStats) -> Option<Value> {
-    let details = spec_fields(spec).filter(|_| wanted)?;
-    Some(json!({ "spec_tokens_details": details }))
-}
-
-/// What speculation did, as vLLM's `metrics` have it: for requests with a single answer.
-fn metrics(app: &App, answers: usize, spec: &SpecStats) -> Option<Value> {
-    if answers != 1 || spec.verify_ct == 0 {
-        return None;
-    }
-    let most = app.generator.engine().config().shape.steps();
-    let mut histogram = spec.histogram.clone();
-    histogram.resize(histogram.len().max(most + 1), 0);
-    Some(json!({ "speculative_decoding": {
-        "mean_acceptance_length": spec.accept_length(),
-        "draft_acceptance_rate": spec.accept_rate(),
-        "num_spec_steps": spec.verify_ct,
-        "num_accepted_draft_tokens": spec.correct_drafts,
-        "num_draft_tokens": spec.proposed_drafts,
-        "num_spec_tokens": histogram.len() - 1,
-        "acceptance_histogram": histogram,
-    } }))
-}
-
 /// The name of a finish reason.
 fn finish_reason(reason: &FinishReason) -> &'static str {
     match reason {
@@ -180,6 +139,3 @@ fn matched_stop(reason: &FinishReason, stop: Option<&String>) -> Value {
         _ => Value::Null,
     }
 }
-
-/// What identifies this build to clients that compare seeded answers.
-const FINGERPRINT: &str = concat!("aquila-", env!("CARGO_PKG_VERSION"));

@@ -23,7 +23,7 @@ use crate::returned::keep_room;
 use crate::routes::json as respond;
 use crate::state::{App, Shared};
 use crate::stream::{self, EventWriter, ResponseFormat};
-use crate::submit::{Ask, RequestGuards};
+use crate::submit::{RequestGuards, Submission};
 use crate::unserved::{EVERYWHERE, GENERATE, WITHOUT_EFFECT};
 
 /// Sampling settings by SGLang's names, and by ours where they differ.
@@ -46,12 +46,12 @@ const SAMPLING: &[(&str, &str)] = &[
 ];
 
 /// How one prompt is to be answered, as the request says it.
-struct Wish {
+struct PromptSettings {
     settings: GenerationSettings,
     keep_stop: bool,
 }
 
-impl Wish {
+impl PromptSettings {
     fn take(object: Map<String, Value>) -> Result<Self, Refusal> {
         let mut fields = Fields::of(object);
         let mut params = SamplingParams::default();
@@ -89,28 +89,28 @@ pub(crate) async fn generate(
     let (prompts, mut is_list, param) = prompts(&mut fields)?;
     let stream = fields.flag("stream")?;
     let draft_trees = draft_round::take(&mut fields, stream)?;
-    let (mut asks, plans) = asks(&app, body, fields, prompts, param).await?;
-    asks.iter_mut().for_each(|ask| ask.params.draft_trees = draft_trees);
+    let (mut submissions, plans) = submissions(&app, body, fields, prompts, param).await?;
+    submissions.iter_mut().for_each(|submission| submission.params.draft_trees = draft_trees);
     is_list |= plans.iter().any(|plan| plan.n > 1);
-    let room = app.returned_room.hold(app.generator.engine(), &asks)?;
+    let room = app.returned_room.hold(app.generator.engine(), &submissions)?;
     if app.hands_over() {
-        return app.hand_over(asks, param).await;
+        return app.hand_over(submissions, param).await;
     }
-    let name = asks[0].name.clone();
+    let name = submissions[0].name.clone();
 
     if stream {
-        let reporters = asks
-            .iter()
-            .map(|ask| RoundReporter::for_answers(&app, &ask.params, ask.params.n as usize));
+        let reporters = submissions.iter().map(|submission| {
+            RoundReporter::for_answers(&app, &submission.params, submission.answers())
+        });
         let rounds = reporters.flatten().collect();
-        let pieces = app.submit_streaming(asks, param)?;
+        let pieces = app.submit_streaming(submissions, param)?;
         let items =
             plans.iter().flat_map(|plan| std::iter::repeat_n(&plan.report, plan.n).map(Item::new));
         let items = items.collect();
         let format = Updates { app, asked, plans, items, rounds, is_list };
         return Ok(keep_room(stream::respond(pieces, format, &name), room));
     }
-    let answers = app.ask_for_all(asks, param).await?;
+    let answers = app.submit_whole(submissions, param).await?;
     let write = move || {
         let plan_of = plans.iter().flat_map(|plan| std::iter::repeat_n(plan, plan.n));
         let items = plan_of.zip(answers).map(|(plan, answer)| {
@@ -164,14 +164,14 @@ fn prompts(fields: &mut Fields) -> Result<(Vec<Prompt>, bool, &'static str), Ref
     Ok((prompts, is_list, param))
 }
 
-/// One ask for each prompt, and what is to be reported of it.
-async fn asks(
+/// One submission for each prompt, and what is to be reported of it.
+async fn submissions(
     app: &App,
     body: Arc<Received>,
     mut fields: Fields,
     prompts: Vec<Prompt>,
     param: &'static str,
-) -> Result<(Vec<Ask>, Vec<Plan>), Refusal> {
+) -> Result<(Vec<Submission>, Vec<Plan>), Refusal> {
     let count = prompts.len();
     fields.check_settings(count)?;
     let objects: Option<OneOrMany<Map<String, Value>>> = fields.take("sampling_params")?;
@@ -201,7 +201,7 @@ async fn asks(
     fields.finish("", WITHOUT_EFFECT)?;
 
     let tokens = app.tokens(&body, prompts, param).await?;
-    let mut asks = Vec::with_capacity(count);
+    let mut submissions = Vec::with_capacity(count);
     let mut plans = Vec::with_capacity(count);
     let settings = objects.into_iter().zip(wanted).zip(start).zip(top);
     let rows = states.into_iter().zip(experts).zip(experts_from);
@@ -212,9 +212,9 @@ async fn asks(
             let why = format!("must be at most the {} tokens of the prompt", prompt.len());
             return Err(Refusal::param("routed_experts_start_len", why));
         }
-        let mut wish = Wish::take(object)?;
+        let mut prompt_settings = PromptSettings::take(object)?;
         let from = usize::try_from(start).ok().filter(|_| wanted);
-        let settings = &mut wish.settings;
+        let settings = &mut prompt_settings.settings;
         settings.params.logprobs = Some(wanted);
         settings.params.top_logprobs = Some(if wanted { top } else { 0 });
         settings.params.prompt_logprobs = Some(from.is_some());
@@ -232,11 +232,11 @@ async fn asks(
             hidden_states: states,
             routed_experts_from: experts.then_some(experts_from),
         };
-        plans.push(Plan { report, keep_stop: wish.keep_stop, n: params.n as usize });
-        asks.push(Ask { name, prompt, params, prefill: Vec::new() });
+        plans.push(Plan { report, keep_stop: prompt_settings.keep_stop, n: params.n as usize });
+        submissions.push(Submission::new(name, prompt, params));
     }
-    bootstrap.assign(app, &mut asks)?;
-    Ok((asks, plans))
+    bootstrap.assign(app, &mut submissions)?;
+    Ok((submissions, plans))
 }
 
 /// How an answer ended.

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 
 use crate::refusal::Refusal;
 use crate::state::Shared;
-use crate::submit::Ask;
+use crate::submit::Submission;
 
 /// How long one token may take before the server counts as ill.
 const ONE_TOKEN: Duration = Duration::from_secs(20);
@@ -32,8 +32,7 @@ pub(crate) async fn health_generate(State(app): State<Shared>) -> Result<Respons
     };
     let params = app.generator.check(one).map_err(|error| Refusal::of(error, "health"))?;
     let name = app.identifiers.next("health-");
-    let asking =
-        app.ask_for_all(vec![Ask { name, prompt: vec![0], params, prefill: Vec::new() }], "health");
+    let asking = app.submit_whole(vec![Submission::new(name, vec![0], params)], "health");
     let answered = tokio::time::timeout(ONE_TOKEN, asking).await;
     answered.map_err(|_| Refusal::busy("no token came in time"))??;
     Ok(().into_response())

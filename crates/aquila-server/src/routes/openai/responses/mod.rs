@@ -13,8 +13,8 @@ use serde_json::{Map, Value, json};
 
 use self::output::{Event, Output};
 use self::request::Body;
+use super::completion_object::metrics;
 use super::logprobs::ChatLogprobs;
-use super::metrics;
 use crate::answer::StreamEvent;
 use crate::body;
 use crate::chat::{AnswerParts, ChatAnswer};
@@ -34,19 +34,19 @@ pub(crate) async fn responses(
     let streams = chat.settings.stream;
     let prepared = app.prepare_chat(body, chat, "input", "resp_").await?;
     if app.hands_over() {
-        return app.hand_over(prepared.asks, "input").await;
+        return app.hand_over(prepared.submissions, "input").await;
     }
     let id = prepared.id;
     let params = prepared.params;
     let output = Output::default();
     let resource = Resource { id: id.clone(), created: unix_time(), echo, output };
     if streams {
-        let pieces = app.submit_streaming(prepared.asks, "input")?;
+        let pieces = app.submit_streaming(prepared.submissions, "input")?;
         let parts = AnswerParts::new(&prepared.format, app.generator.tokenizer());
         let events = Events { app, resource, params, parts, begun: false, number: 0 };
         return Ok(stream::respond(pieces, events, &id));
     }
-    let answers = app.ask_for_all(prepared.asks, "input").await?;
+    let answers = app.submit_whole(prepared.submissions, "input").await?;
     let answer = answers.into_iter().next();
     let answer = answer.ok_or_else(|| Refusal::failed("the engine gave no answer"))?;
     let read =

@@ -9,7 +9,6 @@ use crate::disaggregation::Bootstrap;
 use crate::fields::Fields;
 use crate::generation::GenerationSettings;
 use crate::refusal::Refusal;
-use crate::routes::openai::SAMPLING;
 use crate::unserved::{EVERYWHERE, RESPONSES, WITHOUT_EFFECT};
 
 /// What is stored nowhere cannot be referred to.
@@ -34,8 +33,8 @@ impl Body {
         fields.refuse(RESPONSES)?;
         let instructions: Option<String> = fields.take("instructions")?;
         let messages = input::messages(instructions.as_deref(), fields.require("input")?)?;
-        let names = SAMPLING.iter().copied().filter(|name| *name != "n");
-        let mut params = fields.sampling(&names.collect::<Vec<_>>())?;
+        let mut params = fields.sampling()?;
+        fields.set(&mut params, "stop", "stop")?;
         fields.set(&mut params, "max_output_tokens", "max_tokens")?;
         if params.max_tokens == Some(0) {
             return Err(Refusal::param("max_output_tokens", "must be at least 1"));

@@ -12,7 +12,7 @@ mod values;
 
 pub use values::VALUES;
 
-/// All flags.
+/// All flags of SGLang's.
 pub fn rows() -> impl Iterator<Item = &'static Flags> {
     let parts =
         [taken::ROWS, model::ROWS, devices::ROWS, scheduling::ROWS, server::ROWS, unserved::ROWS];

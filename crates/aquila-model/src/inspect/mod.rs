@@ -3,7 +3,8 @@
 //! Nothing but an unreadable location is an error here: what is wrong with a model is part of the
 //! report on it.
 
-use std::fmt;
+mod display;
+mod head;
 
 use aquila_compute::{KvDtype, WeightFormat};
 use serde::Serialize;
@@ -14,10 +15,11 @@ use crate::config::Settings;
 use crate::draft_head::{self, HeadKind};
 use crate::source::{TensorSource, open_folder};
 use crate::{
-    AttentionSpec, AuxLayerConvention, Eagle3Spec, EagleSpec, FeatureNorm, FeedForward,
-    HeadOptions, Location, Mixer, ModelSpec, MtpNaming, MtpSpec, Result, Setting, arch, layout,
-    memory,
+    AttentionSpec, Eagle3Spec, EagleSpec, FeedForward, HeadOptions, Location, Mixer, ModelSpec,
+    MtpNaming, MtpSpec, Result, Setting, arch, layout, memory,
 };
+
+pub use self::head::DraftHead;
 
 /// A report on a checkpoint. What could not be read is left out.
 #[derive(Debug, Clone, Serialize)]
@@ -82,115 +84,6 @@ pub struct FileSize {
     pub name: String,
     /// Its size.
     pub bytes: u64,
-}
-
-/// What a draft head drafts, and from what.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct DraftHead {
-    /// The algorithm that it is for.
-    pub algorithm: &'static str,
-    /// Width of the models that it can draft for.
-    pub target_hidden_size: u64,
-    /// Tokens that it can draft.
-    pub draft_vocab_size: u64,
-    /// The layers of the model whose outputs it reads; none where the config leaves that open.
-    pub aux_layers: Option<Vec<usize>>,
-    /// How the config numbers those layers, and why that was assumed.
-    pub aux_layer_convention: Option<String>,
-    /// What it does otherwise than most, and what it shares with its model.
-    pub particulars: Vec<String>,
-    /// The tensors by which its kind is known.
-    pub known_by: Option<&'static str>,
-}
-
-impl DraftHead {
-    fn of(spec: &Eagle3Spec, kind: Option<HeadKind>) -> Self {
-        let (convention, why) = spec.aux_layers.convention(None);
-        let ids = spec.aux_layers.ids.as_ref().filter(|_| spec.aux_count > 0);
-        let (shift, what) = match convention {
-            AuxLayerConvention::Boundary => (1, "boundaries"),
-            _ => (0, "outputs"),
-        };
-        let embedding = shift == 1 && ids.is_some_and(|ids| ids.contains(&0));
-        let on = |holds: bool, what: &str| holds.then(|| what.to_owned());
-        let particulars = [
-            on(spec.aux_count == 0, "no fc: reads what the model's language-model head reads"),
-            on(embedding, "reads the embedding beside the outputs of layers"),
-            on(spec.feature_norm == FeatureNorm::Whole, "norms hidden states together before fc"),
-            on(spec.feature_norm == FeatureNorm::Each, "norms each hidden state before fc"),
-            on(spec.norm_before_residual, "norm_before_residual"),
-            on(
-                spec.norm_output,
-                "norm_output: the next step takes the hidden state after the norm",
-            ),
-            on(spec.layer.first_attention().qk_norm, "norms on queries and keys"),
-            on(spec.layer.first_attention().qkv_bias, "biases on queries, keys and values"),
-            on(spec.own_embedding, "an embedding table of its own"),
-            on(!spec.own_lm_head, "the language-model head of the model"),
-        ];
-        Self {
-            algorithm: "EAGLE3",
-            target_hidden_size: spec.target_hidden_size as u64,
-            draft_vocab_size: spec.draft_vocab_size as u64,
-            aux_layers: ids.map(|ids| ids.iter().filter_map(|id| id.checked_sub(shift)).collect()),
-            aux_layer_convention: ids.map(|ids| format!("{ids:?} are {what}: {why}")),
-            particulars: particulars.into_iter().flatten().collect(),
-            known_by: kind.map(HeadKind::known_by),
-        }
-    }
-}
-
-impl DraftHead {
-    fn of_mtp(spec: &MtpSpec) -> Self {
-        let layers = match spec.layers() {
-            1 => "one layer, which recurs".to_owned(),
-            n if spec.chained => format!("{n} layers, one for each step, chained"),
-            n => format!("{n} layers, one for each step, each on the model's hidden states"),
-        };
-        let order = if spec.naming.hidden_first() { "hidden state" } else { "embedding" };
-        let (zeroed, why) = spec.zeroes_first;
-        let first = if zeroed { "zeros" } else { "the embedding" };
-        let on = |holds: bool, what: &str| holds.then(|| what.to_owned());
-        let particulars = [
-            Some(layers),
-            Some(format!("joins the {order} first")),
-            Some(format!("takes {first} at position 0: {why}")),
-            on(spec.naming.norms_from_one(), "weights of norms are kept less one"),
-            on(spec.layer.first_attention().qk_norm, "norms on queries and keys"),
-            on(spec.layer.first_attention().qkv_bias, "biases on queries, keys and values"),
-        ];
-        Self {
-            algorithm: "MTP",
-            target_hidden_size: spec.layer.hidden_size as u64,
-            draft_vocab_size: spec.layer.vocab_size as u64,
-            aux_layers: None,
-            aux_layer_convention: None,
-            particulars: particulars.into_iter().flatten().collect(),
-            known_by: Some(HeadKind::Mtp(spec.naming).known_by()),
-        }
-    }
-}
-
-impl DraftHead {
-    fn of_eagle(spec: &EagleSpec) -> Self {
-        let on = |holds: bool, what: &str| holds.then(|| what.to_owned());
-        let ignored = spec.ignored.join(", ");
-        let particulars = [
-            on(spec.fc_bias, "a bias on fc"),
-            on(spec.layer.first_attention().qk_norm, "norms on queries and keys"),
-            on(spec.layer.first_attention().qkv_bias, "biases on queries, keys and values"),
-            on(!ignored.is_empty(), &format!("the model's own are used for {ignored}")),
-        ];
-        Self {
-            algorithm: "EAGLE",
-            target_hidden_size: spec.layer.hidden_size as u64,
-            draft_vocab_size: spec.layer.vocab_size as u64,
-            aux_layers: None,
-            aux_layer_convention: None,
-            particulars: particulars.into_iter().flatten().collect(),
-            known_by: Some(HeadKind::Eagle.known_by()),
-        }
-    }
 }
 
 /// Bytes that a model takes, from its spec alone.
@@ -372,7 +265,7 @@ impl Inspection {
         self.head_dim = Some(heads.head_dim as u64);
         self.rope = Some(rope.to_string());
         self.memory = Some(MemoryEstimate::of_head(&spec));
-        self.draft_head = Some(DraftHead::of(&spec, kind));
+        self.draft_head = Some(DraftHead::of_eagle3(&spec, kind));
         let fits = tensors.map(|t| layout::check(spec.tensors(), t)).transpose();
         self.can_draft = fits.is_ok();
         let (reason, setting) = match fits {
@@ -437,88 +330,4 @@ fn files(folder: &std::path::Path) -> Vec<FileSize> {
         .collect();
     files.sort_by(|a, b| a.name.cmp(&b.name));
     files
-}
-
-impl fmt::Display for Inspection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut line = |what: &str, value: Option<String>| match value {
-            Some(value) => writeln!(f, "{what:<14} {value}"),
-            None => Ok(()),
-        };
-        line("model", Some(self.location.clone()))?;
-        line("architecture", self.architecture.clone())?;
-        line("parameters", self.parameters.map(count))?;
-        line("dtype", self.dtype.clone())?;
-        line("vocabulary", self.vocab_size.map(|n| n.to_string()))?;
-        let tied = if self.tied_embeddings == Some(true) { ", tied embeddings" } else { "" };
-        line("hidden size", self.hidden_size.map(|n| format!("{n}{tied}")))?;
-        line("feed-forward", self.intermediate_size.map(|n| n.to_string()))?;
-        line("layers", self.layers.map(|n| n.to_string()))?;
-        let heads = self.heads.zip(self.kv_heads).zip(self.head_dim);
-        line("heads", heads.map(|((q, kv), d)| format!("{q}, {kv} for keys and values, of {d}")))?;
-        line("rope", self.rope.clone())?;
-        line("window", self.window.map(|n| format!("{n} positions, in layers that have one")))?;
-        line("experts", self.experts.clone())?;
-        line("draft head", self.draft_head.as_ref().map(DraftHead::to_string))?;
-        if let Some(head) = &self.draft_head {
-            line("layer numbers", head.aux_layer_convention.clone())?;
-            let particulars = head.particulars.join("; ");
-            line("particulars", (!particulars.is_empty()).then_some(particulars))?;
-            line("known by", head.known_by.map(str::to_owned))?;
-        }
-        line("context", self.context_length.map(|n| n.to_string()))?;
-        let eos = self.eos_token_ids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
-        line("end of text", Some(if eos.is_empty() { "none".into() } else { eos }))?;
-        let without = "none: prompts are token ids";
-        line("tokenizer", Some(if self.tokenizer { "tokenizer.json" } else { without }.into()))?;
-        for (i, file) in self.files.iter().enumerate() {
-            let what = if i == 0 { "files" } else { "" };
-            line(what, Some(format!("{} ({})", file.name, size(file.bytes))))?;
-        }
-        if let Some(m) = &self.memory {
-            let [bf16, int8] = [m.weights_bf16, m.weights_int8].map(size);
-            line("weights", Some(format!("{bf16} as bfloat16, {int8} as int8")))?;
-            let [f32, bf16, full] =
-                [m.kv_per_token_f32, m.kv_per_token_bf16, m.kv_of_a_context_f32].map(size);
-            let text = format!("{f32} per token as float32, {bf16} as bfloat16; {full} a context");
-            line("kv cache", Some(text))?;
-        }
-        let verdict = match &self.reason {
-            None => "yes".to_owned(),
-            Some(reason) => format!("no: {reason}"),
-        };
-        line("servable", Some(verdict))
-    }
-}
-
-impl fmt::Display for DraftHead {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { algorithm, target_hidden_size, draft_vocab_size, aux_layers, .. } = self;
-        write!(f, "{algorithm} for models of width {target_hidden_size}, ")?;
-        write!(f, "draft vocabulary {draft_vocab_size}, ")?;
-        match aux_layers {
-            Some(ids) => write!(f, "reads the outputs of layers {ids:?}"),
-            None if *algorithm != "EAGLE3" => write!(f, "reads what the model's own head reads"),
-            None => write!(f, "reads the outputs of the usual three layers"),
-        }
-    }
-}
-
-/// A number of bytes for people.
-fn size(bytes: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let power = (bytes.max(1).ilog2() / 10) as usize;
-    match power {
-        0 => format!("{bytes} B"),
-        _ => format!("{:.1} {}", bytes as f64 / (1u64 << (10 * power)) as f64, units[power]),
-    }
-}
-
-/// A number of parameters for people.
-fn count(n: u64) -> String {
-    match n {
-        0..1_000_000 => n.to_string(),
-        1_000_000..1_000_000_000 => format!("{:.1} M ({n})", n as f64 / 1e6),
-        _ => format!("{:.2} B ({n})", n as f64 / 1e9),
-    }
 }

@@ -2,23 +2,24 @@
 //!
 //! Plain decoding and every algorithm with every tree take turns in one process, one batch of
 //! prompts each, so that whatever else the machine does falls on all of them alike; a ratio
-//! compares passes that ran at the same time. Only decoding is timed, from the end of the round that read
-//! the last prompt of a batch on. Unless acceptance is simulated, every answer must be plain
+//! compares passes that ran at the same time. Only decoding is timed, from the end of the round
+//! that read the last prompt of a batch on. Unless acceptance is simulated, every answer must be plain
 //! decoding's. N-grams are of each request alone, since every pass has the same prompts.
+
+mod contender;
+mod figures;
 
 use std::io::{Write, stdout};
 use std::process::ExitCode;
-use std::sync::mpsc::{Sender, channel};
-use std::time::{Duration, Instant};
 
-use aquila_engine::Times;
-use aquila_spec::{Shape, SpecStats};
-use aquila_text::{AnswerSink, CheckedParams, Delta, End, Generator, Prompt, SamplingParams};
+use aquila_spec::Shape;
+use aquila_text::{Generator, Prompt, SamplingParams};
 use clap::Args;
 use serde_json::{Value, json};
 
+use self::contender::{Contender, Pass};
+use self::figures::{Figures, table};
 use super::prompts::{self, Random};
-use super::spread::Spread;
 use crate::Algorithms;
 use crate::after_help::AFTER_HELP;
 use crate::error::{Error, Result};
@@ -263,196 +264,6 @@ fn tree(text: &str) -> std::result::Result<Tree, String> {
         "auto" => Ok(Tree::Auto),
         _ => Ok(Tree::Fixed(shape(text)?)),
     }
-}
-
-/// A way of decoding, and what its passes gave.
-struct Contender {
-    name: String,
-    generator: Generator,
-    params: CheckedParams,
-    /// Whether acceptance is simulated, and answers mean nothing.
-    pretends: bool,
-    passes: Vec<Pass>,
-}
-
-/// One pass over the prompts.
-#[derive(Default)]
-struct Pass {
-    tokens: usize,
-    time: Duration,
-    times: Times,
-    spec: SpecStats,
-    answers: Vec<Vec<u32>>,
-}
-
-impl Pass {
-    fn speed(&self) -> f64 {
-        self.tokens as f64 / self.time.as_secs_f64().max(f64::MIN_POSITIVE)
-    }
-}
-
-impl Contender {
-    /// Answers one batch and adds what it took to `pass`.
-    fn answer(&self, prompts: &[Vec<u32>], pass: &mut Pass) -> Result<()> {
-        let engine = self.generator.engine();
-        let before = engine.stats().times();
-        let (done, ended) = channel();
-        for (index, prompt) in prompts.iter().enumerate() {
-            self.generator.submit(prompt.clone(), &self.params, None, |_| {
-                Box::new(Stopwatch { index, heard: Vec::new(), done: done.clone() })
-            })?;
-        }
-        drop(done);
-        let mut all: Vec<(usize, Heard, End)> = ended.iter().collect();
-        all.sort_by_key(|(index, ..)| *index);
-        for (_, _, end) in &all {
-            if let Some(why) = end.reason.failure() {
-                return Err(Error::Other(format!("{}: {why}", self.name)));
-            }
-            pass.spec.add(&end.usage.spec);
-        }
-        let read = all.iter().filter_map(|(_, heard, _)| Some(heard.first()?.0)).max();
-        let end = all.iter().filter_map(|(_, heard, _)| Some(heard.last()?.0)).max();
-        let (Some(read), Some(end)) = (read, end) else {
-            return Err(Error::Other("there are no tokens to time: raise --max-tokens".into()));
-        };
-        let heard = all.iter().flat_map(|(_, heard, _)| heard);
-        pass.tokens += heard.filter(|(at, _)| *at > read).count();
-        pass.time += end - read;
-        let ids = |heard: &Heard| heard.iter().map(|(_, id)| *id).collect();
-        pass.answers.extend(all.iter().map(|(_, heard, _)| ids(heard)));
-        // The next pass is to find no more than this one did; and once this is answered, the last
-        // round has been counted.
-        engine.flush_cache();
-        pass.times.add(&engine.stats().times().since(&before));
-        Ok(())
-    }
-}
-
-/// When each token came.
-type Heard = Vec<(Instant, u32)>;
-
-/// Notes when the tokens of one answer came.
-struct Stopwatch {
-    index: usize,
-    heard: Heard,
-    done: Sender<(usize, Heard, End)>,
-}
-
-impl AnswerSink for Stopwatch {
-    fn delta(&mut self, delta: Delta) -> bool {
-        let now = Instant::now();
-        self.heard.extend(delta.tokens.iter().map(|token| (now, token.id)));
-        true
-    }
-
-    fn end(self: Box<Self>, end: End) {
-        // If the command gave up, there is nobody to tell.
-        let _ = self.done.send((self.index, self.heard, end));
-    }
-}
-
-/// What is told of a contender.
-struct Figures {
-    name: String,
-    speed: f64,
-    /// To plain decoding, over passes that ran at the same time.
-    ratio: Spread,
-    spec: SpecStats,
-    times: Times,
-}
-
-impl Figures {
-    fn of(contender: &Contender, plain: &Contender) -> Self {
-        let pairs = contender.passes.iter().zip(&plain.passes);
-        let (mut spec, mut times) = (SpecStats::default(), Times::default());
-        for pass in &contender.passes {
-            spec.add(&pass.spec);
-            times.add(&pass.times);
-        }
-        Self {
-            name: contender.name.clone(),
-            speed: Spread::of(contender.passes.iter().map(Pass::speed)).median,
-            ratio: Spread::of(pairs.map(|(ours, plain)| ours.speed() / plain.speed())),
-            spec,
-            times,
-        }
-    }
-
-    /// Microseconds of a round, and the share of it, of every step.
-    fn steps(&self) -> [(&'static str, f64, f64); 6] {
-        let times = &self.times;
-        let rounds = times.rounds.max(1) as f64;
-        let step = |name, time: Duration| {
-            let share = time.as_secs_f64() / times.whole.as_secs_f64().max(f64::MIN_POSITIVE);
-            (name, time.as_secs_f64() * 1e6 / rounds, 100.0 * share)
-        };
-        [
-            step("draft", times.draft),
-            step("verify", times.verify),
-            step("accept", times.accept),
-            step("commit", times.commit),
-            step("extend", times.extend),
-            step("host", times.host()),
-        ]
-    }
-
-    fn round(&self) -> f64 {
-        self.times.whole.as_secs_f64() * 1e6 / self.times.rounds.max(1) as f64
-    }
-
-    fn json(&self) -> Value {
-        let steps = self.steps();
-        let of = |figure: fn(&(&'static str, f64, f64)) -> f64| -> Value {
-            steps.iter().map(|step| (step.0.to_owned(), json!(figure(step)))).collect()
-        };
-        json!({
-            "name": self.name,
-            "tokens_per_second": self.speed,
-            "ratio": self.ratio.median,
-            "ratio_min": self.ratio.least,
-            "ratio_max": self.ratio.most,
-            "accept_length": self.spec.accept_length(),
-            "accept_rate": self.spec.accept_rate(),
-            "rounds": self.times.rounds,
-            "round_microseconds": self.round(),
-            "microseconds": of(|step| step.1),
-            "percent": of(|step| step.2),
-        })
-    }
-}
-
-/// The figures for people: speeds, then where the time of a round goes.
-fn table(figures: &[Figures]) -> String {
-    let mut text = format!(
-        "{:<20} {:>9} {:>7} {:>13} {:>9} {:>10}\n",
-        "", "tokens/s", "ratio", "range", "accepted", "round µs"
-    );
-    for f in figures {
-        let accepted = match f.spec.verify_ct {
-            0 => "-".into(),
-            _ => format!("{:.3}", f.spec.accept_length()),
-        };
-        text += &format!(
-            "{:<20} {:>9.1} {:>7.3} {:>13} {accepted:>9} {:>10.0}\n",
-            f.name,
-            f.speed,
-            f.ratio.median,
-            f.ratio,
-            f.round(),
-        );
-    }
-    text += &format!("\n{:<20}", "µs of a round (%)");
-    for (name, ..) in figures[0].steps() {
-        text += &format!(" {name:>16}");
-    }
-    for f in figures {
-        text += &format!("\n{:<20}", f.name);
-        for (_, time, share) in f.steps() {
-            text += &format!(" {:>16}", format!("{time:.1} ({share:.1})"));
-        }
-    }
-    text
 }
 
 /// A tree as `--shapes` takes it.

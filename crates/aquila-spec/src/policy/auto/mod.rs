@@ -8,8 +8,13 @@
 //! The one invariant: what `auto` may lose against plain decoding is in its [`LossAccount`] before
 //! it is spent.
 
+mod plans;
+mod probes;
+
 use std::collections::VecDeque;
 
+use self::plans::{Choice, Plan};
+use self::probes::Probes;
 use super::{
     Acceptance, CostTable, Decision, LossAccount, Policy, PolicyState, PromptRows, RequestView,
     RoundOutcome, RoundView, Setting, SlotState,
@@ -47,16 +52,6 @@ impl AutoSettings {
     }
 }
 
-/// Rounds before plain decoding is first interrupted by a probe, and the most between two: each
-/// that finds nothing doubles the time to the next.
-const PROBE_INTERVAL: (u32, u32) = (32, 256);
-/// Drafts that a probe verifies, and requests whose drafts it verifies in one round.
-const PROBE_TRIALS: usize = 8;
-const PROBED_REQUESTS: usize = 4;
-/// Trials that what was known before a probe counts for.
-const PROBE_KEEPS: f64 = 4.0;
-/// How close to plain decoding a probe must find drafting for the next to come soon.
-const PROMISING: f64 = 0.98;
 /// How fast the scale of all costs follows what rounds take, and that of drafting what is left of
 /// the difference; and the rounds for which a plain one tells how fast the machine is.
 const MACHINE_GAIN: f64 = 0.1;
@@ -64,45 +59,6 @@ const DRAFTING_GAIN: f64 = 0.02;
 const RECENT: u32 = 16;
 /// The most that one round's time is taken to differ from what was expected.
 const MOST_SURPRISE: f64 = 0.5;
-
-/// What a round with so many draft steps would do.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Plan {
-    steps: usize,
-    /// Rows to verify, those of the bonus tokens included.
-    rows: usize,
-    /// Tokens and seconds expected of it.
-    tokens: f64,
-    seconds: f64,
-}
-
-impl Plan {
-    fn speed(&self) -> f64 {
-        self.tokens / self.seconds
-    }
-}
-
-/// What is compared at one batch: the plans by their number of steps, plain first, and whether
-/// drafting could be faster at all, were every draft of every request right.
-#[derive(Debug, Clone, Default)]
-struct Choice {
-    batch: usize,
-    drafting: usize,
-    plans: Vec<Plan>,
-    could_pay: bool,
-}
-
-impl Choice {
-    fn best(plans: &[Plan]) -> Plan {
-        let faster = |a: Plan, b: &Plan| if b.speed() > a.speed() { *b } else { a };
-        plans[1..].iter().fold(plans[0], faster)
-    }
-
-    /// The fastest plan that drafts.
-    fn best_drafting(&self) -> Option<Plan> {
-        self.plans.get(1..).filter(|plans| !plans.is_empty()).map(Choice::best)
-    }
-}
 
 /// A round whose result has not arrived.
 #[derive(Debug, Clone, Copy)]
@@ -112,32 +68,6 @@ struct InFlight {
     /// What was charged for its trees, in plain rounds, and the requests that drafted.
     charged: f64,
     drafting: usize,
-}
-
-/// Verified drafts among plain rounds.
-#[derive(Debug, Clone, Copy)]
-struct Probes {
-    /// Rounds from one probe to the next, and those since the last.
-    interval: u32,
-    since: u32,
-    /// Drafts that the probe under way is still to verify.
-    left: usize,
-    count: u64,
-}
-
-impl Probes {
-    const START: Self = Self { interval: PROBE_INTERVAL.0, since: 0, left: 0, count: 0 };
-
-    fn is_due(&self) -> bool {
-        self.left > 0 || self.since >= self.interval
-    }
-
-    /// Plain decoding begins after so many rounds that drafted. If they were few, a probe was
-    /// mistaken, and the next is not to come sooner for it.
-    fn pause(&mut self, drafted: u32) {
-        let interval = if drafted > self.interval { PROBE_INTERVAL.0 } else { self.interval };
-        *self = Self { interval, since: 0, left: 0, ..*self };
-    }
 }
 
 /// The policy.
@@ -197,108 +127,6 @@ impl Auto {
         &self.account
     }
 
-    /// Seconds of a plain round.
-    fn plain(&self, batch: usize) -> f64 {
-        self.costs.verify(batch, batch)
-    }
-
-    /// Seconds of a round in which `drafting` requests draft so many steps and `rows` rows are
-    /// verified.
-    fn seconds(&self, batch: usize, rows: usize, drafting: usize, steps: usize) -> f64 {
-        let table = self.costs.verify(batch, rows) + self.costs.draft(drafting, steps);
-        if steps == 0 { table } else { table * self.drafting.exp() }
-    }
-
-    /// Seconds, in all, to process rows that drafts have missed.
-    fn catch_up(&self, rows: usize) -> f64 {
-        self.costs.draft_row * rows as f64 * self.drafting.exp()
-    }
-
-    /// The nodes of the tree of an average request, best first, each with its depth and the chance
-    /// that it is accepted. `rates` are those of the first candidate by depth.
-    fn profile(&self, rates: &[f64], later: impl Fn(usize) -> f64) -> Vec<(usize, f64)> {
-        let largest = self.settings.largest;
-        let mut nodes = Vec::with_capacity(largest.nodes());
-        // Candidates: the chance that the parent is accepted and no earlier sibling is, the depth
-        // and the rank.
-        let mut open = vec![(1.0, 1, 0)];
-        while nodes.len() + 1 < largest.nodes() {
-            let chance = |&(reached, depth, rank): &(f64, usize, usize)| {
-                reached * if rank == 0 { rates[depth - 1] } else { later(rank) }
-            };
-            let best =
-                (0..open.len()).max_by(|&a, &b| chance(&open[a]).total_cmp(&chance(&open[b])));
-            let Some(best) = best else { break };
-            let (reached, depth, rank) = open.swap_remove(best);
-            let accepted = chance(&(reached, depth, rank));
-            nodes.push((depth, accepted));
-            if rank + 1 < largest.topk() {
-                open.push((reached - accepted, depth, rank + 1));
-            }
-            if depth < rates.len() {
-                open.push((accepted, depth + 1, 0));
-            }
-        }
-        nodes
-    }
-
-    /// The fastest plan for each number of steps. `drafting` has a factor on the rates of each
-    /// request that may draft and the most steps that it may get; `missed` are rows that drafts
-    /// must process first, which is spread over an answer.
-    fn plans(
-        &self,
-        batch: usize,
-        drafting: &[(f64, usize)],
-        missed: usize,
-        profile: &[(usize, f64)],
-    ) -> Vec<Plan> {
-        let plain =
-            Plan { steps: 0, rows: batch, tokens: batch as f64, seconds: self.plain(batch) };
-        let mut plans = vec![plain];
-        let mut chances: Vec<(f64, usize)> = Vec::with_capacity(drafting.len() * profile.len());
-        for &(factor, most) in drafting {
-            let own = |&(depth, chance): &(usize, f64)| (chance * factor.powi(depth as i32), depth);
-            let nodes = profile.iter().filter(|(depth, _)| *depth <= most).map(own);
-            chances.extend(nodes.map(|(chance, depth)| (chance.min(1.0), depth)));
-        }
-        chances.sort_unstable_by(|a, b| b.0.total_cmp(&a.0));
-        let catch_up = self.catch_up(missed) / self.acceptance.answer_tokens();
-        for steps in 1..=self.settings.largest.steps() {
-            let mut best: Option<Plan> = None;
-            let (mut rows, mut tokens, mut deepest) = (batch, batch as f64, 0);
-            for &(chance, depth) in chances.iter().filter(|(_, depth)| *depth <= steps) {
-                rows += 1;
-                tokens += chance;
-                deepest = deepest.max(depth);
-                if deepest < steps {
-                    // Fewer steps would draft as much.
-                    continue;
-                }
-                let per_token = catch_up * tokens / batch as f64;
-                let seconds = self.seconds(batch, rows, drafting.len(), steps) + per_token;
-                let plan = Plan { steps, rows, tokens, seconds };
-                if best.is_none_or(|best| plan.speed() > best.speed()) {
-                    best = Some(plan);
-                }
-            }
-            plans.extend(best);
-        }
-        plans
-    }
-
-    /// Compares plans for a batch of which some requests may draft.
-    fn compare(&self, batch: usize, drafting: &[(f64, usize)], missed: usize) -> Choice {
-        let largest = self.settings.largest.steps();
-        let profile =
-            self.profile(&self.acceptance.by_depth(largest), |rank| self.acceptance.of_rank(rank));
-        let plans = self.plans(batch, drafting, missed, &profile);
-        let certain: Vec<(usize, f64)> = (1..=largest).map(|depth| (depth, 1.0)).collect();
-        let all = vec![(1.0, largest); batch];
-        let at_best = Choice::best(&self.plans(batch, &all, missed, &certain));
-        let could_pay = at_best.speed() > plans[0].speed() * (1.0 + self.settings.margin);
-        Choice { batch, drafting: drafting.len(), plans, could_pay }
-    }
-
     /// Chooses the steps: another number is taken if it is faster by the margin and the last was
     /// kept long enough; plain decoding is taken without a margin.
     fn decide(&mut self, choice: &Choice) -> Plan {
@@ -324,42 +152,6 @@ impl Auto {
         self.steps = steps;
         self.held = 0;
         self.switches += 1;
-    }
-
-    /// The requests of a plain round whose drafts are verified to find out how they do, and the
-    /// steps; none while no probe is due, or where one cannot be afforded.
-    fn probe(&mut self, round: &RoundView<'_>, choice: &Choice) -> (Vec<usize>, usize) {
-        self.probes.since = self.probes.since.saturating_add(1);
-        let none = (Vec::new(), 0);
-        let Some(best) = choice.best_drafting() else { return none };
-        if !choice.could_pay || !self.probes.is_due() {
-            return none;
-        }
-        let mut requests: Vec<usize> =
-            (0..choice.batch).filter(|&at| round.requests[at].most_steps() > 0).collect();
-        requests.sort_by_key(|&at| round.requests[at].behind);
-        requests.truncate(PROBED_REQUESTS);
-        let begins = self.probes.left == 0;
-        let trials = if begins { PROBE_TRIALS } else { self.probes.left };
-        let plain = self.plain(choice.batch);
-        let rows = choice.batch + requests.len() * best.steps;
-        let extra = self.seconds(choice.batch, rows, requests.len(), best.steps) / plain - 1.0;
-        let missed: usize = requests.iter().map(|&at| round.requests[at].behind).sum();
-        if !self.account.affords(self.catch_up(missed) / plain + extra) {
-            return none;
-        }
-        if begins {
-            self.acceptance.discount(PROBE_KEEPS);
-            self.probes.count += 1;
-        }
-        self.probes.left = trials.saturating_sub(requests.len());
-        if self.probes.left == 0 {
-            let promising = best.speed() > choice.plans[0].speed() * PROMISING;
-            let next = if promising { PROBE_INTERVAL.0 } else { 2 * self.probes.interval };
-            self.probes.interval = next.min(PROBE_INTERVAL.1);
-            self.probes.since = 0;
-        }
-        (requests, best.steps)
     }
 
     /// What the requests that may draft are to the plans.

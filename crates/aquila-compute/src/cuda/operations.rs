@@ -1,0 +1,615 @@
+//! The operations, each one launch or a few.
+
+use std::convert::Infallible;
+use std::ops::Range;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use super::attention::fits;
+use super::backend::CudaBackend;
+use super::choose::Whose;
+use super::device::Memory;
+use super::memory::{CudaKv, CudaRope, CudaTable, CudaVector, MOVES};
+use super::plan::CudaPlan;
+use super::projection::Projection;
+use super::rows::CudaRows;
+use super::state::CudaState;
+use super::transfer;
+use super::weight::CudaWeight;
+use super::{Arithmetic, Graph, Mark, arguments};
+use crate::round::{
+    Batch, Candidates, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, ReturnedRows,
+    Simulate, StateBounds, Tree, TreeLimits,
+};
+use crate::{
+    Accumulate, Activation, AttentionParams, Backend, DraftIds, Error, ForwardPlan, HeadShape,
+    HostTensor, KvDtype, KvShape, PlanBounds, Result, RopeTable, WeightFormat,
+};
+
+/// Refuses what has no kernel yet.
+fn unavailable(what: &str) -> Error {
+    Error::Unavailable(format!("{what} is not available on CUDA yet"))
+}
+
+impl Backend for CudaBackend {
+    type Rows = CudaRows;
+    type Weight = CudaWeight;
+    /// Experts do not run on CUDA yet, so there are none.
+    type Experts = Infallible;
+    /// As [`Self::Experts`].
+    type Routing = Infallible;
+    type Vector = CudaVector;
+    type Table = CudaTable;
+    type Rope = CudaRope;
+    type Kv = CudaKv;
+    type Plan = CudaPlan;
+    type State = CudaState;
+    type Graph = Graph;
+    type Moment = Mark;
+
+    fn describe(&self) -> String {
+        self.description.clone()
+    }
+
+    fn kernel_family(&self) -> String {
+        match self.arithmetic {
+            Arithmetic::Tensor => self.description.clone(),
+            // Its bits are the CPU's.
+            Arithmetic::Plain => "cpu".into(),
+        }
+    }
+
+    fn pack(&self, parts: &[HostTensor], format: WeightFormat) -> Result<CudaWeight> {
+        let (device, pack) = (&self.device, &self.kernels.pack);
+        let weight = CudaWeight::new(device, pack, parts, format, self.arithmetic)?;
+        self.projections.prepare(device, &weight)?;
+        Ok(weight)
+    }
+
+    fn experts(&self, _: Vec<CudaWeight>, _: Vec<CudaWeight>) -> Result<Infallible> {
+        Err(unavailable("a mixture of experts"))
+    }
+
+    fn routing(&self, _: usize, _: usize) -> Result<Infallible> {
+        Err(unavailable("a mixture of experts"))
+    }
+
+    fn vector(&self, parts: &[HostTensor]) -> Result<CudaVector> {
+        CudaVector::new(&self.device, parts)
+    }
+
+    fn table(&self, tensor: &HostTensor) -> Result<CudaTable> {
+        CudaTable::new(&self.device, tensor)
+    }
+
+    fn rope(&self, table: &RopeTable) -> Result<CudaRope> {
+        CudaRope::new(&self.device, table)
+    }
+
+    fn kv(&self, shape: KvShape) -> Result<CudaKv> {
+        if self.arithmetic == Arithmetic::Tensor && shape.dtype != KvDtype::Bf16 {
+            return Err(Error::Unavailable(
+                "tensor cores read keys and values as bfloat16; float32 needs plain arithmetic"
+                    .into(),
+            ));
+        }
+        CudaKv::new(&self.device, shape)
+    }
+
+    fn rows(&self, capacity: usize, width: usize) -> Result<CudaRows> {
+        self.new_rows(capacity, width)
+    }
+
+    fn plan(&self, bounds: PlanBounds) -> Result<CudaPlan> {
+        CudaPlan::new(&self.device, bounds)
+    }
+
+    fn place(&self, host: &ForwardPlan, plan: &mut CudaPlan) -> Result<()> {
+        plan.place(&self.device, &self.kernels.change_tables, host)
+    }
+
+    fn embed(
+        &self,
+        table: &CudaTable,
+        scale: f32,
+        plan: &CudaPlan,
+        out: &mut CudaRows,
+    ) -> Result<()> {
+        out.hold("embeddings", plan.rows, table.width)?;
+        if plan.tokens > table.tokens {
+            return Err(Error::Tensor(format!(
+                "token {} is beyond the {} tokens of the embedding table",
+                plan.tokens - 1,
+                table.tokens
+            )));
+        }
+        let arguments = arguments::Embed {
+            plan: plan.parts(),
+            out: out.parts(),
+            table: table.memory.at(0),
+            width: table.width as u32,
+            tokens: table.tokens as u32,
+            scale,
+        };
+        let names = plan.memory().into_iter().chain(out.memory()).chain([&table.memory]);
+        let kernel = self.kernels.embed.of(table.bf16);
+        // SAFETY: the result fits, and tokens are clamped in the kernel.
+        unsafe { self.by_value(kernel, table.width, plan.rows, &arguments, names) }
+    }
+
+    fn add(&self, input: &CudaRows, rows: usize, out: &mut CudaRows) -> Result<()> {
+        input.hold("rows to add", rows, out.width)?;
+        out.hold("rows to add to", rows, out.width)?;
+        let width = out.width;
+        let arguments =
+            arguments::Add { input: input.parts(), out: out.parts(), width: width as u32 };
+        let names = input.memory().chain(out.memory());
+        // SAFETY: input and result were checked.
+        unsafe { self.by_value(&self.kernels.add, width, rows, &arguments, names) }
+    }
+
+    fn soft_cap(&self, rows_of: &mut CudaRows, rows: usize, cap: f32) -> Result<()> {
+        rows_of.hold("rows to cap", rows, rows_of.width)?;
+        let arguments = arguments::SoftCap { rows: rows_of.parts(), cap };
+        let (kernel, width) = (&self.kernels.soft_cap, rows_of.width);
+        // SAFETY: the rows were checked.
+        unsafe { self.by_value(kernel, width, rows, &arguments, rows_of.memory()) }
+    }
+
+    fn rms_norm(
+        &self,
+        input: &CudaRows,
+        weight: &CudaVector,
+        epsilon: f32,
+        rows: usize,
+        out: &mut CudaRows,
+    ) -> Result<()> {
+        input.hold("a norm's input", rows, weight.len)?;
+        out.hold("a norm's result", rows, weight.len)?;
+        let arguments = arguments::Norm {
+            input: input.parts(),
+            out: out.parts(),
+            weight: weight.memory.at(0),
+            width: weight.len as u32,
+            epsilon,
+        };
+        let names: Vec<_> = input.memory().chain(out.memory()).chain([&weight.memory]).collect();
+        let kernel = match self.arithmetic {
+            Arithmetic::Plain => &self.kernels.rms_norm_plain,
+            Arithmetic::Tensor => &self.kernels.rms_norm_tensor,
+        };
+        // SAFETY: input and result were checked.
+        unsafe { self.device.launch(kernel, [rows, 1, 1], 256, 0, &arguments, &names) }
+    }
+
+    fn project(
+        &self,
+        weight: &CudaWeight,
+        bias: Option<&CudaVector>,
+        input: &CudaRows,
+        rows: usize,
+        accumulate: Accumulate,
+        out: &mut CudaRows,
+    ) -> Result<()> {
+        let projection = Projection { weight, bias, input, rows, accumulate };
+        self.projections.run(&self.device, &self.kernels, &projection, false, out)
+    }
+
+    fn project_gated(
+        &self,
+        weight: &CudaWeight,
+        bias: Option<&CudaVector>,
+        activation: Activation,
+        input: &CudaRows,
+        rows: usize,
+        both: &mut CudaRows,
+        out: &mut CudaRows,
+    ) -> Result<()> {
+        let projection = Projection { weight, bias, input, rows, accumulate: Accumulate::Set };
+        let (device, kernels) = (&self.device, &self.kernels);
+        if activation == Activation::Silu && self.projections.gates(kernels, weight, rows) {
+            return self.projections.run(device, kernels, &projection, true, out);
+        }
+        self.projections.run(device, kernels, &projection, false, both)?;
+        self.gate(activation, both, rows, out)
+    }
+
+    fn write_kv(
+        &self,
+        qkv: &mut CudaRows,
+        heads: HeadShape,
+        norms: Option<(&CudaVector, &CudaVector, f32)>,
+        rope: &CudaRope,
+        plan: &CudaPlan,
+        kv: &mut CudaKv,
+        layer: usize,
+    ) -> Result<()> {
+        fits(heads, plan, kv)?;
+        qkv.hold("queries, keys and values", plan.rows, heads.qkv_width())?;
+        if 2 * rope.half > heads.head_dim || rope.positions < plan.positions {
+            return Err(Error::Tensor(format!(
+                "a rope of {} positions and width {} does not cover {} positions of heads of {}",
+                rope.positions,
+                2 * rope.half,
+                plan.positions,
+                heads.head_dim
+            )));
+        }
+        if norms.is_some_and(|(q, k, _)| q.len.min(k.len) < heads.head_dim) {
+            return Err(Error::Tensor("norms of queries and keys have the head's width".into()));
+        }
+        let offset = kv.layer(layer)?;
+        let arguments = arguments::WriteKv {
+            plan: plan.parts(),
+            qkv: qkv.parts(),
+            query_norm: norms.map_or(0, |(query, _, _)| query.memory.at(0)),
+            key_norm: norms.map_or(0, |(_, key, _)| key.memory.at(0)),
+            cos: rope.cos.at(0),
+            sin: rope.sin.at(0),
+            keys: kv.keys.at(offset),
+            values: kv.values.at(offset),
+            heads: heads.heads as u32,
+            kv_heads: heads.kv_heads as u32,
+            head_dim: heads.head_dim as u32,
+            half: rope.half as u32,
+            positions: rope.positions as u32,
+            slots: kv.shape.slots as u32,
+            epsilon: norms.map_or(0.0, |(_, _, epsilon)| epsilon),
+        };
+        let mut names: Vec<&Memory> = plan.memory().into_iter().chain(qkv.memory()).collect();
+        names.extend([&rope.cos, &rope.sin, &kv.keys, &kv.values]);
+        names.extend(norms.iter().flat_map(|(query, key, _)| [&query.memory, &key.memory]));
+        let grid = [(heads.heads + 2 * heads.kv_heads).div_ceil(4), plan.rows, 1];
+        let kernel = match self.arithmetic {
+            Arithmetic::Plain => self.kernels.write_kv_plain.of(kv.bf16()),
+            Arithmetic::Tensor => &self.kernels.write_kv_tensor,
+        };
+        // SAFETY: sizes were checked; positions and slots are checked in the kernel.
+        unsafe { self.device.launch(kernel, grid, 128, 0, &arguments, &names) }
+    }
+
+    fn attend(
+        &self,
+        qkv: &CudaRows,
+        params: AttentionParams,
+        plan: &CudaPlan,
+        kv: &CudaKv,
+        layer: usize,
+        out: &mut CudaRows,
+    ) -> Result<()> {
+        if params.window.is_some() {
+            return Err(unavailable("attention within a window"));
+        }
+        let (device, kernels, arithmetic) = (&self.device, &self.kernels, self.arithmetic);
+        self.attention.attend(device, kernels, arithmetic, qkv, params, plan, kv, layer, out)
+    }
+
+    fn gate(
+        &self,
+        activation: Activation,
+        gate_up: &CudaRows,
+        rows: usize,
+        out: &mut CudaRows,
+    ) -> Result<()> {
+        let width = gate_up.width / 2;
+        gate_up.hold("gates and ups", rows, 2 * width)?;
+        out.hold("gated values", rows, width)?;
+        let arguments = arguments::Gate {
+            input: gate_up.parts(),
+            out: out.parts(),
+            width: width as u32,
+            gelu: u32::from(activation == Activation::GeluTanh),
+        };
+        let names = gate_up.memory().chain(out.memory());
+        // SAFETY: input and result were checked.
+        unsafe { self.by_value(&self.kernels.gate, width, rows, &arguments, names) }
+    }
+
+    fn route(&self, _: &CudaRows, _: usize, _: bool, routing: &mut Infallible) -> Result<()> {
+        match *routing {}
+    }
+
+    fn project_experts(
+        &self,
+        experts: &Infallible,
+        _: Activation,
+        _: &CudaRows,
+        _: usize,
+        _: &Infallible,
+        _: &mut CudaRows,
+        _: &mut CudaRows,
+        _: Accumulate,
+        _: &mut CudaRows,
+    ) -> Result<()> {
+        match *experts {}
+    }
+
+    fn routed(&self, routing: &Infallible, _: usize, _: usize, _: &mut CudaRows) -> Result<()> {
+        match *routing {}
+    }
+
+    fn copy_columns(
+        &self,
+        input: &CudaRows,
+        rows: usize,
+        column: usize,
+        out: &mut CudaRows,
+    ) -> Result<()> {
+        self.copy(input, 0, rows, input.width, out, column)
+    }
+
+    fn take_columns(
+        &self,
+        input: &CudaRows,
+        rows: usize,
+        column: usize,
+        out: &mut CudaRows,
+    ) -> Result<()> {
+        self.copy(input, column, rows, out.width, out, 0)
+    }
+
+    fn gather_sources(&self, input: &CudaRows, plan: &CudaPlan, out: &mut CudaRows) -> Result<()> {
+        if !plan.has_sources {
+            return Err(Error::Tensor("the plan does not say where its rows come from".into()));
+        }
+        let parts = plan.parts();
+        self.gather(input, plan, parts.counts, parts.sources, plan.rows, out)
+    }
+
+    fn gather_outputs(
+        &self,
+        input: &CudaRows,
+        plan: &CudaPlan,
+        out: &mut CudaRows,
+    ) -> Result<usize> {
+        let parts = plan.parts();
+        input.hold("rows to gather from", plan.rows, out.width)?;
+        self.gather(input, plan, parts.counts + 4, parts.outputs, plan.outputs, out)?;
+        Ok(plan.outputs)
+    }
+
+    fn move_slots(&self, kv: &mut CudaKv, moves: &[(u32, u32)]) -> Result<()> {
+        if let Some(bad) = moves.iter().find(|m| m.0.max(m.1) as usize >= kv.shape.slots) {
+            return Err(Error::Tensor(format!("move {bad:?} of {} slots", kv.shape.slots)));
+        }
+        // In words of 16 bits.
+        let width = kv.shape.kv_heads * kv.shape.head_dim * kv.shape.dtype.size() / 2;
+        for moves in moves.chunks(MOVES) {
+            let (count, list) = kv.moves.post_pairs(&self.device, moves)?;
+            let arguments = arguments::MoveSlots {
+                keys: kv.keys.at(0),
+                values: kv.values.at(0),
+                moves: list,
+                count,
+                slots: kv.shape.slots as u32,
+                width: width as u32,
+            };
+            let names = [&kv.keys, &kv.values, &kv.moves.memory];
+            let (kernel, layers) = (&self.kernels.move_slots, kv.shape.layers);
+            // SAFETY: slots were checked.
+            unsafe { self.by_value(kernel, width, layers, &arguments, names) }?;
+        }
+        Ok(())
+    }
+
+    fn move_rows(&self, rows: &mut CudaRows, moves: &[(u32, u32)]) -> Result<()> {
+        let end = moves.iter().map(|m| m.0.max(m.1) as usize + 1).max().unwrap_or(0);
+        rows.hold("rows to move", end, rows.width)?;
+        for moves in moves.chunks(MOVES) {
+            let mut list = self.moves.lock().unwrap_or_else(PoisonError::into_inner);
+            let (count, moves) = list.post_pairs(&self.device, moves)?;
+            let arguments = arguments::MoveRows {
+                rows: rows.parts(),
+                moves,
+                count,
+                capacity: rows.capacity as u32,
+            };
+            let names = rows.memory().chain([&list.memory]);
+            // SAFETY: both rows of each move are there.
+            unsafe { self.by_value(&self.kernels.move_rows, rows.width, 1, &arguments, names) }?;
+        }
+        Ok(())
+    }
+
+    fn scatter_outputs(&self, input: &CudaRows, plan: &CudaPlan, out: &mut CudaRows) -> Result<()> {
+        input.hold("rows to scatter", plan.outputs, out.width)?;
+        let parts = plan.parts();
+        let arguments = arguments::Gather {
+            count: parts.counts + 4,
+            list: parts.destinations,
+            input: input.parts(),
+            out: out.parts(),
+            rows: out.capacity as u32,
+        };
+        let names = plan.memory().into_iter().chain(input.memory()).chain(out.memory());
+        // SAFETY: the input is there, and destinations are checked in the kernel.
+        unsafe { self.by_value(&self.kernels.scatter, out.width, plan.outputs, &arguments, names) }
+    }
+
+    fn clear_first(&self, plan: &CudaPlan, rows: &mut CudaRows) -> Result<()> {
+        rows.hold("rows to clear", plan.rows, rows.width)?;
+        let arguments = arguments::Clear { plan: plan.parts(), rows: rows.parts() };
+        let names = plan.memory().into_iter().chain(rows.memory());
+        // SAFETY: the rows are there.
+        unsafe {
+            self.by_value(&self.kernels.clear_first, rows.width, plan.rows, &arguments, names)
+        }
+    }
+
+    fn extent(&self, plan: &CudaPlan) -> Extent {
+        Extent { rows: plan.rows, outputs: plan.outputs }
+    }
+
+    fn replay(&self, graph: &Graph) -> Result<()> {
+        graph.replay()
+    }
+
+    fn moment(&self) -> Result<Mark> {
+        self.mark()
+    }
+
+    fn time_between(&self, from: &Mark, to: &Mark) -> Result<Duration> {
+        from.time_until(to)
+    }
+
+    fn follows_grammars(&self) -> bool {
+        false
+    }
+
+    fn state(&self, bounds: StateBounds) -> Result<CudaState> {
+        CudaState::new(&self.device, bounds)
+    }
+
+    fn begin_round(&self, state: &mut CudaState, batch: Batch) -> Result<()> {
+        state.begin(&self.device, &self.kernels, batch)
+    }
+
+    fn plan_rows(
+        &self,
+        state: &mut CudaState,
+        pass: PassRows,
+        bound: Extent,
+        plan: &mut CudaPlan,
+    ) -> Result<()> {
+        state.plan_rows(&self.device, &self.kernels, pass, bound, plan)
+    }
+
+    fn start_trees(&self, state: &mut CudaState, given: Vec<(usize, Tree)>) -> Result<()> {
+        state.start_trees(&self.device, &self.kernels, &given)
+    }
+
+    fn propose(
+        &self,
+        state: &mut CudaState,
+        logits: &CudaRows,
+        ids: Option<DraftIds<'_>>,
+    ) -> Result<()> {
+        state.choose(&self.device, &self.kernels, Whose::Level, logits, ids)?;
+        state.grow(&self.device, &self.kernels)
+    }
+
+    fn build_trees(&self, state: &mut CudaState, limits: TreeLimits) -> Result<()> {
+        state.build_trees(&self.device, &self.kernels, limits)
+    }
+
+    fn sample(&self, state: &mut CudaState, logits: &CudaRows) -> Result<()> {
+        state.choose(&self.device, &self.kernels, Whose::Target, logits, None)
+    }
+
+    fn accept(
+        &self,
+        state: &mut CudaState,
+        logits: &CudaRows,
+        simulate: Option<&Simulate>,
+    ) -> Result<()> {
+        state.accept(&self.device, &self.kernels, logits, simulate)
+    }
+
+    fn compact_slots(&self, state: &CudaState, kv: &mut CudaKv) -> Result<()> {
+        state.compact_slots(&self.device, &self.kernels, kv)
+    }
+
+    fn compact_rows(&self, state: &CudaState, rows: &mut CudaRows) -> Result<()> {
+        state.compact_rows(&self.device, &self.kernels, rows)
+    }
+
+    fn publish(&self, state: &mut CudaState) -> Result<()> {
+        state.publish(&self.device, &self.kernels)
+    }
+
+    fn park_rows(&self, state: &CudaState, rows: &mut CudaRows) -> Result<()> {
+        state.park_rows(&self.device, &self.kernels, rows)
+    }
+
+    fn begin_extend(&self, state: &mut CudaState, rows: ExtendRows) -> Result<()> {
+        state.begin_extend(&self.device, &self.kernels, rows)
+    }
+
+    fn seed_trees(
+        &self,
+        state: &mut CudaState,
+        logits: &CudaRows,
+        ids: Option<DraftIds<'_>>,
+    ) -> Result<()> {
+        state.choose(&self.device, &self.kernels, Whose::Seeds, logits, ids)?;
+        state.take_seeds(&self.device, &self.kernels)
+    }
+
+    fn keep_states(
+        &self,
+        state: &CudaState,
+        layer: usize,
+        kept: KeptLayout,
+        rows: &mut CudaRows,
+    ) -> Result<()> {
+        state.keep_states(&self.device, &self.kernels, layer, kept, rows)
+    }
+
+    fn reports_trees(&self) -> bool {
+        // The records that the host reads have no nodes.
+        false
+    }
+
+    fn outputs(
+        &self,
+        state: &mut CudaState,
+        returned: ReturnedRows<'_, CudaRows>,
+    ) -> Result<Vec<Option<RequestOutput>>> {
+        state.outputs(&self.device, returned)
+    }
+
+    fn read(&self, rows_of: &CudaRows, rows: usize) -> Result<Vec<f32>> {
+        rows_of.hold("rows to read", rows, rows_of.width)?;
+        let mut values = self.device.read(&rows_of.values, rows * rows_of.stride)?;
+        if rows_of.stride != rows_of.width {
+            for row in 1..rows {
+                let start = row * rows_of.stride;
+                values.copy_within(start..start + rows_of.width, row * rows_of.width);
+            }
+            values.truncate(rows * rows_of.width);
+        }
+        Ok(values)
+    }
+
+    fn kv_shape(&self, kv: &CudaKv) -> KvShape {
+        kv.shape
+    }
+
+    fn read_slots(
+        &self,
+        kv: &CudaKv,
+        layers: Range<usize>,
+        slots: &[u32],
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        staging.read_slots(&self.device, kv, layers, slots, out)
+    }
+
+    fn write_slots(
+        &self,
+        kv: &mut CudaKv,
+        layers: Range<usize>,
+        slots: &[u32],
+        bytes: &[u8],
+    ) -> Result<()> {
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        staging.write_slots(&self.device, kv, layers, slots, bytes)
+    }
+
+    fn read_row(&self, rows: &CudaRows, row: usize) -> Result<Vec<f32>> {
+        transfer::read_row(&self.device, rows, row)
+    }
+
+    fn write_row(&self, rows: &mut CudaRows, row: usize, values: &[f32]) -> Result<()> {
+        transfer::write_row(&self.device, rows, row, values)
+    }
+
+    fn read_seed(&self, _: &CudaState, _: usize) -> Result<Option<Candidates>> {
+        Err(unavailable("what a tree begins with, for another machine"))
+    }
+
+    fn write_seed(&self, _: &mut CudaState, _: usize, _: Option<Candidates>) -> Result<()> {
+        Err(unavailable("what a tree begins with, of another machine"))
+    }
+}

@@ -48,7 +48,7 @@ pub struct PrefillAddress {
     pub room: u64,
 }
 
-/// It.
+/// The worker that decodes.
 pub struct DecodeWorker {
     settings: DecodeSettings,
     transport: Box<dyn Transport>,

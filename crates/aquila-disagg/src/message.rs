@@ -24,7 +24,7 @@ pub(crate) const ROWS: u8 = 7;
 /// A number that is drawn for one connection, so that a proof is good for that one alone.
 pub(crate) type Nonce = [u8; 16];
 
-/// One of them.
+/// What one worker says to the other.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Message {
     /// A decode worker begins.

@@ -40,7 +40,7 @@ pub struct PrefillSettings {
     pub most_unsent: usize,
 }
 
-/// It. Dropped, it stops listening.
+/// The worker that processes prompts. Dropped, it stops listening.
 pub struct PrefillWorker {
     shared: Arc<Shared>,
     accept: Arc<dyn Accept>,

@@ -15,7 +15,7 @@ use aquila_engine::{HandOver, KvRows, Prefilled, RequestId};
 use crate::error::{Error, Result};
 use crate::message::Message;
 
-/// One of them, as the engine sees it.
+/// A room, as the engine sees it.
 pub struct Room {
     number: u64,
     opened: Instant,

@@ -23,7 +23,7 @@ impl std::fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// This one.
+    /// A secret of these bytes.
     pub fn new(secret: &[u8]) -> Self {
         Self(Some(hmac::Key::new(hmac::HMAC_SHA256, secret)))
     }

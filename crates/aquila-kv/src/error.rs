@@ -45,7 +45,7 @@ pub enum Error {
 /// changed: neither the sequence nor the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{missing} pages are missing in cache group {}: wait for a request to end, retract one, or \
+    "{missing} pages are missing in cache group {}: wait for a request to end, preempt one, or \
      give the cache more memory",
     group.index()
 )]

@@ -320,7 +320,7 @@ fn set_policy(
 ) -> Result<()> {
     match &speculative.policy {
         PolicyPlan::Adaptive { table, num_steps } => {
-            let policy = Adaptive::new(table.clone(), *num_steps)?;
+            let policy = Adaptive::new(table.clone(), *num_steps, Vec::new())?;
             engine.draft_by(Box::new(policy))?;
         }
         PolicyPlan::Auto { settings, costs, limit } if !prefills_only => {

@@ -285,7 +285,7 @@ fn the_shapes_of_sglangs_policy_are_reproduced_from_the_log() {
     let config = EngineConfig { parked_rows: 64, ..config(Shape::chain(7)) };
     let runner = crate::support::shipped::runner(Algorithm::Standalone, &config);
     let mut engine = Scheduler::new(runner, config).unwrap();
-    let policy = || Adaptive::new(AdaptiveTable::default(), Some(1)).unwrap();
+    let policy = || Adaptive::new(AdaptiveTable::default(), Some(1), Vec::new()).unwrap();
     engine.draft_by(Box::new(policy())).unwrap();
     let (got, text) = logged(LevelFilter::DEBUG, || answers(&mut engine, &prompts, 96, greedy));
     let plain = crate::support::shipped::config(Shape::PLAIN);

@@ -5,7 +5,7 @@
 //! late it comes and whatever size the batch has by then.
 
 use super::{
-    AdaptiveTable, Decision, Policy, PolicyError, PolicyState, RoundOutcome, RoundView,
+    AdaptiveTable, BatchSlots, Decision, Policy, PolicyError, PolicyState, RoundOutcome, RoundView,
     SlotSettings, SlotState,
 };
 use crate::Shape;
@@ -13,39 +13,43 @@ use crate::Shape;
 /// SGLang's policy.
 #[derive(Debug, Clone)]
 pub struct Adaptive {
-    /// By least batch size, ascending.
+    routes: BatchSlots,
     slots: Vec<Slot>,
     switches: u64,
 }
 
 impl Adaptive {
     /// Starts every slot at `num_steps` where that is its candidate, else in the middle of its
-    /// candidates.
-    pub fn new(table: AdaptiveTable, num_steps: Option<usize>) -> Result<Self, PolicyError> {
+    /// candidates. `captured` are the batch sizes to which the engine pads; none on a CPU.
+    pub fn new(
+        table: AdaptiveTable,
+        num_steps: Option<usize>,
+        captured: Vec<usize>,
+    ) -> Result<Self, PolicyError> {
         let launch = table.launch_steps(num_steps)?;
-        let slot = |(batch, settings)| Slot::new(batch, settings, launch);
-        let slots: Vec<Slot> = table.slots.into_iter().map(slot).collect();
-        assert!(!slots.is_empty(), "a policy has at least one slot");
-        Ok(Self { slots, switches: 0 })
+        let routes = BatchSlots::new(table.slots.keys().copied().collect(), captured);
+        let slots = table.slots.into_values().map(|settings| Slot::new(settings, launch));
+        Ok(Self { routes, slots: slots.collect(), switches: 0 })
+    }
+
+    /// The captured batch sizes whose slot may choose this many steps: what a graph of that width
+    /// is worth capturing for.
+    pub fn captured_for(&self, steps: usize) -> Vec<usize> {
+        let has = |&at: &usize| self.slots[at].settings.candidate_steps.contains(&steps);
+        (0..self.slots.len()).filter(has).flat_map(|at| self.routes.captured_in(at)).collect()
     }
 
     /// The running mean of right drafts in the slot of a batch size.
     pub fn ema(&self, batch: usize) -> f64 {
-        self.slot_of(batch).ema
-    }
-
-    /// The slot of a batch: the last whose least size it reaches, else the first.
-    fn slot_of(&self, batch: usize) -> &Slot {
-        let above = self.slots.partition_point(|slot| slot.batch <= batch);
-        &self.slots[above.saturating_sub(1)]
+        self.slots[self.routes.index(batch)].ema
     }
 }
 
 impl Policy for Adaptive {
     fn choose(&mut self, round: &RoundView<'_>) -> Decision {
-        let slot = self.slot_of(round.requests.len());
+        let at = self.routes.index(round.requests.len());
         // As in SGLang, a draft follows the text while its slot is plain.
-        let decision = Decision::uniform(round, slot.batch, slot.shape());
+        let decision = Decision::uniform(round, self.routes.bound(at), self.slots[at].shape());
         Decision { pause: false, ..decision }
     }
 
@@ -54,13 +58,12 @@ impl Policy for Adaptive {
     /// holds the mean while a slot is plain. Where the slot went from one number of steps to
     /// another meanwhile, the result counts as it is.
     fn learn(&mut self, outcome: &RoundOutcome<'_>) {
-        let batch = outcome.setting.slot;
-        let Some(slot) = self.slots.iter_mut().find(|slot| slot.batch == batch) else { return };
+        let Some(at) = self.routes.of_bound(outcome.setting.slot) else { return };
         let drafted = outcome.setting.shape.steps() > 0;
         // Requests that may not speculate would pull the mean of the others down.
         let heard = outcome.requests.iter().filter(|r| !drafted || r.shape.steps() > 0);
         let (count, correct) = heard.fold((0, 0), |(n, sum), r| (n + 1, sum + r.correct));
-        if count > 0 && slot.update(drafted, correct as f64 / count as f64) {
+        if count > 0 && self.slots[at].update(drafted, correct as f64 / count as f64) {
             self.switches += 1;
         }
     }
@@ -79,13 +82,13 @@ impl Policy for Adaptive {
     }
 
     fn state(&self) -> PolicyState {
-        let slot = |slot: &Slot| SlotState {
-            batch: slot.batch,
+        let slot = |(at, slot): (usize, &Slot)| SlotState {
+            batch: self.routes.bound(at),
             shape: slot.shape(),
             expected_drafts: slot.ema,
             rounds: slot.count,
         };
-        let slots = self.slots.iter().map(slot).collect();
+        let slots = self.slots.iter().enumerate().map(slot).collect();
         PolicyState { name: "adaptive", slots, switches: self.switches, probes: 0 }
     }
 }
@@ -93,8 +96,6 @@ impl Policy for Adaptive {
 /// One slot: where it is among its candidates, and the running mean of right drafts.
 #[derive(Debug, Clone)]
 struct Slot {
-    /// The least batch size that it serves.
-    batch: usize,
     settings: SlotSettings,
     at: usize,
     ema: f64,
@@ -102,13 +103,13 @@ struct Slot {
 }
 
 impl Slot {
-    fn new(batch: usize, settings: SlotSettings, launch: usize) -> Self {
+    fn new(settings: SlotSettings, launch: usize) -> Self {
         let steps = &settings.candidate_steps;
         let at = steps.iter().position(|&s| s == launch).unwrap_or(steps.len() / 2);
         // One less than the steps neither rises nor drops; a slot that starts plain gets -1,
         // which marks it as never having drafted.
         let ema = steps[at] as f64 - 1.0;
-        Self { batch, settings, at, ema, count: 0 }
+        Self { settings, at, ema, count: 0 }
     }
 
     fn steps(&self) -> usize {

@@ -17,6 +17,7 @@ mod adaptive_table;
 mod auto;
 mod costs;
 mod error;
+mod slots;
 
 pub use acceptance::Acceptance;
 pub use account::LossAccount;
@@ -25,6 +26,7 @@ pub use adaptive_table::{AdaptiveTable, SlotSettings};
 pub use auto::{Auto, AutoSettings};
 pub use costs::{CostTable, Timed, Timing};
 pub use error::PolicyError;
+pub use slots::BatchSlots;
 
 use crate::Shape;
 

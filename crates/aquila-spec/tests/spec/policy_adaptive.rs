@@ -15,7 +15,7 @@ fn eager(steps: &str, more: &str, launch: usize) -> Adaptive {
     let slot =
         format!(r#"{{"candidate_steps": {steps}, "warmup_batches": 0, "update_interval": 1"#);
     let text = format!(r#"{{"1": {slot}{more}}}}}"#);
-    Adaptive::new(table(&text), Some(launch)).unwrap()
+    Adaptive::new(table(&text), Some(launch), Vec::new()).unwrap()
 }
 
 fn views(batch: usize) -> Vec<RequestView> {
@@ -50,11 +50,11 @@ fn error(file: &str) -> String {
 #[test]
 fn a_slot_starts_at_the_launch_steps_or_its_middle() {
     let file = r#"{"1": {"candidate_steps": [1, 5]}, "8": {"candidate_steps": [7, 3, 1, 3]}}"#;
-    let mut policy = Adaptive::new(table(file), Some(7)).unwrap();
+    let mut policy = Adaptive::new(table(file), Some(7), Vec::new()).unwrap();
     assert_eq!(steps(&mut policy, 1), 5);
     assert_eq!(steps(&mut policy, 8), 7);
     assert_eq!((policy.ema(1), policy.ema(8)), (4.0, 6.0));
-    let mut policy = Adaptive::new(table(file), None).unwrap();
+    let mut policy = Adaptive::new(table(file), None, Vec::new()).unwrap();
     // The union is 1, 3, 5, 7: its middle is 5, which the second slot lacks.
     assert_eq!((steps(&mut policy, 1), steps(&mut policy, 8)), (5, 3));
 }
@@ -63,7 +63,7 @@ fn a_slot_starts_at_the_launch_steps_or_its_middle() {
 fn nothing_moves_before_the_warm_up_and_between_the_intervals() {
     let slot = r#"{"1": {"candidate_steps": [1, 3, 7], "ema_alpha": 1, "warmup_batches": 1,
                    "update_interval": 2}}"#;
-    let mut policy = Adaptive::new(table(slot), Some(3)).unwrap();
+    let mut policy = Adaptive::new(table(slot), Some(3), Vec::new()).unwrap();
     assert_eq!(round(&mut policy, &[0, 0]), 3);
     assert_eq!(round(&mut policy, &[0, 0]), 3);
     assert_eq!(round(&mut policy, &[0, 0]), 1);
@@ -73,7 +73,7 @@ fn nothing_moves_before_the_warm_up_and_between_the_intervals() {
 fn an_empty_result_neither_counts_nor_teaches() {
     let slot = r#"{"1": {"candidate_steps": [1, 3, 7], "ema_alpha": 1, "warmup_batches": 1,
                    "update_interval": 1}}"#;
-    let mut policy = Adaptive::new(table(slot), Some(3)).unwrap();
+    let mut policy = Adaptive::new(table(slot), Some(3), Vec::new()).unwrap();
     let setting = choose(&mut policy, 2).setting;
     learn(&mut policy, setting, &[]);
     assert_eq!(policy.ema(1), 2.0);
@@ -161,12 +161,21 @@ fn a_ceiling_lowers_steps_and_never_hinders_a_rise() {
 }
 
 #[test]
-fn a_batch_is_floored_to_a_slot() {
+fn a_batch_is_padded_and_then_floored_to_a_slot() {
+    let policy = |captured: &[usize]| {
+        Adaptive::new(AdaptiveTable::default(), Some(3), captured.to_vec()).unwrap()
+    };
     let slot = |policy: &mut Adaptive, batch| choose(policy, batch).setting.slot;
-    let mut policy = Adaptive::new(AdaptiveTable::default(), Some(3)).unwrap();
+    let mut cpu = policy(&[]);
     let sizes = [1, 7, 8, 31, 32, 63, 64, 1000];
-    assert_eq!(sizes.map(|batch| slot(&mut policy, batch)), [1, 1, 8, 8, 32, 32, 64, 64]);
-    let mut late = Adaptive::new(table(r#"{"4": {"candidate_steps": [2]}}"#), None).unwrap();
+    assert_eq!(sizes.map(|batch| slot(&mut cpu, batch)), [1, 1, 8, 8, 32, 32, 64, 64]);
+    let mut graphs = policy(&[4, 8, 16, 32]);
+    assert_eq!([4, 5, 17, 33, 100].map(|batch| slot(&mut graphs, batch)), [1, 8, 32, 32, 64]);
+    assert_eq!(graphs.captured_for(1), [4, 8, 16, 32]);
+    assert_eq!(graphs.captured_for(3), [4, 8, 16]);
+    assert_eq!(graphs.captured_for(7), [4]);
+    let mut late =
+        Adaptive::new(table(r#"{"4": {"candidate_steps": [2]}}"#), None, vec![]).unwrap();
     assert_eq!(slot(&mut late, 1), 4, "below the first slot there is the first");
 }
 
@@ -175,7 +184,7 @@ fn a_late_result_teaches_its_own_slot_alone() {
     let slot = r#"{"candidate_steps": [1, 3], "warmup_batches": 0, "update_interval": 1,
                    "ema_alpha": 1}"#;
     let file = format!(r#"{{"1": {slot}, "8": {slot}}}"#);
-    let mut policy = Adaptive::new(table(&file), Some(3)).unwrap();
+    let mut policy = Adaptive::new(table(&file), Some(3), Vec::new()).unwrap();
     let small = choose(&mut policy, 2).setting;
     // Six requests more have joined before the result comes.
     let large = choose(&mut policy, 8).setting;
@@ -256,7 +265,7 @@ fn the_table_published_earlier_never_goes_plain() {
     let steps: Vec<_> = table.slots.values().map(|slot| slot.candidate_steps.clone()).collect();
     assert_eq!(steps, [vec![1, 3, 7], vec![1, 3], vec![1]]);
     assert!(table.warnings.is_empty());
-    let mut policy = Adaptive::new(table, Some(3)).unwrap();
+    let mut policy = Adaptive::new(table, Some(3), Vec::new()).unwrap();
     for batch in [1, 8, 32] {
         for _ in 0..40 {
             let setting = choose(&mut policy, batch).setting;
@@ -281,7 +290,7 @@ fn a_slots_own_settings_override_the_defaults_of_the_file() {
 fn a_slot_may_have_trees() {
     let file = r#"{"topk": 4, "draft_tokens": 16, "1": {"candidate_steps": [0, 1, 5]},
                    "8": {"candidate_steps": [2], "topk": 1}}"#;
-    let mut policy = Adaptive::new(table(file), Some(5)).unwrap();
+    let mut policy = Adaptive::new(table(file), Some(5), Vec::new()).unwrap();
     assert_eq!(choose(&mut policy, 1).setting.shape, Shape::new(5, 4, 16).unwrap());
     assert_eq!(choose(&mut policy, 8).setting.shape, Shape::chain(2));
     let shapes = [Shape::PLAIN, Shape::new(1, 4, 5).unwrap(), Shape::new(5, 4, 16).unwrap()];
@@ -351,7 +360,7 @@ fn other_faults_are_named_with_key_and_value() {
 
 #[test]
 fn launch_steps_must_be_a_candidate_somewhere() {
-    let error = Adaptive::new(AdaptiveTable::default(), Some(5)).unwrap_err();
+    let error = Adaptive::new(AdaptiveTable::default(), Some(5), Vec::new()).unwrap_err();
     assert_eq!(
         error.to_string(),
         "5 steps are not among the candidate_steps of any batch size (0, 1, 3, 7); give one of \
@@ -362,7 +371,7 @@ fn launch_steps_must_be_a_candidate_somewhere() {
 #[test]
 fn the_same_log_gives_the_same_shapes_again() {
     let play = || {
-        let mut policy = Adaptive::new(AdaptiveTable::default(), None).unwrap();
+        let mut policy = Adaptive::new(AdaptiveTable::default(), None, vec![4, 16, 64]).unwrap();
         let mut late: Option<(Setting, Vec<usize>)> = None;
         let mut shapes = Vec::new();
         for round in 0..600_usize {

@@ -171,7 +171,7 @@ impl PolicyFlags {
                 let warnings = std::mem::take(&mut table.warnings).into_iter().map(of_file);
                 let warnings = warnings.collect();
                 // Refused now, before anything is loaded.
-                Adaptive::new(table.clone(), steps)?;
+                Adaptive::new(table.clone(), steps, Vec::new())?;
                 Ok((PolicyPlan::Adaptive { table, num_steps: steps }, warnings))
             }
         }

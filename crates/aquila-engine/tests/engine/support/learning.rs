@@ -18,6 +18,6 @@ pub fn live_policies() -> [Box<dyn Policy>; 2] {
         }))
     };
     let table = CostTable::measure("made up".into(), &[1, 8, 32], 7, time).unwrap();
-    let adaptive = Adaptive::new(AdaptiveTable::default(), Some(7)).unwrap();
+    let adaptive = Adaptive::new(AdaptiveTable::default(), Some(7), Vec::new()).unwrap();
     [Box::new(adaptive), Box::new(Auto::new(AutoSettings::new(Shape::chain(7)), table))]
 }

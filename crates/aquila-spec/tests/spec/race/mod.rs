@@ -447,7 +447,7 @@ pub fn racers(world: &World) -> Vec<(String, Box<dyn Policy>)> {
     for steps in FIXED {
         all.push((format!("fixed {steps}"), Box::new(Fixed::new(Shape::chain(steps)))));
     }
-    let adaptive = Adaptive::new(AdaptiveTable::default(), None);
+    let adaptive = Adaptive::new(AdaptiveTable::default(), None, Vec::new());
     all.push(("adaptive".to_owned(), Box::new(adaptive.expect("the default table is one"))));
     all.push(("auto".to_owned(), Box::new(auto(world))));
     all

@@ -20,7 +20,6 @@
 //! The one invariant: what a request gets in a round depends on its row of the state, its slots
 //! and the batch's row for it, and on nothing that another request does.
 
-mod accept;
 mod batch;
 mod compaction;
 mod draft_tree;
@@ -42,7 +41,6 @@ mod state;
 mod target;
 mod verify;
 
-pub use accept::{Accepted, accept};
 pub use batch::{
     Admitted, Batch, BatchRow, DraftFeedback, Ended, ExtendRows, Extent, PassRows, RequestOutput,
     RowWork, StateBounds, TableChange, TreeLimits, VerifiedTree,
@@ -58,4 +56,4 @@ pub use row_budget::{Weighted, prune_to_rows};
 pub use shape::{MOST_STEPS, MOST_TOPK, Shape, ShapeError};
 pub use simulate::{RateSchedule, Simulate, SimulateMethod, SimulatedRound};
 pub use state::RoundState;
-pub use verify::{Coins, Proposal, Verify};
+pub use verify::{Accepted, Coins, Proposal, Verify, accept};

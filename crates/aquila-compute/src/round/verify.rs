@@ -1,15 +1,48 @@
-//! Verification by probability rather than by the target's own choice (`accept.rs`): SGLang's
-//! thresholds, and rejection sampling, over trees.
+//! Which drafts the target confirms: by its own choice, which gives plain decoding's output, or by
+//! probability, with SGLang's thresholds or by rejection sampling.
 //!
-//! Both walk down from the root. At a node, its children are tried one after the other; the first
-//! that is accepted is gone to, and where none is, a token is drawn from what they left of the
-//! target's distribution. Coins depend on seed, choice and position alone, so a run repeats.
+//! All walk down from the root. By choice, the child is gone to that carries the target's token. By
+//! probability, the children of a node are tried one after the other; the first that is accepted is
+//! gone to, and where none is, a token is drawn from what they left of the target's distribution.
+//! Coins depend on seed, choice and position alone, so a run repeats.
 
 use std::sync::Arc;
 
 use crate::sampling::{Weights, noise};
 
-use super::{Accepted, Tree};
+use super::Tree;
+
+/// The path that the target's own choices take through a tree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Accepted {
+    /// The nodes on the path, the root first. Their rows are committed.
+    pub path: Vec<usize>,
+    /// What the target chose at each of them: the tokens that the round yields. The last one is
+    /// the new bonus; the others are drafts that were right.
+    pub tokens: Vec<u32>,
+}
+
+impl Accepted {
+    /// How many drafts were right.
+    pub fn correct(&self) -> usize {
+        self.path.len() - 1
+    }
+}
+
+/// Follows the target's choices down a tree: a node's child is accepted if it carries the token
+/// that the target chooses at that node.
+pub fn accept(tree: &Tree, chosen: &[u32]) -> Accepted {
+    assert_eq!(tree.len(), chosen.len(), "one choice for each node");
+    let mut path = vec![0];
+    let mut tokens = vec![chosen[0]];
+    let mut at = 0;
+    while let Some(child) = tree.child(at, chosen[at]) {
+        path.push(child);
+        tokens.push(chosen[child]);
+        at = child;
+    }
+    Accepted { path, tokens }
+}
 
 /// How drafts are verified.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

@@ -1,4 +1,4 @@
-// What of the trees is accepted: `accept.rs`, `simulate.rs`, `target.rs`; and the moves that follow.
+// What of the trees is accepted: `verify.rs`, `simulate.rs`, `target.rs`; and the moves that follow.
 
 #include "path.cuh"
 

@@ -59,12 +59,7 @@ impl App {
         self.check_model(chat.settings.model.as_deref())?;
         let calls = self.tool_calls;
         chat.settings.constraint = constraint(&chat, calls)?;
-        let context = self.generator.engine().config().context_length;
-        let mut params = chat.settings.check(self, Some(context), param).await?;
-
-        // A grammar holds from the first token on: there is no reasoning before it.
-        let separates = chat.separate_reasoning && chat.settings.constraint.is_none();
-        let reasoning = self.settings.reasoning.filter(|_| separates);
+        let reasoning = self.settings.reasoning.filter(|_| chat.separate_reasoning);
         let callable = chat.tools.callable();
         let tools = (!callable.is_empty()).then_some((calls, callable));
         let tokenizer = self.tokenizer(param)?.clone();
@@ -72,9 +67,14 @@ impl App {
         let marks = tools.iter().map(|(calls, _)| calls.marker());
         let marks = marks.chain(reasoning.iter().flat_map(|_| ["<think>", "</think>"]));
         let shown: Vec<u32> = marks.filter_map(|mark| tokenizer.token_id(mark)).collect();
-        params.shown_special_tokens = shown.clone();
         let prompt = chat.prompt(self, &body, tokenizer, param).await?;
+        if let (Some(format), Some(constraint)) = (reasoning, &mut chat.settings.constraint) {
+            constraint.spec = format.before(&prompt.end, constraint.spec.clone());
+        }
         let reasoning = reasoning.map(|format| format.begins_in(&prompt.end));
+        let context = self.generator.engine().config().context_length;
+        let mut params = chat.settings.check(self, Some(context), param).await?;
+        params.shown_special_tokens = shown.clone();
         let prompt = prompt.tokens;
         drop(body);
 

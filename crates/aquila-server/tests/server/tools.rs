@@ -211,6 +211,41 @@ fn with_tools_a_schema_is_for_the_text_alone() {
 }
 
 #[test]
+fn a_grammar_holds_what_stands_behind_the_reasoning() {
+    let format = json!({ "type": "json_schema", "json_schema": { "name": "n", "schema": {
+        "type": "object", "properties": { "ok": { "type": "boolean" } }, "required": ["ok"]
+    } } });
+    let asked = |separate: bool| {
+        let (format, most) = (format.clone(), 24);
+        chat(
+            json!({ "max_tokens": most, "response_format": format, "separate_reasoning": separate }),
+        )
+    };
+    // Every answer begins with reasoning, which the grammar leaves as it is.
+    let mut settings = settings();
+    settings.reasoning = Some(ReasoningFormat::DeepseekR1);
+    let server = Running::start(generator(), settings);
+    let free = server.post(CHAT, &chat(json!({ "max_tokens": 24 }))).ok();
+    let held = server.post(CHAT, &asked(true)).ok();
+    assert_eq!(held["choices"][0]["message"], free["choices"][0]["message"]);
+    assert_eq!(held["choices"][0]["finish_reason"], "length");
+    // Who wants no reasoning told apart has JSON from the first token on.
+    let whole = server.post(CHAT, &asked(false)).ok();
+    assert_eq!(
+        whole["choices"][0]["message"]["content"].as_str().unwrap().chars().next(),
+        Some('{')
+    );
+    // An answer may begin with reasoning: this model prefers `<think>` to a brace.
+    let mut settings = crate::support::settings();
+    settings.reasoning = Some(ReasoningFormat::Qwen3);
+    let server = Running::start(generator(), settings);
+    let answer = server.post(CHAT, &asked(true)).ok();
+    let message = &answer["choices"][0]["message"];
+    assert_eq!(message["content"], "", "{answer}");
+    assert!(!message["reasoning_content"].as_str().unwrap().is_empty(), "{answer}");
+}
+
+#[test]
 fn reasoning_is_told_from_the_answer() {
     let mut settings = settings();
     settings.reasoning = Some(ReasoningFormat::DeepseekR1);

@@ -5,6 +5,7 @@
 //! of a draft tree.
 
 mod ebnf;
+mod reasoning;
 mod schema;
 mod vocabulary;
 
@@ -34,6 +35,13 @@ pub enum GrammarSpec {
     Choice(Vec<String>),
     /// A text of this grammar in llguidance's notation; it begins with the rule `start`.
     Lark(String),
+    /// Reasoning, which is free, then what another grammar says.
+    AfterReasoning {
+        /// Whether the prompt has begun the reasoning; else the answer begins with it or has none.
+        begun: bool,
+        /// What stands behind it.
+        answer: Box<GrammarSpec>,
+    },
 }
 
 impl GrammarSpec {
@@ -45,6 +53,7 @@ impl GrammarSpec {
             GrammarSpec::Ebnf(_) => "ebnf",
             GrammarSpec::Choice(_) => "choice",
             GrammarSpec::Lark(_) => "grammar",
+            GrammarSpec::AfterReasoning { answer, .. } => answer.name(),
         }
     }
 }
@@ -56,6 +65,8 @@ const STACK: usize = 64 << 20;
 /// Compiles grammars for the vocabulary of one model.
 pub struct GrammarCompiler {
     factory: ParserFactory,
+    /// Whether the marks of reasoning are special tokens, and not texts.
+    special_marks: bool,
 }
 
 impl std::fmt::Debug for GrammarCompiler {
@@ -75,20 +86,14 @@ impl GrammarCompiler {
                 .map_err(|e| e.to_string())?;
         factory.quiet();
         factory.limits_mut().verbose_errors = false;
-        Ok(Self { factory })
+        let mark = tokenizer.token_id(reasoning::CLOSE);
+        let special_marks = mark.is_some_and(|id| tokenizer.is_special(id));
+        Ok(Self { factory, special_marks })
     }
 
     /// Compiles a grammar, or says what is wrong with it.
     pub fn compile(&self, spec: &GrammarSpec) -> Result<Arc<dyn Grammar>, String> {
-        let grammar = match spec {
-            GrammarSpec::JsonSchema(schema) => {
-                TopLevelGrammar::from_json_schema(held_schema(schema.clone())?)
-            }
-            GrammarSpec::Regex(regex) => TopLevelGrammar::from_regex(regex),
-            GrammarSpec::Ebnf(ebnf) => TopLevelGrammar::from_lark(ebnf::to_lark(ebnf)?),
-            GrammarSpec::Choice(texts) => TopLevelGrammar::from_lark(one_of(texts)?),
-            GrammarSpec::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
-        };
+        let grammar = self.source(spec)?;
         let compile = || Matcher::new(self.factory.create_parser(grammar));
         let matcher = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, compile);
@@ -99,6 +104,28 @@ impl GrammarCompiler {
             Some(why) => Err(in_one_line(&why)),
             None => Ok(Arc::new(Compiled { matcher })),
         }
+    }
+
+    /// A grammar as llguidance takes it.
+    fn source(&self, spec: &GrammarSpec) -> Result<TopLevelGrammar, String> {
+        Ok(match spec {
+            GrammarSpec::JsonSchema(schema) => {
+                TopLevelGrammar::from_json_schema(held_schema(schema.clone())?)
+            }
+            GrammarSpec::Regex(regex) => TopLevelGrammar::from_regex(regex),
+            GrammarSpec::Ebnf(ebnf) => TopLevelGrammar::from_lark(ebnf::to_lark(ebnf)?),
+            GrammarSpec::Choice(texts) => TopLevelGrammar::from_lark(one_of(texts)?),
+            GrammarSpec::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
+            GrammarSpec::AfterReasoning { begun, answer } => {
+                let lark = reasoning::before(*begun, self.special_marks);
+                let mut whole = TopLevelGrammar::from_lark(lark);
+                for mut grammar in self.source(answer)?.grammars {
+                    grammar.name = Some(reasoning::ANSWER.to_owned());
+                    whole.grammars.push(grammar);
+                }
+                whole
+            }
+        })
     }
 }
 

@@ -13,6 +13,7 @@ mod reasoning;
 mod tool_calls;
 
 pub use reasoning::ReasoningFormat;
+pub(crate) use reasoning::{CLOSE, OPEN};
 pub use tool_calls::ToolCallFormat;
 
 use reasoning::ReasoningParser;

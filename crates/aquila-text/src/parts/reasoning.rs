@@ -1,9 +1,11 @@
 //! Reasoning: what stands between `<think>` and `</think>` at the beginning of an answer.
 
 use super::{Part, held_for};
+use crate::GrammarSpec;
 
-const OPEN: &str = "<think>";
-const CLOSE: &str = "</think>";
+/// Where reasoning begins, and where it ends.
+pub(crate) const OPEN: &str = "<think>";
+pub(crate) const CLOSE: &str = "</think>";
 
 /// How a family of models writes reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +34,18 @@ impl ReasoningFormat {
         let prompt = prompt.trim_end();
         // A template that was told not to think writes an empty block.
         prompt.ends_with(OPEN) || (self == Self::DeepseekR1 && !prompt.ends_with(CLOSE))
+    }
+
+    /// What an answer to a prompt that ends like this must be like, if `answer` is what must stand
+    /// behind the reasoning.
+    pub fn before(self, prompt: &str, answer: GrammarSpec) -> GrammarSpec {
+        match prompt.trim_end().ends_with(CLOSE) {
+            true => answer,
+            false => {
+                let begun = self.begins_in(prompt);
+                GrammarSpec::AfterReasoning { begun, answer: Box::new(answer) }
+            }
+        }
     }
 }
 

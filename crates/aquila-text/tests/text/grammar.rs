@@ -69,6 +69,31 @@ fn check(spec: GrammarSpec, whole: &[&str], begun: &[&str], refused: &[&str]) {
 }
 
 #[test]
+fn reasoning_is_free_before_every_kind_of_grammar() {
+    let schema = json!({
+        "type": "object", "properties": { "a": { "enum": [1, 2] } }, "required": ["a"]
+    });
+    let kinds = [
+        (GrammarSpec::JsonSchema(schema), r#"{"a":1}"#),
+        (GrammarSpec::Regex("[0-9]{2}/x".into()), "47/x"),
+        (GrammarSpec::Ebnf("root ::= \"yes\" | \"no\"".into()), "no"),
+        (GrammarSpec::Choice(vec!["red".into(), "blue".into()]), "blue"),
+        (GrammarSpec::Lark("start: \"a\" rest\nrest: /b+/".into()), "abb"),
+    ];
+    for (answer, text) in kinds {
+        let after = |begun| GrammarSpec::AfterReasoning { begun, answer: Box::new(answer.clone()) };
+        let lines = format!("1 < 2, \"{text}\" </think\n</think>\n\n{text}");
+        let close = format!("</think>{text}");
+        let opened = format!("<think>{lines}");
+        let begun = ["", "so", "so </think", "so </think>", "</think>\n"];
+        check(after(true), &[&lines, &close, &opened], &[&begun[..], &[text]].concat(), &[]);
+        check(after(true), &[], &[], &["so </think> so", "</think>\n\n\n\n\n\n"]);
+        let begun = ["", "<think>", "<think>so", "<think></think>\n"];
+        check(after(false), &[text, &opened], &begun, &["so", "</think>", "<think></think>so"]);
+    }
+}
+
+#[test]
 fn every_kind_of_grammar_says_which_texts_it_allows() {
     let schema = json!({
         "type": "object",

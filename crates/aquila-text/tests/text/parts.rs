@@ -1,7 +1,7 @@
 //! Reasoning, text and tool calls of an answer: what is told apart, and that it does not depend on
 //! how the text is cut.
 
-use aquila_text::{AnswerParser, Part, ReasoningFormat, ToolCallFormat};
+use aquila_text::{AnswerParser, GrammarSpec, Part, ReasoningFormat, ToolCallFormat};
 use proptest::prelude::*;
 
 const HERMES: ToolCallFormat = ToolCallFormat::Hermes;
@@ -137,6 +137,14 @@ fn a_prompt_may_have_begun_the_reasoning() {
     ] {
         assert_eq!(qwen.begins_in(prompt), with_qwen, "{prompt}");
         assert_eq!(deepseek.begins_in(prompt), with_deepseek, "{prompt}");
+        let answer = GrammarSpec::Regex("[0-9]+".into());
+        let before =
+            |begun| GrammarSpec::AfterReasoning { begun, answer: Box::new(answer.clone()) };
+        // A model that was told not to think must answer at once.
+        let told = prompt.contains("</think>");
+        let after = |begun| if told { answer.clone() } else { before(begun) };
+        assert_eq!(qwen.before(prompt, answer.clone()), after(with_qwen), "{prompt}");
+        assert_eq!(deepseek.before(prompt, answer.clone()), after(with_deepseek), "{prompt}");
     }
 }
 

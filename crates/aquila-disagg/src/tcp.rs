@@ -1,6 +1,6 @@
 //! Messages over TCP.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ pub(crate) const STUCK: Duration = Duration::from_secs(10);
 /// How long one write waits: one that took a part of its bytes says so only when it ends.
 const WRITE: Duration = Duration::from_secs(1);
 /// Bytes of rows that are written at once, and checksummed while the cache has them.
-const PIECE: usize = 1 << 20;
+const PIECE: usize = 256 << 10;
 /// The shortest wait that a socket can be asked for here.
 const LEAST: Duration = Duration::from_millis(1);
 /// Where a header has the kind.
@@ -154,13 +154,21 @@ impl TcpLink {
         Error::connection(&self.peer, error)
     }
 
-    /// Writes all bytes; that takes as long as the peer takes some of them.
-    fn write(&mut self, mut bytes: &[u8]) -> Result<()> {
+    /// Writes all bytes, one part behind the other; that takes as long as the peer takes some of
+    /// them.
+    fn write(&mut self, parts: [&[u8]; 3]) -> Result<()> {
+        let mut parts = parts.map(IoSlice::new);
+        let mut parts = &mut parts[..];
+        // Parts without bytes do not count.
+        IoSlice::advance_slices(&mut parts, 0);
         let mut taken = Instant::now();
-        while !bytes.is_empty() {
-            match self.stream.write(bytes) {
+        while !parts.is_empty() {
+            match self.stream.write_vectored(parts) {
                 Ok(0) => return Err(self.failed(ErrorKind::WriteZero.into())),
-                Ok(count) => (bytes, taken) = (&bytes[count..], Instant::now()),
+                Ok(count) => {
+                    IoSlice::advance_slices(&mut parts, count);
+                    taken = Instant::now();
+                }
                 Err(e) if e.kind() == ErrorKind::Interrupted => (),
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                     if taken.elapsed() >= STUCK {
@@ -220,22 +228,20 @@ impl TcpLink {
 
     /// Sends a message that is encoded; answers its bytes.
     pub(crate) fn send_frame(&mut self, encoded: Encoded<'_>) -> Result<usize> {
-        let Encoded { mut head, rows } = encoded;
+        let Encoded { head, rows } = encoded;
         let mut checksum = checksum(head[KIND]);
         checksum.update(&head[HEADER..]);
-        if rows.is_empty() {
-            head.extend(checksum.finalize().to_le_bytes());
-            self.write(&head)?;
-            return Ok(head.len());
-        }
-        self.write(&head)?;
-        for piece in rows.chunks(PIECE) {
+        let (mut before, mut rest) = (&head[..], rows);
+        loop {
+            let (piece, after) = rest.split_at(rest.len().min(PIECE));
             checksum.update(piece);
-            self.write(piece)?;
+            if after.is_empty() {
+                self.write([before, piece, &checksum.finalize().to_le_bytes()])?;
+                return Ok(head.len() + rows.len() + CHECKSUM);
+            }
+            self.write([before, piece, &[]])?;
+            (before, rest) = (&[], after);
         }
-        let last = checksum.finalize().to_le_bytes();
-        self.write(&last)?;
-        Ok(head.len() + rows.len() + last.len())
     }
 
     /// Waits at most `patience` for a frame of at most `limit` bytes.
@@ -252,11 +258,11 @@ impl TcpLink {
         let mut values = Vec::new();
         self.fill(&mut values, header.before_rows(), deadline)?;
         checksum.update(&values);
-        let mut rows = Vec::with_capacity(header.length - values.len());
-        self.fill(&mut rows, header.length - values.len(), deadline)?;
+        let of_rows = header.length - values.len();
+        let mut rows = Vec::with_capacity(of_rows + CHECKSUM);
+        self.fill(&mut rows, of_rows + CHECKSUM, deadline)?;
+        let last = rows.split_off(of_rows);
         checksum.update(&rows);
-        let mut last = Vec::new();
-        self.fill(&mut last, CHECKSUM, deadline)?;
         if last != checksum.finalize().to_le_bytes() {
             return Err(Error::protocol(&self.peer, "a checksum is wrong"));
         }

@@ -89,15 +89,15 @@ impl Receiving {
         Ok(())
     }
 
-    /// Whether nothing more is to come.
-    fn is_complete(&self, declared: &[DraftGroup]) -> bool {
+    /// Whether all rows came that it goes on with.
+    fn has_all_rows(&self, declared: &[DraftGroup]) -> bool {
         let prompt = self.state.params.prompt;
         let groups = self.got.iter().take(self.state.groups().len()).enumerate();
         let all = |(group, stores): (usize, &Vec<Vec<usize>>)| {
             let goal = goal_of(prompt, group, declared);
             stores.iter().flatten().all(|&got| got == goal)
         };
-        self.prefilled.is_some() && { groups }.all(all)
+        { groups }.all(all)
     }
 
     /// The same as a request that runs, with what the executor is to be told.
@@ -257,6 +257,12 @@ impl Scheduler {
             state.decode_plainly();
             self.stats.lost_drafts.fetch_add(1, Relaxed);
         }
+        // Rows come before it, so what is missing now will never come.
+        let declared = self.profile.declaration.as_ref().map_or(&[][..], |d| &d.groups);
+        if ended.is_none() && !self.receiving[at].has_all_rows(declared) {
+            return Err("not all of its rows were sent".into());
+        }
+        let state = &mut self.receiving[at].state;
         if state.params.prompt_logprobs.is_some() {
             self.outputs.prompt(id, prompt);
         }
@@ -336,9 +342,8 @@ impl Scheduler {
     /// Which received request runs next: of those whose rows are all there the first of the highest
     /// priority.
     fn next_complete(&self) -> Option<usize> {
-        let declared = self.profile.declaration.as_ref().map_or(&[][..], |d| &d.groups);
         let all = self.receiving.iter().enumerate();
-        let complete = all.filter(|(_, receiving)| receiving.is_complete(declared));
+        let complete = all.filter(|(_, receiving)| receiving.prefilled.is_some());
         complete.max_by_key(|(at, r)| (r.state.rank, Reverse(*at))).map(|(at, _)| at)
     }
 

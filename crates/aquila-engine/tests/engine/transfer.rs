@@ -277,6 +277,35 @@ fn without_rows_of_its_draft_a_request_is_plain_and_counted() {
     run_pair(&mut pair);
 }
 
+#[test]
+fn rows_that_never_come_end_their_request_alone() {
+    let prompts = some_prompts(6);
+    let config = config(Shape::chain(3));
+    let want = answers(&mut inline("EAGLE3", config.clone()), &prompts, 24, warm);
+    for (group, layer) in [(0, 0), (0, 5), (1, 0)] {
+        let is_lost = move |rows: &KvRows| (rows.group, rows.layers.start) == (group, layer);
+        let alter: Alter = Box::new(move |number, delivery| match &delivery {
+            Delivery::Rows(rows) if number == 1 && is_lost(rows) => Vec::new(),
+            _ => vec![delivery],
+        });
+        let mut pair = pair("EAGLE3", config.clone(), config.clone()).altered(alter);
+        let got = heard_across(&mut pair, &prompts, 24, warm);
+        for (index, ((_, got), want)) in got.iter().zip(&want).enumerate() {
+            if index != 1 {
+                assert_eq!(
+                    Answer::of(got),
+                    *want,
+                    "layer {layer} of group {group}: prompt {index}"
+                );
+                continue;
+            }
+            let FinishReason::Abort(why) = got.reason() else { panic!("{got:?}") };
+            assert!(why.contains("not all of its rows were sent"), "{why}");
+        }
+        run_pair(&mut pair);
+    }
+}
+
 /// The rows of a layer, each of its own.
 fn row_by_row(piece: &KvRows) -> Vec<KvRows> {
     let (keys, values) = piece.bytes.split_at(piece.bytes.len() / 2);

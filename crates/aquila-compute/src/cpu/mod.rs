@@ -11,7 +11,7 @@
 //!   and tests.
 
 mod attend;
-mod attention;
+mod attention_tasks;
 mod backend;
 mod block;
 mod int8;

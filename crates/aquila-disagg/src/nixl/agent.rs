@@ -294,7 +294,8 @@ impl Agent {
             }
             released
         };
-        (released.then_some(memory), result)
+        // What has ended is not written any more, whether or not it was released.
+        ((released || result.is_ok()).then_some(memory), result)
     }
 
     /// Makes a transfer and begins it.

@@ -179,7 +179,8 @@ impl NixlLink {
             self.wait_for_reader()?;
         }
         loop {
-            // Who waits for a slot while it has some itself may wait for one of its own.
+            // A link that has slots itself waits for one of those, so that links do not wait for
+            // each other.
             let patience = if self.unread.is_empty() { STUCK } else { Duration::ZERO };
             match self.shared.slots.take(patience) {
                 Some(slot) => return Ok(slot),
@@ -273,8 +274,8 @@ impl Link for NixlLink {
             let left = deadline.saturating_duration_since(Instant::now());
             let frame = self.control.receive_frame(limit, left)?;
             match frame.kind {
-                // NIXL reads what an agent says of itself without care, so only who is known is
-                // heard.
+                // NIXL parses the description of an agent without checks, so it gets only those of
+                // peers that have passed the handshake.
                 AGENT | ROWS if limit <= SMALL => {
                     return Err(self.protocol("rows were not expected"));
                 }

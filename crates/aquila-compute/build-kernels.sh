@@ -23,7 +23,7 @@ if [ -z "${NVCC:-}" ]; then
 fi
 
 # Multiplications and additions are contracted only where the sources say `fmaf`.
-options=(-std=c++17 -O3 --fmad=false -Werror all-warnings)
+options=(-std=c++17 -I $sources -O3 --fmad=false -Werror all-warnings)
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 if [ "${1:-}" = --check ]; then

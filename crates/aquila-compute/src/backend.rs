@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::round::{
-    Batch, Candidates, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, ReturnedRows,
-    Simulate, StateBounds, Tree, TreeLimits,
+    Batch, Candidates, ExtendRows, Extent, GraphKey, KeptLayout, PassRows, RequestOutput,
+    ReturnedRows, StateBounds, Tree,
 };
 use crate::{
     Activation, AttentionParams, ForwardPlan, HeadShape, HostTensor, KvShape, PlanBounds, Result,
@@ -285,6 +285,12 @@ pub trait Backend: Send + Sync + 'static {
     /// How many rows and outputs a plan has, or at most has where that is not known yet.
     fn extent(&self, plan: &Self::Plan) -> Extent;
 
+    /// What the operations of the round that runs depend on; none where the backend has no use for
+    /// graphs. What the host does beside enqueueing them is not repeated by a graph.
+    fn graph_key(&self, _state: &Self::State) -> Option<GraphKey> {
+        None
+    }
+
     /// Captures the operations that `enqueue` calls, without running them; none where the backend
     /// has no use for it. Nothing inside may make room, place a plan or read.
     fn capture(&self, _enqueue: &mut dyn FnMut() -> Result<()>) -> Result<Option<Self::Graph>> {
@@ -333,21 +339,16 @@ pub trait Backend: Send + Sync + 'static {
         ids: Option<DraftIds<'_>>,
     ) -> Result<()>;
 
-    /// Ends the trees: the best nodes of each, and of those as many as `limits` say.
-    fn build_trees(&self, state: &mut Self::State, limits: TreeLimits) -> Result<()>;
+    /// Ends the trees: the best nodes of each, and of those as many as the batch's limits say.
+    fn build_trees(&self, state: &mut Self::State) -> Result<()>;
 
     /// Samples at every output of the target's pass, each by its request's settings and with the
     /// history of its own path.
     fn sample(&self, state: &mut Self::State, logits: &Self::Rows) -> Result<()>;
 
-    /// Follows what was sampled down the trees, and adds what is accepted to the texts.
-    /// `simulate` replaces the verification, if given.
-    fn accept(
-        &self,
-        state: &mut Self::State,
-        logits: &Self::Rows,
-        simulate: Option<&Simulate>,
-    ) -> Result<()>;
+    /// Follows what was sampled down the trees, and adds what is accepted to the texts; or what
+    /// the state was told to simulate.
+    fn accept(&self, state: &mut Self::State, logits: &Self::Rows) -> Result<()>;
 
     /// Moves keys and values of all layers to where the accepted paths belong.
     fn compact_slots(&self, state: &Self::State, kv: &mut Self::Kv) -> Result<()>;

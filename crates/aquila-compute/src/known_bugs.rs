@@ -33,11 +33,17 @@ pub enum Bug {
     PageFootprint,
     /// Cached rows of a head are found by the tokens before them alone.
     LookaheadLost,
+    /// A graph is found without the bounds of its passes, and has the width of another round.
+    GraphWidth,
+    /// A graph is found without who takes hidden rows, and leaves them where they were.
+    GraphTakers,
+    /// A batch beyond what was captured gets the largest graph.
+    GraphPruned,
 }
 
 impl Bug {
     /// All bugs that can be put back.
-    pub const ALL: [Bug; 11] = [
+    pub const ALL: [Bug; 14] = [
         Bug::DraftPosition,
         Bug::BranchSlots,
         Bug::ExtendWidth,
@@ -49,6 +55,9 @@ impl Bug {
         Bug::KvNotMoved,
         Bug::PageFootprint,
         Bug::LookaheadLost,
+        Bug::GraphWidth,
+        Bug::GraphTakers,
+        Bug::GraphPruned,
     ];
 
     /// Whether it is alive on this thread.

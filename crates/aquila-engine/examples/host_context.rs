@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use aquila_compute::round::{
     Admitted, Batch, BatchRow, Candidates, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput,
-    ReturnedRows, RowWork, Simulate, StateBounds, Tree, TreeLimits,
+    ReturnedRows, RowWork, StateBounds, Tree,
 };
 use aquila_compute::sampling::Choice;
 use aquila_compute::{
@@ -277,8 +277,7 @@ impl Backend for Null {
         Ok(())
     }
 
-    fn build_trees(&self, _: &mut Told, _: TreeLimits) -> Result<()> {
-        self.told(size_of::<TreeLimits>());
+    fn build_trees(&self, _: &mut Told) -> Result<()> {
         Ok(())
     }
 
@@ -286,7 +285,7 @@ impl Backend for Null {
         Ok(())
     }
 
-    fn accept(&self, _: &mut Told, _: &(), _: Option<&Simulate>) -> Result<()> {
+    fn accept(&self, _: &mut Told, _: &()) -> Result<()> {
         Ok(())
     }
 

@@ -1,11 +1,13 @@
 //! Rounds of the shipped models on a device, without cargo and without the sources.
 //!
-//! `rounds_on_device cpu|cuda|cuda-plain [cpu-bits] [golden] [grid] [transfer] [tables]`: by plain
-//! arithmetic what the CPU gives, acceptance included; the ids of transformers; every
-//! algorithm, chains and trees, greedy, seeded and with penalties, against plain decoding on the
-//! same device, ids and log-probabilities without tolerance; acceptance beside the tables of the
-//! code that trained the heads. `AQUILA_MODELS` names the folder of the archives, `AQUILA_FIXTURES`
-//! that of the tables. Exits with 1 where speculation shows or a table is more than 2 % off.
+//! `rounds_on_device cpu|cuda|cuda-plain [cpu-bits] [golden] [grid] [graphs] [transfer] [tables]
+//! [small]`: by plain arithmetic what the CPU gives, acceptance included; the ids of transformers;
+//! every algorithm, chains and trees, greedy, seeded and with penalties, with and without graphs,
+//! against plain decoding on the same device, ids and log-probabilities without tolerance; rounds that
+//! are replayed against those that are launched, counts and histograms included; acceptance beside the
+//! tables of the code that trained the heads. `small`: a few short prompts, for a slow device.
+//! `AQUILA_MODELS` names the folder of the archives, `AQUILA_FIXTURES` that of the tables. Exits with 1
+//! where speculation shows or a table is more than 2 % off.
 
 #[path = "../tests/engine/support/mod.rs"]
 mod support;
@@ -27,12 +29,14 @@ use support::shipped::{config, named_on};
 const PLAIN: &str = "NONE";
 const ALGORITHMS: [&str; 6] = ["EAGLE3", "EAGLE", "MTP", "STANDALONE", "NGRAM", "EAGLE3+NGRAM"];
 const MODES: [(&str, Change); 3] = [("greedy", greedy), ("seeded", warm), ("penalties", penalized)];
-/// Tokens of each answer in the grid.
-const TOKENS: usize = 32;
+/// Batch sizes of which rounds are captured; batches between are padded.
+const CAPTURED: [usize; 4] = [1, 3, 8, 16];
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let asked = |word: &str| words.len() < 2 || words.iter().any(|w| w == word);
+    let small = words.iter().any(|word| word == "small");
+    let all = words.len() < 2 + usize::from(small);
+    let asked = |word: &str| all || words.iter().any(|w| w == word);
     let cuda = |arithmetic| match CudaBackend::new(0, arithmetic) {
         Ok(backend) => Arc::new(backend),
         Err(error) => {
@@ -43,27 +47,31 @@ fn main() {
     let sound = match words.first().map(String::as_str) {
         Some("cpu") => {
             let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
-            Device { backend, kv: KvDtype::F32 }.check(&asked)
+            Device { backend, kv: KvDtype::F32, small }.check(&asked)
         }
         Some("cuda") => {
-            Device { backend: cuda(Arithmetic::Tensor), kv: KvDtype::Bf16 }.check(&asked)
+            Device { backend: cuda(Arithmetic::Tensor), kv: KvDtype::Bf16, small }.check(&asked)
         }
         Some("cuda-plain") => {
-            let device = Device { backend: cuda(Arithmetic::Plain), kv: KvDtype::F32 };
+            let device = Device { backend: cuda(Arithmetic::Plain), kv: KvDtype::F32, small };
             (!asked("cpu-bits") || device.equals_cpu()) & device.check(&asked)
         }
         _ => {
-            println!("rounds_on_device cpu|cuda|cuda-plain [golden] [grid] [transfer] [tables]");
+            println!(
+                "rounds_on_device cpu|cuda|cuda-plain [cpu-bits] [golden] [grid] [graphs] [transfer] \
+                 [tables] [small]"
+            );
             false
         }
     };
     std::process::exit(i32::from(!sound));
 }
 
-/// A backend, and how it keeps keys and values.
+/// A backend, how it keeps keys and values, and whether it gets little to do.
 struct Device<B> {
     backend: Arc<B>,
     kv: KvDtype,
+    small: bool,
 }
 
 impl<B: Backend> Device<B>
@@ -76,6 +84,7 @@ where
         for (word, part) in [
             ("golden", Self::golden as fn(&Self) -> bool),
             ("grid", Self::grid),
+            ("graphs", Self::graphs),
             ("transfer", Self::transfer),
             ("tables", Self::tables),
         ] {
@@ -89,7 +98,32 @@ where
     }
 
     fn engine(&self, name: &str, config: EngineConfig) -> Scheduler {
-        named_on(self.backend.clone(), name, EngineConfig { kv_dtype: self.kv, ..config })
+        self.capturing(name, config, &[])
+    }
+
+    fn capturing(&self, name: &str, config: EngineConfig, captured: &[usize]) -> Scheduler {
+        let config = EngineConfig { kv_dtype: self.kv, ..config };
+        named_on(self.backend.clone(), name, config, captured)
+    }
+
+    /// Tokens of each answer.
+    fn tokens(&self) -> usize {
+        if self.small { 10 } else { 32 }
+    }
+
+    /// Sixteen prompts: beginnings of those of the acceptance tables, of 1 to 121 tokens; or four
+    /// short ones.
+    fn prompts(&self) -> Vec<Vec<u32>> {
+        let all = prompts();
+        let beginning = |at: usize| {
+            let ids = &all[at * all.len() / 16].1;
+            ids[..ids.len().min(1 + 8 * at)].to_vec()
+        };
+        if self.small {
+            (0..8).step_by(2).map(beginning).collect()
+        } else {
+            (0..16).map(beginning).collect()
+        }
     }
 
     /// What the plain engine answers.
@@ -105,11 +139,16 @@ where
             let ids = entry[key].as_array().expect("ids").iter();
             ids.map(|id| id.as_u64().expect("an id") as u32).collect()
         };
+        // The shortest ones come last.
+        let few = if self.small { golden.len() - 2 } else { 0 };
+        let golden = &golden[few..];
         let prompts: Vec<_> = golden.iter().map(|entry| ids(entry, "prompt_ids")).collect();
-        let got = self.plain(&prompts, 64, |request, _| request.limits.stop_ids = vec![0]);
+        let tokens = if self.small { 2 } else { 64 };
+        let got = self.plain(&prompts, tokens, |request, _| request.limits.stop_ids = vec![0]);
         let mut equal = 0;
         for (at, (got, golden)) in got.iter().zip(golden).enumerate() {
-            let want = ids(golden, "greedy_ids");
+            let mut want = ids(golden, "greedy_ids");
+            want.truncate(tokens);
             if got.ids == want {
                 equal += 1;
                 continue;
@@ -128,9 +167,9 @@ where
 
     /// Whether speculation shows in any answer.
     fn grid(&self) -> bool {
-        let prompts = grid_prompts();
+        let prompts = self.prompts();
         let plain: Vec<Vec<Answer>> =
-            MODES.iter().map(|&(_, change)| self.plain(&prompts, TOKENS, change)).collect();
+            MODES.iter().map(|&(_, change)| self.plain(&prompts, self.tokens(), change)).collect();
         println!("\n| algorithm | engines | answers | differ | tokens per verification |");
         println!("|---|---|---|---|---|");
         let mut sound = true;
@@ -147,8 +186,14 @@ where
                     (1, 16, 100, 20_000),
                     (16, 16, 256, 20_000),
                     (1, 16, 128, 700),
-                ] {
-                    let mut engine = self.engine(
+                ]
+                .into_iter()
+                .skip(if self.small { 3 } else { 0 })
+                {
+                    // One engine after the other with and without overlap, two with graphs, two without.
+                    let captured = if engines % 4 < 2 { &CAPTURED[..] } else { &[] };
+                    let pool = if self.small { pool / 4 } else { pool };
+                    let mut engine = self.capturing(
                         name,
                         EngineConfig {
                             page_size,
@@ -157,14 +202,15 @@ where
                             max_total_tokens: pool,
                             ..config(shape)
                         },
+                        captured,
                     );
                     if engines % 2 == 1 {
                         engine = engine.overlapped().expect("a thread");
                     }
                     // What each mode leaves in the prefix cache, the next one finds.
-                    for turn in 0..MODES.len() {
+                    for turn in 0..MODES.len() - usize::from(self.small) {
                         let mode = (engines + turn) % MODES.len();
-                        let got = answers(&mut engine, &prompts, TOKENS, MODES[mode].1);
+                        let got = answers(&mut engine, &prompts, self.tokens(), MODES[mode].1);
                         let (ours, want) = (texts(&got), texts(&plain[mode]));
                         let wrong = ours.iter().zip(&want).filter(|(a, b)| a != b).count();
                         if wrong > 0 {
@@ -189,9 +235,33 @@ where
         sound
     }
 
+    /// Whether a round that is replayed differs in anything from one that is launched.
+    fn graphs(&self) -> bool {
+        let prompts = self.prompts();
+        let mut sound = true;
+        for name in ALGORITHMS.into_iter().chain([PLAIN]) {
+            let shapes = match name {
+                PLAIN => vec![Shape::PLAIN],
+                _ => vec![Shape::chain(3), shape(3, 4, 12)],
+            };
+            for (at, shape) in shapes.into_iter().enumerate() {
+                let (mode, change) = MODES[1 + at];
+                let of = |captured: &[usize]| {
+                    let mut engine = self.capturing(name, config(shape), captured);
+                    answers(&mut engine, &prompts, self.tokens(), change)
+                };
+                let (got, want) = (of(&CAPTURED), of(&[]));
+                let differ = got.iter().zip(&want).filter(|(a, b)| a != b).count();
+                println!("graphs, {name}, {shape}, {mode}: {differ} of {} differ", want.len());
+                sound &= differ == 0;
+            }
+        }
+        sound
+    }
+
     /// Whether two engines, one of which processes prompts, answer and draft as one does.
     fn transfer(&self) -> bool {
-        let prompts = grid_prompts();
+        let prompts = self.prompts();
         let mut sound = true;
         for name in ALGORITHMS.into_iter().chain([PLAIN]) {
             let shapes = match name {
@@ -201,10 +271,11 @@ where
             for (at, shape) in shapes.into_iter().enumerate() {
                 let (mode, change) = MODES[at];
                 let config = |page_size| EngineConfig { page_size, ..config(shape) };
-                let want = answers(&mut self.engine(name, config(1)), &prompts, TOKENS, change);
+                let want =
+                    answers(&mut self.engine(name, config(1)), &prompts, self.tokens(), change);
                 let decode = self.engine(name, config(1)).overlapped().expect("a thread");
                 let mut pair = EnginePair::new(self.engine(name, config(16)), decode);
-                let got = across(&mut pair, &prompts, TOKENS, change);
+                let got = across(&mut pair, &prompts, self.tokens(), change);
                 let differ = got.iter().zip(&want).filter(|(a, b)| a != b).count();
                 let counts = pair.decode.stats().snapshot();
                 println!(
@@ -254,8 +325,8 @@ impl Device<CudaBackend> {
     /// Whether ids, log-probabilities and what came of every draft are those of the CPU, bit for bit.
     fn equals_cpu(&self) -> bool {
         let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
-        let cpu = Device { backend, kv: self.kv };
-        let prompts = grid_prompts();
+        let cpu = Device { backend, kv: self.kv, small: self.small };
+        let prompts = self.prompts();
         let few: Vec<Vec<u32>> = prompts.iter().skip(1).step_by(4).cloned().collect();
         let mut sound = true;
         let mut compare = |what: &str, got: Vec<Answer>, want: Vec<Answer>| {
@@ -265,8 +336,8 @@ impl Device<CudaBackend> {
             sound &= differ == 0;
         };
         for (mode, change) in MODES {
-            let got = self.plain(&prompts, TOKENS, change);
-            compare(&format!("plain, {mode}"), got, cpu.plain(&prompts, TOKENS, change));
+            let got = self.plain(&prompts, self.tokens(), change);
+            compare(&format!("plain, {mode}"), got, cpu.plain(&prompts, self.tokens(), change));
         }
         let verifications = [
             Verify::Match,
@@ -279,7 +350,7 @@ impl Device<CudaBackend> {
                 for (mode, change) in MODES {
                     let verify = verifications[if mode == "seeded" { 2 * at } else { 0 }];
                     let config = EngineConfig { verify, ..config(shape) };
-                    let of = |engine: &mut Scheduler| answers(engine, &few, TOKENS, change);
+                    let of = |engine: &mut Scheduler| answers(engine, &few, self.tokens(), change);
                     let got = of(&mut self.engine(name, config.clone()));
                     let want = of(&mut cpu.engine(name, config));
                     compare(&format!("{name}, {shape}, {mode}, {verify}"), got, want);
@@ -288,14 +359,4 @@ impl Device<CudaBackend> {
         }
         sound
     }
-}
-
-/// Sixteen prompts: beginnings of those of the acceptance tables, of 1 to 121 tokens.
-fn grid_prompts() -> Vec<Vec<u32>> {
-    let all = prompts();
-    let beginning = |at: usize| {
-        let ids = &all[at * all.len() / 16].1;
-        ids[..ids.len().min(1 + 8 * at)].to_vec()
-    };
-    (0..16).map(beginning).collect()
 }

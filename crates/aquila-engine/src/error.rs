@@ -11,9 +11,9 @@ pub enum Error {
     /// A setting that cannot work.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// Costs that cannot be measured.
+    /// Rounds before anything is served that cannot be run.
     #[error("{0}")]
-    Costs(&'static str),
+    WarmUp(&'static str),
     /// A tree that no request may get.
     #[error("{0} drafted a tree that is larger than its shape or has unknown tokens")]
     Draft(&'static str),

@@ -4,14 +4,18 @@
 mod support;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
-use aquila_engine::{EngineConfig, FinishReason, Request, Speculation};
+use aquila_compute::round::Returned;
+use aquila_engine::executor::{GraphSettings, ModelExecutor};
+use aquila_engine::{EngineConfig, FinishReason, Request, Runner, Scheduler, Speculation};
 use aquila_spec::Shape;
 use aquila_spec::known_bugs::Bug;
 use support::answers::*;
+use support::deferring::Deferring;
 use support::recorded::{Pass, Passes, Recorded, run_nothing};
-use support::shipped::{Algorithm, config, engine, engine_with, standalone};
+use support::shipped::{Algorithm, config, decoder, engine, engine_with, standalone};
 use support::{oracle, request, run};
 
 /// Runs prompts one after the other; answers what the draft ran for the last one.
@@ -117,6 +121,35 @@ fn a_batch_without_rows_runs_no_pass() {
     assert!(passes.lock().unwrap().is_empty());
 }
 
+/// Answers of plain decoding, with rounds of these batch sizes captured: of one request, of several,
+/// and of several one of which gets hidden states.
+fn captured(batches: &[usize]) -> Vec<Answer> {
+    fn states(request: &mut Request, index: usize) {
+        request.returned.hidden_states = index == 3;
+    }
+    let returned = Returned { hidden_states: true, routed_experts: false };
+    let config = EngineConfig { returned, ..config(Shape::PLAIN) };
+    let backend = Arc::new(Deferring::new());
+    let target = decoder(&*backend, "tiny", config.context_length);
+    let runner = Runner::new(backend, target, None, &config).unwrap();
+    let settings = GraphSettings { batches: batches.to_vec(), launch: false };
+    let executor = ModelExecutor::new(runner, config.clone()).with_graphs(settings);
+    let mut engine = Scheduler::over(executor, config).unwrap();
+    let prompts = some_prompts();
+    let mut all = answers(&mut engine, &prompts[..1], 8, greedy);
+    all.extend(answers(&mut engine, &prompts, 8, greedy));
+    all.extend(answers(&mut engine, &prompts, 8, states));
+    all
+}
+
+fn replayed_rounds_are_launched_ones() {
+    assert_eq!(captured(&[1, 2, 3, 4]), captured(&[]));
+}
+
+fn a_batch_beyond_the_captured_ones_is_launched() {
+    assert_eq!(captured(&[1, 2]), captured(&[]));
+}
+
 /// The check that must see a bug.
 fn check_of(bug: Bug) -> fn() {
     match bug {
@@ -129,6 +162,8 @@ fn check_of(bug: Bug) -> fn() {
         Bug::PageFootprint => a_tree_takes_slots_by_its_nodes,
         Bug::LookaheadLost => rows_that_saw_another_text_are_not_shared,
         Bug::IdlePass => a_batch_without_rows_runs_no_pass,
+        Bug::GraphWidth | Bug::GraphTakers => replayed_rounds_are_launched_ones,
+        Bug::GraphPruned => a_batch_beyond_the_captured_ones_is_launched,
     }
 }
 

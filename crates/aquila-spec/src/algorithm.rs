@@ -128,7 +128,7 @@ pub struct Placed<'a> {
 }
 
 /// Bounds on what a proposer's passes have, where nothing is known but what the host has planned.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct DraftBound {
     /// Levels of the deepest tree.
     pub steps: usize,

@@ -2,14 +2,17 @@
 
 use std::io::IsTerminal;
 use std::sync::Arc;
+use std::time::Instant;
 
 use aquila_compute::Backend;
 use aquila_compute::cpu::CpuBackend;
 use aquila_compute::cuda::CudaBackend;
+use aquila_engine::executor::{CapturedPart, GraphPart, ModelExecutor};
 use aquila_engine::{
     AdmissionOrder, Budget, EngineConfig, EngineHandle, Priorities, Runner, Scheduler,
     available_memory,
 };
+use aquila_model::memory::ByteSize;
 use aquila_model::{Checkpoint, Decoder, Needs, TokenMap, memory};
 use aquila_spec::ngram::{Corpora, NgramSources};
 use aquila_spec::policy::{Adaptive, Auto};
@@ -90,17 +93,19 @@ pub fn build(
     model.check()?;
     match model.device()? {
         Device::Cpu => {
-            let backend = CpuBackend::new(model.isa(), model.threads)?;
-            let memory = DeviceMemory { available: available_memory(), bytes_per_value: 4 };
+            let backend = Arc::new(CpuBackend::new(model.isa(), model.threads)?);
+            let memory = DeviceMemory { free: &available_memory, bytes_per_value: 4 };
             build_on(backend, memory, model, flags, algorithms, quiet)
         }
         Device::Cuda(ordinal) => {
             let backend = CudaBackend::new(ordinal, model.arithmetic())
                 .map_err(|error| Error::Usage(format!("--device cuda:{ordinal}: {error}")))?;
-            let memory = DeviceMemory {
-                available: backend.free_and_total()?.0 as u64,
-                bytes_per_value: backend.bytes_per_value() as u64,
-            };
+            let backend = Arc::new(backend);
+            backend.free_and_total()?;
+            let free = || backend.free_and_total().map_or(0, |(free, _)| free as u64);
+            let bytes_per_value = backend.bytes_per_value() as u64;
+            let (memory, backend) =
+                (DeviceMemory { free: &free, bytes_per_value }, backend.clone());
             build_on(backend, memory, model, flags, algorithms, quiet)
         }
     }
@@ -108,14 +113,14 @@ pub fn build(
 
 /// The memory of where a model runs.
 #[derive(Clone, Copy)]
-struct DeviceMemory {
+struct DeviceMemory<'a> {
     /// Bytes that are free.
-    available: u64,
+    free: &'a dyn Fn() -> u64,
     /// Bytes that one value of an activation takes.
     bytes_per_value: u64,
 }
 
-impl DeviceMemory {
+impl DeviceMemory<'_> {
     /// What a model needs here, whose activations were counted as 4 bytes a value.
     fn needs(self, needs: Needs) -> Needs {
         Needs { scratch: needs.scratch / 4 * self.bytes_per_value, ..needs }
@@ -123,8 +128,8 @@ impl DeviceMemory {
 }
 
 fn build_on<B: Backend>(
-    backend: B,
-    device_memory: DeviceMemory,
+    backend: Arc<B>,
+    device_memory: DeviceMemory<'_>,
     model: &ModelFlags,
     flags: &EngineFlags,
     algorithms: &Algorithms,
@@ -133,7 +138,6 @@ fn build_on<B: Backend>(
 where
     dyn Opened: LoadOn<B>,
 {
-    let backend = Arc::new(backend);
     let fraction = flags.fraction()?;
     let format = model.weight_format()?;
     let checkpoint = Checkpoint::open(&model.find(quiet)?, model.load_format())?;
@@ -205,7 +209,7 @@ where
     let budget = Budget::plan(
         device_memory.needs(needs),
         opened.as_ref().map(|opened| device_memory.needs(opened.needs(&config.allowance(format)))),
-        device_memory.available,
+        (device_memory.free)(),
         fraction,
         flags.max_total_tokens,
         useful,
@@ -222,6 +226,11 @@ where
             "warning: accept thresholds below 1 change what the model writes, not only how fast"
         ));
     }
+    for flag in flags.graphs.ignored(model.device()?) {
+        notice(format_args!(
+            "note: {flag} is ignored: graphs are captured on a GPU, and the model runs on the CPU"
+        ));
+    }
     for warning in speculative.iter().flat_map(Speculative::warnings) {
         notice(format_args!("warning: {warning}"));
     }
@@ -236,10 +245,17 @@ where
         None => None,
     };
     let (described, kernel_family) = (backend.describe(), backend.kernel_family());
-    let mut engine = Scheduler::new(Runner::new(backend, decoder, algorithm, &config)?, config)?;
+    let graphs = flags.graphs.settings(model.device()?, config.max_running_requests);
+    let runner = Runner::new(backend, decoder, algorithm, &config)?;
+    let executor = ModelExecutor::new(runner, config.clone()).with_graphs(graphs.clone());
+    let mut engine = Scheduler::over(executor, config)?;
     if let Some(speculative) = &speculative {
         let described = format!("{described}; {} as {}", model.name(), model.formats());
-        set_policy(&mut engine, speculative, &described, flags.prefills_only, quiet)?;
+        let batches = &graphs.batches;
+        set_policy(&mut engine, speculative, &described, batches, flags.prefills_only, quiet)?;
+    }
+    if !graphs.batches.is_empty() && !graphs.launch && !flags.prefills_only {
+        capture_graphs(&mut engine, &graphs.batches, device_memory, quiet)?;
     }
     if flags.schedule_policy == SchedulePolicy::Lpm {
         engine.admit_by(AdmissionOrder::LongestPrefix);
@@ -310,17 +326,19 @@ fn announce<B: Backend>(
 }
 
 /// Gives the engine what decides how large trees are; one that only processes prompts needs no
-/// table of costs. `described` names the backend and the model, for tables that are kept.
+/// table of costs. `described` names the backend and the model, for tables that are kept;
+/// `captured` are the batch sizes of graphs.
 fn set_policy(
     engine: &mut Scheduler,
     speculative: &Speculative<'_>,
     described: &str,
+    captured: &[usize],
     prefills_only: bool,
     quiet: bool,
 ) -> Result<()> {
     match &speculative.policy {
         PolicyPlan::Adaptive { table, num_steps } => {
-            let policy = Adaptive::new(table.clone(), *num_steps, Vec::new())?;
+            let policy = Adaptive::new(table.clone(), *num_steps, captured.to_vec())?;
             engine.draft_by(Box::new(policy))?;
         }
         PolicyPlan::Auto { settings, costs, limit } if !prefills_only => {
@@ -347,6 +365,48 @@ fn set_policy(
             }
         }
         PolicyPlan::Fixed(_) | PolicyPlan::Auto { .. } => {}
+    }
+    Ok(())
+}
+
+/// Captures the graphs of these batch sizes, and says which, how long that took and what they take.
+fn capture_graphs(
+    engine: &mut Scheduler,
+    batches: &[usize],
+    memory: DeviceMemory<'_>,
+    quiet: bool,
+) -> Result<()> {
+    let (began, free) = (Instant::now(), (memory.free)());
+    let bar = progress_bar(quiet, "graphs");
+    bar.set_length(batches.len() as u64);
+    let captured = engine.capture_graphs(batches, &mut |done| bar.set_position(done as u64))?;
+    bar.finish_and_clear();
+    if quiet {
+        return Ok(());
+    }
+    let taken = ByteSize(free.saturating_sub((memory.free)()));
+    let seconds = began.elapsed().as_secs_f64();
+    notice(format_args!(
+        "graphs    {} captured for batches of {} in {seconds:.1} s, {taken}",
+        captured.len(),
+        batches.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
+    ));
+    for (part, name) in
+        [(GraphPart::Draft, "draft"), (GraphPart::Verify, "verify"), (GraphPart::Extend, "extend")]
+    {
+        let of_part = |captured: &&CapturedPart| captured.part == part;
+        let parts: Vec<&CapturedPart> = captured.iter().filter(of_part).collect();
+        let mut rows: Vec<usize> = parts.iter().map(|captured| captured.rows).collect();
+        rows.sort_unstable();
+        rows.dedup();
+        let seconds: f64 = parts.iter().map(|captured| captured.time.as_secs_f64()).sum();
+        if !parts.is_empty() {
+            notice(format_args!(
+                "  {name:<7} {:>3} graphs in {seconds:.2} s, of {} rows",
+                parts.len(),
+                rows.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
+            ));
+        }
     }
     Ok(())
 }

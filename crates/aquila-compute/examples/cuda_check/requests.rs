@@ -150,8 +150,6 @@ pub struct Script {
     pub batch: Batch,
     pub catch_up: usize,
     pub given: Vec<(usize, Tree)>,
-    pub limits: TreeLimits,
-    pub simulate: Option<Simulate>,
     seed: u64,
     kind: Logits,
 }
@@ -262,7 +260,7 @@ impl<'a> Life<'a> {
             logprobs: told(random),
             prompt_logprobs: told(random),
             returned: Returned { hidden_states: random.below(4) == 0, routed_experts: false },
-            draft_trees: false,
+            draft_trees: random.below(3) == 0,
             limits,
             sampling,
         }
@@ -324,10 +322,12 @@ impl<'a> Life<'a> {
                 given.push((place, tree(random, granted, setting.vocabulary)));
             }
         }
-        let limits = TreeLimits {
+        batch.limits = TreeLimits {
             row_budget: (random.below(3) == 0).then(|| random.below(3 * setting.places + 4)),
             fill: random.below(10) == 0,
         };
+        // Steps may be enqueued for more rows than there are.
+        batch.bound = random.below(setting.places + 1);
         Script {
             number,
             batch,
@@ -337,8 +337,6 @@ impl<'a> Life<'a> {
                 _ => (missed_most * setting.places).div_ceil(setting.chunk) + 2,
             },
             given,
-            limits,
-            simulate: setting.simulate.clone(),
             seed: random.next(),
             kind: setting.kind,
         }

@@ -90,6 +90,7 @@ impl<'a, B: Backend> Player<'a, B> {
             verify: setting.verify,
             vocabulary: setting.vocabulary,
             outputs,
+            simulate: setting.simulate.clone(),
         })?;
         let kept = setting.kept();
         Ok(Self {
@@ -240,13 +241,13 @@ impl<'a, B: Backend> Player<'a, B> {
                 backend.propose(&mut self.state, &logits, ids)?;
             }
         }
-        backend.build_trees(&mut self.state, script.limits)?;
+        backend.build_trees(&mut self.state)?;
         let bound = Extent { rows: setting.rows(), outputs: setting.outputs() };
         backend.plan_rows(&mut self.state, PassRows::Target, bound, &mut self.plan)?;
         self.attend("target", 0)?;
         let logits = self.logits(script, 0, setting.vocabulary)?;
         backend.sample(&mut self.state, &logits)?;
-        backend.accept(&mut self.state, &logits, script.simulate.as_ref())?;
+        backend.accept(&mut self.state, &logits)?;
         // Hidden rows of the pass, then what is parked, which stays.
         let rows = setting.rows();
         let fresh: Vec<f32> = (0..rows * HIDDEN).map(|i| (script.number * 31 + i) as f32).collect();

@@ -7,7 +7,7 @@ use aquila_compute::cuda::CudaBackend;
 use aquila_compute::round::{
     Admitted, Batch, BatchRow, DraftGroup, DraftLimits, ExtendRows, Extent, PassRows,
     RequestParams, Returned, ReturnedRows, RowWork, Shape, Simulate, SimulateMethod, StateBounds,
-    TableChange, TreeLimits, TreeRows, Verify,
+    TableChange, TreeRows, Verify,
 };
 use aquila_compute::sampling::Sampling;
 use aquila_compute::{Backend, PlanBounds, Result};
@@ -69,6 +69,10 @@ fn rounds(
     let drafts = shape != Shape::PLAIN;
     let outputs = requests * shape.nodes();
     let group = DraftGroup { lookahead: 1, tree: TreeRows::EveryLevel };
+    let simulate = Simulate::Length {
+        mean: 1.0 + 0.6 * shape.steps() as f64,
+        method: SimulateMethod::MatchExpected,
+    };
     let mut state = b.state(StateBounds {
         places: requests,
         stride: STRIDE,
@@ -82,6 +86,7 @@ fn rounds(
         verify: Verify::Match,
         vocabulary: VOCABULARY,
         outputs,
+        simulate: Some(simulate),
     })?;
     let rows = requests * (PROMPT + 8);
     let bounds = PlanBounds { rows, outputs: outputs.max(requests * shape.topk()), slots: 1 << 17 };
@@ -134,10 +139,6 @@ fn rounds(
         batch.rows.push(BatchRow { place, work });
     }
     batch.slots = (0..STRIDE as u32).collect();
-    let simulate = Simulate::Length {
-        mean: 1.0 + 0.6 * shape.steps() as f64,
-        method: SimulateMethod::MatchExpected,
-    };
     let (mut device, mut host, mut whole) = (Vec::new(), Vec::new(), Vec::new());
     for number in 0..ROUNDS {
         let prefill = number == 0;
@@ -153,14 +154,14 @@ fn rounds(
             b.plan_rows(&mut state, pass, bound, &mut draft_plan)?;
             b.propose(&mut state, &logits, ids)?;
         }
-        b.build_trees(&mut state, TreeLimits::default())?;
+        b.build_trees(&mut state)?;
         let bound = match prefill {
             true => Extent { rows, outputs: requests },
             false => Extent { rows: outputs, outputs },
         };
         b.plan_rows(&mut state, PassRows::Target, bound, &mut plan)?;
         b.sample(&mut state, &logits)?;
-        b.accept(&mut state, &logits, Some(&simulate))?;
+        b.accept(&mut state, &logits)?;
         b.publish(&mut state)?;
         if drafts {
             b.begin_extend(&mut state, ExtendRows::Round)?;

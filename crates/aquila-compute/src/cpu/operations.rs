@@ -18,7 +18,7 @@ use super::watch::Operation;
 use super::weight::CpuWeight;
 use crate::round::{
     Batch, Candidates, DraftQuery, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput,
-    ReturnedRows, RoundState, Simulate, StateBounds, Tree, TreeLimits,
+    ReturnedRows, RoundState, StateBounds, Tree,
 };
 use crate::sampling;
 use crate::{
@@ -432,13 +432,13 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn build_trees(&self, state: &mut RoundState, limits: TreeLimits) -> Result<()> {
+    fn build_trees(&self, state: &mut RoundState) -> Result<()> {
         let drafted = state.finish_trees();
         if let Some(watch) = &self.watch {
             let trees = drafted.into_iter().filter_map(|row| state.tree(row));
             trees.for_each(|(request, tree)| watch.tree(request, tree));
         }
-        state.limit_trees(limits);
+        state.limit_trees();
         Ok(())
     }
 
@@ -454,13 +454,8 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn accept(
-        &self,
-        state: &mut RoundState,
-        logits: &CpuRows,
-        simulate: Option<&Simulate>,
-    ) -> Result<()> {
-        state.accept(simulate, |query| sampling::choose(logits.row(query.row), query));
+    fn accept(&self, state: &mut RoundState, logits: &CpuRows) -> Result<()> {
+        state.accept(|query| sampling::choose(logits.row(query.row), query));
         Ok(())
     }
 

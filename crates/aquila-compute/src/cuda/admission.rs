@@ -87,6 +87,9 @@ fn sequence(
         logprobs: told(params.logprobs),
         prompt_logprobs: told(params.prompt_logprobs),
         tokens: number(admitted.tokens.len()),
+        // Until the draft of a complete one is told what its next tree begins with, that is nothing.
+        extended: if admitted.complete { number(admitted.tokens.len()) } else { 0 },
+        seeded: u32::from(admitted.complete),
         ..Sequence::default()
     }
 }

@@ -91,6 +91,7 @@ c_structures! {
         values: Address,
         parts: Address,
         stats: Address,
+        arrivals: Address,
         heads: u32,
         kv_heads: u32,
         head_dim: u32,

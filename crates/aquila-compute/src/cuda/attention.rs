@@ -1,5 +1,5 @@
-//! Attention: in one launch by plain arithmetic; by tensor cores in two, blocks of positions and
-//! their merge.
+//! Attention: in one launch by plain arithmetic; by tensor cores in blocks of positions, which the
+//! same launch merges or, of long contexts, a second one.
 //!
 //! The one invariant: which positions form a block follows from the positions alone. How many
 //! blocks have work is read on the device, so the launches never change with the lengths.
@@ -34,6 +34,8 @@ struct Working {
     /// Sums of values of each block, and its largest score and total.
     parts: Memory,
     stats: Memory,
+    /// Thread blocks that are done, by row and key head; zeros between launches.
+    arrivals: Memory,
     /// Blocks and values that fit.
     blocks: usize,
     values: usize,
@@ -58,6 +60,8 @@ impl Attention {
         let made = Working {
             parts: device.allocate("attention", values * 4)?,
             stats: device.allocate("attention", blocks * 2 * 4)?,
+            // There are no more key heads of a row than blocks of its heads.
+            arrivals: device.allocate("attention", blocks * 4)?,
             blocks,
             values,
         };
@@ -90,6 +94,7 @@ impl Attention {
             values: kv.values.at(offset),
             parts: 0,
             stats: 0,
+            arrivals: 0,
             heads: heads.heads as u32,
             kv_heads: heads.kv_heads as u32,
             head_dim: heads.head_dim as u32,
@@ -113,7 +118,12 @@ impl Attention {
         let working = self.working(device, together * of_row, heads.head_dim)?;
         (arguments.parts, arguments.stats) = (working.parts.at(0), working.stats.at(0));
         arguments.blocks = blocks as u32;
-        names.extend([&working.parts, &working.stats]);
+        names.extend([&working.parts, &working.stats, &working.arrivals]);
+        // Of longer contexts one thread block would merge too much.
+        let merges = blocks <= SPLITS;
+        if merges {
+            arguments.arrivals = working.arrivals.at(0);
+        }
         let key_heads = heads.kv_heads * heads.group().div_ceil(QUERIES);
         for first in (0..plan.rows).step_by(together) {
             let rows = together.min(plan.rows - first);
@@ -123,8 +133,10 @@ impl Attention {
             // has room for all blocks of these rows.
             unsafe {
                 device.launch(&kernels.attend_tensor, grid, 128, 0, &arguments, &names)?;
-                let merge = &kernels.attend_merge;
-                device.launch(merge, [heads.heads, rows, 1], 128, 0, &arguments, &names)?;
+                if !merges {
+                    let merge = &kernels.attend_merge;
+                    device.launch(merge, [heads.heads, rows, 1], 128, 0, &arguments, &names)?;
+                }
             }
         }
         Ok(())

@@ -52,7 +52,7 @@ pub(super) struct TellingAddresses {
 
 impl Telling {
     /// Makes room for `tops` likely tokens of each of `outputs` outputs.
-    fn prepare(&mut self, device: &Device, outputs: usize, tops: usize) -> Result<()> {
+    pub(super) fn prepare(&mut self, device: &Device, outputs: usize, tops: usize) -> Result<()> {
         if tops > MOST_TOPS {
             return Err(Error::Unavailable(format!(
                 "{tops} likely tokens are not available on CUDA: {MOST_TOPS} at most"
@@ -124,9 +124,6 @@ impl CudaState {
         }
         let target = whose == Whose::Target;
         let tops = self.round.tops.filter(|_| target);
-        if let Some(tops) = tops {
-            self.telling.prepare(device, self.outputs, tops)?;
-        }
         let ids = self.draft_ids(device, ids)?;
         let size = logits.width;
         let telling = self.telling.addresses(tops);

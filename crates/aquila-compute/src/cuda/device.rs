@@ -176,6 +176,44 @@ impl Device {
         Ok(values)
     }
 
+    /// Waits for all that was enqueued and copies `values` from an address.
+    ///
+    /// # Safety
+    /// As much device memory must be there.
+    pub(super) unsafe fn read_at<T: DeviceRepr>(
+        &self,
+        address: Address,
+        values: &mut [T],
+    ) -> Result<()> {
+        self.outside_capture("reading")?;
+        if !values.is_empty() {
+            // SAFETY: the caller's promise, and `values` lives until the stream has caught up.
+            self.enqueue(&[], || unsafe {
+                result::memcpy_dtoh_async(values, address, self.stream.cu_stream())
+            })?;
+        }
+        self.stream.synchronize().map_err(failed("waiting for the device"))
+    }
+
+    /// Copies `values` to an address; they may change when this returns.
+    ///
+    /// # Safety
+    /// As [`Device::read_at`].
+    pub(super) unsafe fn write_at<T: DeviceRepr>(
+        &self,
+        address: Address,
+        values: &[T],
+    ) -> Result<()> {
+        self.outside_capture("copying from the host")?;
+        if values.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise, and the driver is done with pageable memory on return.
+        self.enqueue(&[], || unsafe {
+            result::memcpy_htod_async(address, values, self.stream.cu_stream())
+        })
+    }
+
     /// Launches a kernel that takes `arguments`, which name `names`. It may begin before the one
     /// before it has ended, and waits itself for what that one computes.
     ///

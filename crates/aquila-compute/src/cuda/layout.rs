@@ -11,6 +11,9 @@ pub(super) const MOST_GROUPS: usize = 1 + crate::round::MOST_DRAFT_GROUPS;
 pub(super) const ENDED_BY_TOKEN: u32 = 1;
 pub(super) const ENDED_BY_LENGTH: u32 = 2;
 
+/// Of [`Sequence::seeded`]: nothing was left for a tree, or what it begins with.
+pub(super) const SEEDED_WITH_NOTHING: u32 = 1;
+pub(super) const SEEDED: u32 = 2;
 /// Of [`AcceptArgs::simulate`].
 pub(super) const SIMULATE_NOTHING: u32 = 0;
 pub(super) const SIMULATE_LENGTH: u32 = 1;
@@ -143,7 +146,15 @@ c_structures! {
     Query { row: u32, node: u32, given: u32, unused: u32 }
 
     /// What all rows of a round share.
-    Round { number: u64, rows: u32, outputs: u32, count: u32, resumes: u32 }
+    Round {
+        number: u64,
+        rows: u32,
+        outputs: u32,
+        count: u32,
+        resumes: u32,
+        budget: u32,
+        unused: u32,
+    }
 
     /// Where everything is.
     State {
@@ -204,7 +215,7 @@ c_structures! {
     StepArgs { state: State, pass: u32 }
 
     /// A request that comes.
-    Admission { sequence: Sequence, place: u32, matched: u32, tokens_at: u32, unused: u32 }
+    Admission { sequence: Sequence, place: u32, matched: u32, tokens_at: u32, complete: u32 }
 
     /// Arguments of `admit`.
     AdmitArgs { state: State, admissions: Address, words: Address }
@@ -217,9 +228,6 @@ c_structures! {
 
     /// Arguments of `build_trees`.
     BuildArgs { state: State, fill: u32, weigh: u32 }
-
-    /// Arguments of `prune_trees`.
-    PruneArgs { state: State, budget: u32 }
 
     /// Arguments of `plan_*`.
     PlanArgs {

@@ -27,6 +27,7 @@ mod outcome;
 mod plan;
 mod projection;
 mod rows;
+mod seed;
 mod state;
 mod steps;
 mod transfer;

@@ -18,8 +18,8 @@ use super::transfer;
 use super::weight::CudaWeight;
 use super::{Arithmetic, Graph, Mark, arguments};
 use crate::round::{
-    Batch, Candidates, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, ReturnedRows,
-    Simulate, StateBounds, Tree, TreeLimits,
+    Batch, Candidates, ExtendRows, Extent, GraphKey, KeptLayout, PassRows, RequestOutput,
+    ReturnedRows, StateBounds, Tree,
 };
 use crate::{
     Accumulate, Activation, AttentionParams, Backend, DraftIds, Error, ForwardPlan, HeadShape,
@@ -440,6 +440,14 @@ impl Backend for CudaBackend {
         Extent { rows: plan.rows, outputs: plan.outputs }
     }
 
+    fn graph_key(&self, state: &CudaState) -> Option<GraphKey> {
+        Some(state.graph_key())
+    }
+
+    fn capture(&self, enqueue: &mut dyn FnMut() -> Result<()>) -> Result<Option<Graph>> {
+        self.graph_of(|_| enqueue()).map(Some)
+    }
+
     fn replay(&self, graph: &Graph) -> Result<()> {
         graph.replay()
     }
@@ -488,21 +496,16 @@ impl Backend for CudaBackend {
         state.grow(&self.device, &self.kernels)
     }
 
-    fn build_trees(&self, state: &mut CudaState, limits: TreeLimits) -> Result<()> {
-        state.build_trees(&self.device, &self.kernels, limits)
+    fn build_trees(&self, state: &mut CudaState) -> Result<()> {
+        state.build_trees(&self.device, &self.kernels)
     }
 
     fn sample(&self, state: &mut CudaState, logits: &CudaRows) -> Result<()> {
         state.choose(&self.device, &self.kernels, Whose::Target, logits, None)
     }
 
-    fn accept(
-        &self,
-        state: &mut CudaState,
-        logits: &CudaRows,
-        simulate: Option<&Simulate>,
-    ) -> Result<()> {
-        state.accept(&self.device, &self.kernels, logits, simulate)
+    fn accept(&self, state: &mut CudaState, logits: &CudaRows) -> Result<()> {
+        state.accept(&self.device, &self.kernels, logits)
     }
 
     fn compact_slots(&self, state: &CudaState, kv: &mut CudaKv) -> Result<()> {
@@ -546,8 +549,7 @@ impl Backend for CudaBackend {
     }
 
     fn reports_trees(&self) -> bool {
-        // The records that the host reads have no nodes.
-        false
+        true
     }
 
     fn outputs(
@@ -605,11 +607,16 @@ impl Backend for CudaBackend {
         transfer::write_row(&self.device, rows, row, values)
     }
 
-    fn read_seed(&self, _: &CudaState, _: usize) -> Result<Option<Candidates>> {
-        Err(unavailable("what a tree begins with, for another machine"))
+    fn read_seed(&self, state: &CudaState, place: usize) -> Result<Option<Candidates>> {
+        state.read_seed(&self.device, place)
     }
 
-    fn write_seed(&self, _: &mut CudaState, _: usize, _: Option<Candidates>) -> Result<()> {
-        Err(unavailable("what a tree begins with, of another machine"))
+    fn write_seed(
+        &self,
+        state: &mut CudaState,
+        place: usize,
+        seed: Option<Candidates>,
+    ) -> Result<()> {
+        state.write_seed(&self.device, place, seed.as_ref())
     }
 }

@@ -1,10 +1,13 @@
-//! What the host reads of a round: one copy, and two more where rows or log-probabilities are asked for.
+//! What the host reads of a round: one copy, and more where rows, log-probabilities or trees are asked
+//! for.
 
 use super::device::{Device, HostCopy};
-use super::layout::{ENDED_BY_LENGTH, ENDED_BY_TOKEN, Row};
+use super::layout::{ENDED_BY_LENGTH, ENDED_BY_TOKEN, Node, Row};
 use super::rows::CudaRows;
 use super::state::CudaState;
-use crate::round::{DraftFeedback, Ended, RequestOutput, Returned, ReturnedRows};
+use crate::round::{
+    self, DraftFeedback, Ended, RequestOutput, Returned, ReturnedRows, VerifiedTree,
+};
 use crate::sampling::Choice;
 use crate::{Error, Result};
 
@@ -18,6 +21,10 @@ impl CudaState {
         let rows = self.round.rows.len();
         let record = self.parts.record as usize / 4;
         self.read_records.fetch(device, &self.records, rows * record)?;
+        if self.round.told_trees {
+            let words = rows * self.parts.nodes as usize * size_of::<Node>() / 4;
+            self.read_trees.fetch(device, &self.trees, words)?;
+        }
         let tops = match self.round.tops {
             Some(_) => self.telling.fetch(device, self.outputs)?,
             None => 0,
@@ -104,6 +111,12 @@ impl CudaState {
             },
             ..RequestOutput::default()
         };
+        if params.draft_trees && decodes {
+            let accepted = nodes[..=output.correct].iter().map(|&node| node as usize).collect();
+            let first = at * self.parts.nodes as usize * size_of::<Node>() / 4;
+            let nodes = tree_of(&self.read_trees.values()[first..], row.tree as usize);
+            output.tree = Some(Box::new(VerifiedTree { nodes, accepted }));
+        }
         let Returned { hidden_states, routed_experts } = params.returned;
         let first_row = row.first_row as usize;
         for at in first_row..first_row + committed {
@@ -122,6 +135,17 @@ impl CudaState {
         held.known = held.tokens;
         Ok(Some(output))
     }
+}
+
+/// The first nodes of the tree that was copied to `words`.
+fn tree_of(words: &[u32], count: usize) -> Vec<round::Node> {
+    let node = |words: &[u32]| {
+        // SAFETY: a plain structure of numbers of 4 bytes, as the device has written it.
+        let node: Node = unsafe { words.as_ptr().cast::<Node>().read_unaligned() };
+        let (parent, depth) = (node.parent as usize, node.depth as usize);
+        round::Node { token: node.token, parent, depth, score: node.score }
+    };
+    words.chunks_exact(size_of::<Node>() / 4).take(count).map(node).collect()
 }
 
 /// A row of what was copied.

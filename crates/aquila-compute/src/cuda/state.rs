@@ -13,13 +13,18 @@ use super::kernels::Kernels;
 use super::layout::{
     Admission, MOST_GROUPS, Node, Offered, Query, Round, Row, Sequence, State, Task,
 };
-use crate::round::{Batch, Proposal, RequestParams, RowWork, Shape, StateBounds, Verify};
+use crate::round::{
+    Batch, GraphKey, Proposal, RequestParams, RowWork, Shape, StateBounds, TreeLimits, Verify,
+};
 use crate::{DraftIds, Error, Result};
 
 /// Thread blocks that share a row of logits at most.
 pub(super) const MOST_PARTS: usize = 32;
 /// Buckets of `choose.cu`, twice for each output.
 const BUCKETS: usize = 1024;
+/// Positions of the shortest context that passes which may be captured are enqueued for; longer
+/// ones come in powers of two.
+const SHORTEST: usize = 1024;
 /// Words that travel with a batch before more room is made for them.
 const WORDS: usize = 1 << 14;
 
@@ -31,6 +36,7 @@ pub struct CudaState {
     /// The block tables of all groups, which plans read.
     tables: Memory,
     pub(super) records: Memory,
+    pub(super) trees: Memory,
     /// Queries that there is room for, and those of the pass that was planned last at most.
     pub(super) outputs: usize,
     pub(super) asked: usize,
@@ -50,6 +56,7 @@ pub struct CudaState {
     pub(super) round: HostRound,
     pub(super) telling: Telling,
     pub(super) read_records: HostCopy<u32>,
+    pub(super) read_trees: HostCopy<u32>,
     pub(super) read_hidden_states: HostCopy<f32>,
     pub(super) read_routed_experts: HostCopy<f32>,
 }
@@ -71,6 +78,9 @@ pub(super) struct Held {
 pub(super) struct HostRound {
     /// The place of each row, and whether it decodes.
     pub rows: Vec<(usize, bool)>,
+    /// Rows that the steps are enqueued for.
+    pub bound: usize,
+    pub limits: TreeLimits,
     pub number: u64,
     /// The longest context of a row at most.
     pub longest: usize,
@@ -87,6 +97,8 @@ pub(super) struct HostRound {
     pub weighed: bool,
     /// Likely tokens that are told with a token at most; none where no log-probabilities are.
     pub tops: Option<usize>,
+    /// Whether some get the trees that are verified for them.
+    pub told_trees: bool,
 }
 
 /// Which parts of the choice of tokens requests need.
@@ -128,6 +140,7 @@ impl CudaState {
         let tasks = Mailbox::new(device, "a batch", tasks.div_ceil(4))?;
         let tables = device.allocate("block tables", 4 * groups * places * table_stride)?;
         let records = device.allocate("the rows of a round", places * record)?;
+        let trees = device.allocate("draft trees", places * nodes * size_of::<Node>())?;
         let lookahead: Vec<u32> = bounds.groups.iter().map(|g| g.lookahead as u32).collect();
         let prior: Vec<f32> = (0..topk.max(1)).map(Proposal::prior).collect();
         let parts = State {
@@ -160,7 +173,7 @@ impl CudaState {
             seed_probabilities: room(4 * places * topk)?,
             offered: room(places * pool * size_of::<Offered>())?,
             beams: room(4 * places * topk)?,
-            trees: room(places * nodes * size_of::<Node>())?,
+            trees: trees.at(0),
             extending: room(8 * places * MOST_GROUPS)?,
             layer_rows: room(4 * places * MOST_GROUPS)?,
             moves: room(16 * places * (steps + 1))?,
@@ -185,12 +198,13 @@ impl CudaState {
         };
         device.write(&memory[0], 0, &lookahead)?;
         device.write(&memory[1], 0, &prior)?;
-        memory.extend([tables.clone(), records.clone(), tasks.memory.clone()]);
+        memory.extend([tables.clone(), records.clone(), trees.clone(), tasks.memory.clone()]);
         Ok(Self {
             parts,
             memory,
             tables,
             records,
+            trees,
             outputs,
             asked: 0,
             tasks,
@@ -203,6 +217,7 @@ impl CudaState {
             round: HostRound::default(),
             telling: Telling::default(),
             read_records: HostCopy::default(),
+            read_trees: HostCopy::default(),
             read_hidden_states: HostCopy::default(),
             read_routed_experts: HostCopy::default(),
             bounds,
@@ -229,7 +244,15 @@ impl CudaState {
 
     /// Begins a round.
     pub(super) fn begin(&mut self, device: &Device, kernels: &Kernels, batch: Batch) -> Result<()> {
-        self.round = HostRound { number: batch.round, ..HostRound::default() };
+        let bound = batch.bound.max(batch.rows.len());
+        if bound > self.bounds.places {
+            return Err(Error::Device(format!(
+                "a batch of {bound} for {} places",
+                self.bounds.places
+            )));
+        }
+        let (number, limits) = (batch.round, batch.limits);
+        self.round = HostRound { number, bound, limits, ..HostRound::default() };
         for &place in &batch.departed {
             self.held[place] = None;
         }
@@ -250,7 +273,16 @@ impl CudaState {
             self.round.rows.push((row.place, decodes));
             tasks.push(task(row.place, &row.work));
         }
-        let round = Round { number: batch.round, rows: tasks.len() as u32, ..Round::default() };
+        if batch.bound > 0 {
+            self.round.longest = self.round.longest.next_power_of_two().max(SHORTEST);
+        }
+        if let Some(tops) = self.round.tops {
+            self.telling.prepare(device, self.outputs, tops)?;
+        }
+        self.send_rates(device)?;
+        let budget = limits.row_budget.map_or(u32::MAX, |rows| rows.min(u32::MAX as usize) as u32);
+        let rows = tasks.len() as u32;
+        let round = Round { number, rows, budget, ..Round::default() };
         self.tasks.post(device, |words| {
             let mut at = 0;
             copy(words, &mut at, std::slice::from_ref(&round));
@@ -277,7 +309,7 @@ impl CudaState {
                 place: admitted.place as u32,
                 matched: admitted.matched as u32,
                 tokens_at,
-                unused: 0,
+                complete: u32::from(admitted.complete),
             });
             tokens_at += admitted.tokens.len() as u32;
             let tokens = admitted.tokens.len();
@@ -334,6 +366,45 @@ impl CudaState {
         }
     }
 
+    /// What the launches of the round depend on, beside the bounds of passes.
+    pub(super) fn graph_key(&self) -> GraphKey {
+        // Every field, so that a new one is not forgotten; those that are left out are not about
+        // launches, or are on the device.
+        let HostRound {
+            rows: _,
+            number: _,
+            bound,
+            limits,
+            longest: _,
+            topk,
+            branches,
+            pauses,
+            target,
+            draft,
+            weighed,
+            tops,
+            told_trees: _,
+        } = &self.round;
+        let needs = |needs: &Needs| {
+            let Needs { sampled, filtered, drawn } = *needs;
+            u64::from(sampled) | u64::from(filtered) << 1 | u64::from(drawn) << 2
+        };
+        GraphKey(vec![
+            *bound as u64,
+            self.longest() as u64,
+            *topk as u64,
+            u64::from(*branches),
+            u64::from(*pauses),
+            needs(target),
+            needs(draft),
+            u64::from(*weighed),
+            u64::from(limits.fill),
+            u64::from(limits.row_budget.is_some()),
+            // Room for log-probabilities may move as it grows.
+            self.telling.addresses(*tops).logprobs,
+        ])
+    }
+
     /// The block tables that plans of this state read.
     pub(super) fn tables(&self) -> &Memory {
         &self.tables
@@ -379,6 +450,7 @@ impl HostRound {
                 self.branches |= shape.topk() > 1;
                 self.pauses |= *pause || shape.steps() == 0;
                 self.weighed |= weighed;
+                self.told_trees |= params.draft_trees;
                 params.logprobs
             }
         };

@@ -3,8 +3,8 @@
 use super::device::Device;
 use super::kernels::{Kernel, Kernels};
 use super::layout::{
-    AcceptArgs, BuildArgs, CompactRowsArgs, CompactSlotsArgs, KeepArgs, PlanArgs, PruneArgs,
-    SIMULATE_LENGTH, SIMULATE_NOTHING, SIMULATE_RATE, StartArgs, StepArgs,
+    AcceptArgs, BuildArgs, CompactRowsArgs, CompactSlotsArgs, KeepArgs, PlanArgs, SIMULATE_LENGTH,
+    SIMULATE_NOTHING, SIMULATE_RATE, StartArgs, StepArgs,
 };
 use super::memory::CudaKv;
 use super::plan::CudaPlan;
@@ -22,7 +22,7 @@ impl CudaState {
     /// Launches a step in which each row of the round has a thread.
     pub(super) fn by_row(&self, device: &Device, kernel: &Kernel) -> Result<()> {
         let arguments = StepArgs { state: self.parts, pass: 0 };
-        let grid = [self.round.rows.len().div_ceil(128), 1, 1];
+        let grid = [self.round.bound.div_ceil(128), 1, 1];
         // SAFETY: the step reads and writes the state alone.
         unsafe { device.launch(kernel, grid, 128, 0, &arguments, &self.names()) }
     }
@@ -30,7 +30,7 @@ impl CudaState {
     /// Launches a step in which each row of the round has a thread block.
     fn by_block(&self, device: &Device, kernel: &Kernel, threads: u32) -> Result<()> {
         let arguments = StepArgs { state: self.parts, pass: 0 };
-        let grid = [self.round.rows.len(), 1, 1];
+        let grid = [self.round.bound, 1, 1];
         // SAFETY: the step reads and writes the state alone.
         unsafe { device.launch(kernel, grid, threads, 0, &arguments, &self.names()) }
     }
@@ -88,7 +88,7 @@ impl CudaState {
             }
         };
         // A pass of a round without requests has no rows, and a thread block must say so.
-        let grid = [self.round.rows.len().max(1), 1, 1];
+        let grid = [self.round.bound.max(1), 1, 1];
         let mut names = self.names();
         names.extend(plan.memory());
         // SAFETY: the plan holds as many rows and outputs, and the step writes no more.
@@ -130,7 +130,7 @@ impl CudaState {
         }
         let mut names = self.names();
         names.extend(&memory);
-        let grid = [self.round.rows.len(), 1, 1];
+        let grid = [self.round.bound, 1, 1];
         // SAFETY: trees are no larger than the state was made for: the engine checks them.
         unsafe { device.launch(&kernels.steps.start_trees, grid, 64, 0, &arguments, &names) }
     }
@@ -145,27 +145,21 @@ impl CudaState {
         self.by_block(device, &kernels.steps.take_seeds, 64)
     }
 
-    pub(super) fn build_trees(
-        &self,
-        device: &Device,
-        kernels: &Kernels,
-        limits: TreeLimits,
-    ) -> Result<()> {
-        let TreeLimits { row_budget, fill } = limits;
+    pub(super) fn build_trees(&self, device: &Device, kernels: &Kernels) -> Result<()> {
+        let TreeLimits { row_budget, fill } = self.round.limits;
         if !self.bounds.drafts && !fill && row_budget.is_none() {
             return Ok(());
         }
         let (fill, weigh) = (u32::from(fill), u32::from(row_budget.is_some()));
         let build = BuildArgs { state: self.parts, fill, weigh };
         let (steps, names) = (&kernels.steps, self.names());
-        let grid = [self.round.rows.len(), 1, 1];
+        let grid = [self.round.bound, 1, 1];
         // SAFETY: the step reads and writes the state alone.
         unsafe { device.launch(&steps.build_trees, grid, 128, 0, &build, &names)? };
-        let Some(budget) = row_budget else { return Ok(()) };
-        let budget = u32::try_from(budget).unwrap_or(u32::MAX);
-        let prune = PruneArgs { state: self.parts, budget };
-        // SAFETY: as above.
-        unsafe { device.launch(&steps.prune_trees, grid, 128, 0, &prune, &names)? };
+        if row_budget.is_none() {
+            return Ok(());
+        }
+        self.by_block(device, &steps.prune_trees, 128)?;
         self.by_block(device, &steps.retain_nodes, 32)
     }
 
@@ -174,20 +168,16 @@ impl CudaState {
         device: &Device,
         kernels: &Kernels,
         logits: &CudaRows,
-        simulate: Option<&Simulate>,
     ) -> Result<()> {
         if self.round.rows.is_empty() {
             return Ok(());
         }
-        let (kind, mean) = match simulate {
+        let (kind, mean) = match &self.bounds.simulate {
             None => (SIMULATE_NOTHING, 0.0),
             Some(Simulate::Length { mean, method: SimulateMethod::MatchExpected }) => {
                 (SIMULATE_LENGTH, *mean)
             }
-            Some(simulate) => {
-                self.send_rates(device, simulate)?;
-                (SIMULATE_RATE, 0.0)
-            }
+            Some(_) => (SIMULATE_RATE, 0.0),
         };
         let telling = self.telling.addresses(self.round.tops);
         let arguments = AcceptArgs {
@@ -202,7 +192,7 @@ impl CudaState {
         let mut names = self.names();
         names.extend(logits.memory().chain([&self.rates.memory]));
         names.extend(self.telling.memory());
-        let (steps, grid) = (&kernels.steps, [self.round.rows.len(), 1, 1]);
+        let (steps, grid) = (&kernels.steps, [self.round.bound, 1, 1]);
         // SAFETY: the logits are those of the target's pass, of which the state has the outputs.
         unsafe { device.launch(&steps.accept, grid, 32, 0, &arguments, &names)? };
         if !self.round.weighed {
@@ -214,7 +204,8 @@ impl CudaState {
     }
 
     /// Sends how likely drafts are taken to be right, by the drafts of a tree, where that changed.
-    fn send_rates(&mut self, device: &Device, simulate: &Simulate) -> Result<()> {
+    pub(super) fn send_rates(&mut self, device: &Device) -> Result<()> {
+        let Some(simulate) = &self.bounds.simulate else { return Ok(()) };
         let rates: Vec<f64> = (0..=self.bounds.shape.steps())
             .map(|drafts| simulate.rate(drafts, self.round.number))
             .collect();
@@ -251,7 +242,7 @@ impl CudaState {
         };
         let mut names = self.names();
         names.extend([&kv.keys, &kv.values]);
-        let grid = [width.div_ceil(THREADS), kv.shape.layers, self.round.rows.len()];
+        let grid = [width.div_ceil(THREADS), kv.shape.layers, self.round.bound];
         let kernel = &kernels.steps.compact_slots;
         // SAFETY: slots are checked in the kernel.
         unsafe { device.launch(kernel, grid, THREADS as u32, 0, &arguments, &names) }
@@ -294,7 +285,7 @@ impl CudaState {
         let arguments = CompactRowsArgs { state: self.parts, rows: parts, capacity };
         let mut names = self.names();
         names.extend(rows.memory());
-        let grid = [rows.width.div_ceil(THREADS), self.round.rows.len(), 1];
+        let grid = [rows.width.div_ceil(THREADS), self.round.bound, 1];
         // SAFETY: rows are checked in the kernel.
         unsafe { device.launch(kernel, grid, THREADS as u32, 0, &arguments, &names) }
     }
@@ -332,7 +323,7 @@ impl CudaState {
         };
         let mut names = self.names();
         names.extend(rows.memory());
-        let grid = [rows.width.div_ceil(THREADS), self.round.rows.len(), 1];
+        let grid = [rows.width.div_ceil(THREADS), self.round.bound, 1];
         let kernel = &kernels.steps.keep_states;
         // SAFETY: rows are checked in the kernel.
         unsafe { device.launch(kernel, grid, THREADS as u32, 0, &arguments, &names) }

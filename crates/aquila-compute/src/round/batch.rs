@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::layers::KeptLayout;
-use super::{DraftGroup, HostRows, Node, RequestParams, Shape, Verify};
+use super::{DraftGroup, HostRows, Node, RequestParams, Shape, Simulate, Verify};
 use crate::sampling::Choice;
 
 /// What a state must have room for.
@@ -35,6 +35,8 @@ pub struct StateBounds {
     pub vocabulary: usize,
     /// Rows of logits of the target's largest pass.
     pub outputs: usize,
+    /// Acceptance that is only simulated, if it is.
+    pub simulate: Option<Simulate>,
 }
 
 /// One round, as the host tells it: departures before admissions, then block tables, then rows.
@@ -52,6 +54,11 @@ pub struct Batch {
     pub slots: Vec<u32>,
     /// What runs.
     pub rows: Vec<BatchRow>,
+    /// Rows that the steps of the round are enqueued for, if more than these: what is captured then
+    /// serves every batch up to it.
+    pub bound: usize,
+    /// What bounds the trees, beside their shapes.
+    pub limits: TreeLimits,
 }
 
 /// A request that begins, or goes on after it was preempted.
@@ -128,9 +135,14 @@ pub struct TreeLimits {
     pub fill: bool,
 }
 
+/// What the operations of a round depend on, beside the bounds of its passes: those of rounds with
+/// equal keys differ in nothing but what lies on the device.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct GraphKey(pub Vec<u64>);
+
 /// How many rows a pass has, and how many of them have logits; or bounds on both, where they are
 /// not known yet.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Extent {
     /// Rows.
     pub rows: usize,

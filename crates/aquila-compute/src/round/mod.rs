@@ -42,8 +42,8 @@ mod target;
 mod verify;
 
 pub use batch::{
-    Admitted, Batch, BatchRow, DraftFeedback, Ended, ExtendRows, Extent, PassRows, RequestOutput,
-    RowWork, StateBounds, TableChange, TreeLimits, VerifiedTree,
+    Admitted, Batch, BatchRow, DraftFeedback, Ended, ExtendRows, Extent, GraphKey, PassRows,
+    RequestOutput, RowWork, StateBounds, TableChange, TreeLimits, VerifiedTree,
 };
 pub use compaction::Kept;
 pub use draft_tree::{Node, Tree, TreeBuilder};

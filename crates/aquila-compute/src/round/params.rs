@@ -74,7 +74,7 @@ impl DraftLimits {
 }
 
 /// What a request gets of the target's rows of its tokens, beside tokens.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Returned {
     /// What the language-model head reads: the stream after the final norm.
     pub hidden_states: bool,

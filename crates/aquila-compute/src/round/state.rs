@@ -26,6 +26,8 @@ pub struct RoundState {
     batch_rows: usize,
     /// The number of the round.
     pub(super) round: u64,
+    /// What bounds its trees.
+    limits: TreeLimits,
     pub(super) plan: ForwardPlan,
     /// The tokens between the bonus and each output of the target's pass, the node's own last.
     pub(super) paths: Vec<Vec<u32>>,
@@ -68,6 +70,7 @@ impl RoundState {
             rows: Vec::new(),
             batch_rows: 0,
             round: 0,
+            limits: TreeLimits::default(),
             plan: ForwardPlan::default(),
             paths: Vec::new(),
             level: Vec::new(),
@@ -101,7 +104,7 @@ impl RoundState {
             let sequence = self.sequences[change.place].as_mut().expect("it was admitted");
             sequence.change_table(change.group, change.from, &batch.slots[change.slots.clone()]);
         }
-        self.round = batch.round;
+        (self.round, self.limits) = (batch.round, batch.limits);
         self.batch_rows = batch.rows.len();
         for (index, BatchRow { place, work }) in batch.rows.iter().enumerate() {
             let sequence = self.sequences[*place].as_mut().expect("it was admitted");
@@ -309,12 +312,13 @@ impl RoundState {
         drafted
     }
 
-    /// Fills and prunes trees as `limits` say.
-    pub fn limit_trees(&mut self, limits: TreeLimits) {
-        if limits.fill {
+    /// Fills and prunes trees as the limits of the batch say.
+    pub fn limit_trees(&mut self) {
+        let TreeLimits { row_budget, fill } = self.limits;
+        if fill {
             self.rows.iter_mut().for_each(RoundRow::fill_tree);
         }
-        if let Some(budget) = limits.row_budget {
+        if let Some(budget) = row_budget {
             let Self { rows, sequences, .. } = self;
             let mut trees = Vec::with_capacity(rows.len());
             for row in rows {

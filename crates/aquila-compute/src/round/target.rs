@@ -152,13 +152,10 @@ impl RoundState {
 
     /// Finds out what each row yields and adds it to the request's text. `choose` answers what is
     /// asked about single outputs of the target.
-    pub fn accept(
-        &mut self,
-        simulate: Option<&Simulate>,
-        choose: impl Fn(&SampleQuery<'_>) -> Choice,
-    ) {
+    pub fn accept(&mut self, choose: impl Fn(&SampleQuery<'_>) -> Choice) {
         let mut first_output = 0;
-        let Self { rows, sequences, kept, round, .. } = self;
+        let Self { rows, sequences, kept, round, bounds, .. } = self;
+        let simulate = bounds.simulate.as_ref();
         for row in rows {
             let sequence = &mut **sequences[row.place].as_mut().expect("it runs");
             let outputs = row.outputs();

@@ -6,11 +6,13 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use aquila_compute::KvShape;
 use aquila_compute::round::{RequestOutput, RequestParams, RowWork};
 use aquila_spec::Declaration;
 
+use super::graphs::GraphPart;
 use crate::request::RequestId;
 use crate::times::Times;
 use crate::transfer::{HandOver, KvRows};
@@ -23,8 +25,26 @@ pub trait Executor: Send + 'static {
     /// Forgets what the texts of requests have taught; there are none now.
     fn begin_anew(&mut self) {}
 
+    /// The parts of rounds that were captured so far.
+    fn captured(&self) -> Vec<CapturedPart> {
+        Vec::new()
+    }
+
     /// Runs one round. A panic fails the round and every one of the same epoch behind it.
     fn run(&mut self, batch: ScheduledBatch) -> BatchOutput;
+}
+
+/// A part of rounds that was captured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CapturedPart {
+    /// Which.
+    pub part: GraphPart,
+    /// The rows of its passes.
+    pub rows: usize,
+    /// The steps of a draft.
+    pub steps: usize,
+    /// How long the capture took.
+    pub time: Duration,
 }
 
 /// What the scheduler knows of an executor.

@@ -6,6 +6,7 @@
 //! runs: what a round needs of the one before is in the backend's state. The batches are the same.
 
 mod batch;
+mod graphs;
 mod model;
 mod runner;
 mod stores;
@@ -16,9 +17,10 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
 
 pub use batch::{
-    Admission, BatchOutput, Departed, Executor, Export, Import, Profile, RequestWork, RowWidths,
-    ScheduledBatch, TableChange, Unpack,
+    Admission, BatchOutput, CapturedPart, Departed, Executor, Export, Import, Profile, RequestWork,
+    RowWidths, ScheduledBatch, TableChange, Unpack,
 };
+pub use graphs::{GraphPart, GraphSettings};
 pub use model::ModelExecutor;
 pub use runner::Runner;
 

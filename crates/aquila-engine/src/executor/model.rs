@@ -15,7 +15,10 @@ use aquila_compute::round::{
 };
 use aquila_spec::{DraftBound, DraftRequest};
 
-use super::batch::{BatchOutput, Executor, Import, Profile, RequestWork, ScheduledBatch};
+use super::batch::{
+    BatchOutput, CapturedPart, Executor, Import, Profile, RequestWork, ScheduledBatch,
+};
+use super::graphs::{GraphSettings, Graphs, PartKey};
 use super::runner::Runner;
 use super::stores::Takers;
 use crate::config::EngineConfig;
@@ -32,6 +35,7 @@ pub struct ModelExecutor<B: Backend> {
     held: HashMap<RequestId, Held>,
     /// The epoch of a round that did not come to its end.
     broken: Option<u64>,
+    graphs: Graphs<B::Graph>,
 }
 
 /// A request that holds KV.
@@ -63,6 +67,10 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         if let Some(host) = self.runner.host() {
             host.begin_anew();
         }
+    }
+
+    fn captured(&self) -> Vec<CapturedPart> {
+        self.graphs.captured().to_vec()
     }
 
     fn run(&mut self, mut scheduled: ScheduledBatch) -> BatchOutput {
@@ -99,7 +107,22 @@ impl<B: Backend> ModelExecutor<B> {
     /// An executor over `runner`, which was made with the same settings.
     pub fn new(runner: Runner<B>, config: EngineConfig) -> Self {
         let places = (0..config.max_running_requests).rev().collect();
-        Self { runner, config, places, held: HashMap::new(), broken: None }
+        let graphs = Graphs::new(GraphSettings::default(), config.shape, 0);
+        Self { runner, config, places, held: HashMap::new(), broken: None, graphs }
+    }
+
+    /// Captures parts of rounds as `settings` say, where the backend has graphs.
+    pub fn with_graphs(self, settings: GraphSettings) -> Self {
+        let EngineConfig { shape, max_running_requests, .. } = self.config;
+        Self { graphs: Graphs::new(settings, shape, max_running_requests), ..self }
+    }
+
+    /// The batch size that a round is enqueued for, if parts of it may be captured: one in which
+    /// all requests decode and no rows go elsewhere.
+    fn captured_batch(&self, scheduled: &ScheduledBatch) -> Option<usize> {
+        let decodes = |part: &RequestWork| matches!(part.work, RowWork::Decode { .. });
+        let all = scheduled.exports.is_empty() && scheduled.requests.iter().all(decodes);
+        self.graphs.batch(scheduled.requests.len()).filter(|_| all)
     }
 
     /// What the backend is told: who departed, who was admitted, and what runs unless the round is
@@ -107,7 +130,9 @@ impl<B: Backend> ModelExecutor<B> {
     fn batch(&mut self, scheduled: &mut ScheduledBatch, refused: bool) -> Batch {
         let mut batch = Batch {
             round: scheduled.number,
+            bound: self.captured_batch(scheduled).unwrap_or(0),
             slots: std::mem::take(&mut scheduled.slots),
+            limits: TreeLimits { row_budget: scheduled.row_budget, fill: scheduled.fill_trees },
             ..Batch::default()
         };
         for left in &scheduled.departed {
@@ -190,23 +215,46 @@ impl<B: Backend> ModelExecutor<B> {
         }
         moments.push(self.runner.moment()?);
         let given = self.host_trees(&scheduled.requests)?;
-        let limits = TreeLimits { row_budget: scheduled.row_budget, fill: scheduled.fill_trees };
-        self.runner.draft(given, plan.draft, limits)?;
-        moments.push(self.runner.moment()?);
-        self.runner.verify(plan.target, plan.takers, &scheduled.exports)?;
-        moments.push(self.runner.moment()?);
-        self.runner.accept(self.config.simulate.as_ref())?;
-        moments.push(self.runner.moment()?);
-        self.runner.compact()?;
-        moments.push(self.runner.moment()?);
-        if plan.extend.requests > 0 {
-            self.runner.extend(ExtendRows::Round, plan.extend)?;
+        let Self { runner, graphs, .. } = self;
+        runner.start_trees(given)?;
+        // What the steps enqueue depends on nothing that comes after this.
+        let round = runner.graph_key().filter(|_| plan.captured);
+        let backend = runner.backend().clone();
+        let key = round.clone().filter(|_| plan.draft.beam > 0);
+        let key = key.map(|round| PartKey::draft(plan.draft, round));
+        graphs.run(&*backend, key, || runner.draft(plan.draft))?;
+        moments.push(runner.moment()?);
+        runner.begin_pass(plan.takers);
+        match round.clone() {
+            None => {
+                runner.verify(plan.target, &scheduled.exports)?;
+                moments.push(runner.moment()?);
+                runner.accept()?;
+                moments.push(runner.moment()?);
+                runner.compact()?;
+            }
+            // One graph: what is accepted and moved then counts as verification.
+            Some(round) => {
+                let key = PartKey::verify(plan.target, plan.takers, round);
+                graphs.run(&*backend, Some(key), || {
+                    runner.verify(plan.target, &[])?;
+                    runner.accept()?;
+                    runner.compact()
+                })?;
+                moments.push(runner.moment()?);
+                moments.push(runner.moment()?);
+            }
         }
-        moments.push(self.runner.moment()?);
-        let outputs = self.runner.outputs()?;
+        moments.push(runner.moment()?);
+        if plan.extend.requests > 0 {
+            let key = round.map(|round| PartKey::extend(plan.extend, round));
+            graphs.run(&*backend, key, || runner.extend(ExtendRows::Round, plan.extend))?;
+        }
+        moments.push(runner.moment()?);
+        let outputs = runner.outputs()?;
         let mut steps = [Duration::ZERO; 6];
         for (step, pair) in steps.iter_mut().zip(moments.windows(2)) {
-            *step = self.runner.time_between(&pair[0], &pair[1])?;
+            *step = runner.time_between(&pair[0], &pair[1])?;
         }
         let [catch_up, draft, verify, accept, commit, extend] = steps;
         *times = Times { draft, verify, accept, commit, extend: catch_up + extend, ..*times };
@@ -217,7 +265,7 @@ impl<B: Backend> ModelExecutor<B> {
     /// Bounds on the passes of a round, by what the host knows of it.
     fn plan(&mut self, scheduled: &ScheduledBatch) -> RoundPlan {
         let mut plan = RoundPlan::default();
-        let (mut trees, mut roots) = (0, 0);
+        let (mut trees, mut roots, mut widest) = (0, 0, 0);
         let (drafts, captures) = (self.runner.drafts_on_device(), self.runner.captures());
         let most_missed = if captures { self.config.parked_rows } else { usize::MAX };
         let last = self.config.shape.steps() + 1;
@@ -276,6 +324,7 @@ impl<B: Backend> ModelExecutor<B> {
                     if steps > 0 {
                         plan.draft.steps = plan.draft.steps.max(steps);
                         plan.draft.beam += shape.topk();
+                        widest = widest.max(shape.topk());
                         plan.draft.requests += 1;
                     }
                 }
@@ -287,6 +336,17 @@ impl<B: Backend> ModelExecutor<B> {
         trees = trees.min(scheduled.row_budget.map_or(usize::MAX, |rows| rows.max(roots)));
         plan.target.rows += trees;
         plan.target.outputs += trees;
+        if let Some(batch) = self.captured_batch(scheduled) {
+            plan.captured = true;
+            plan.target = self.graphs.pad_target(plan.target);
+            if plan.draft.requests > 0 {
+                plan.draft.beam = batch * widest;
+                plan.draft.requests = batch;
+            }
+            if plan.extend.requests > 0 {
+                plan.extend = self.graphs.pad_extend(plan.extend, batch);
+            }
+        }
         plan
     }
 
@@ -340,4 +400,6 @@ struct RoundPlan {
     /// Who takes rows of the target's pass.
     takers: Takers,
     extend: DraftBound,
+    /// Whether parts of the round may be captured; bounds are those of graphs then.
+    captured: bool,
 }

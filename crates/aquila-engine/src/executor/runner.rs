@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aquila_compute::round::{
-    Batch, Candidates, ExtendRows, Extent, PassRows, RequestOutput, RequestParams, Simulate,
-    StateBounds, Tree, TreeLimits,
+    Batch, Candidates, ExtendRows, Extent, GraphKey, PassRows, RequestOutput, RequestParams,
+    StateBounds, Tree,
 };
 use aquila_compute::{Backend, KvShape};
 use aquila_model::{Decoder, Scratch};
@@ -52,6 +52,7 @@ impl<B: Backend> Runner<B> {
             verify: config.verify,
             vocabulary: decoder.spec().vocab_size,
             outputs: config.max_outputs(),
+            simulate: config.simulate.clone(),
         })?;
         Ok(Self { backend, decoder, scratch, stores, state, algorithm })
     }
@@ -128,34 +129,43 @@ impl<B: Backend> Runner<B> {
         Ok(self.backend.begin_round(&mut self.state, batch)?)
     }
 
-    /// Drafts the trees of all requests that decode, but for those that the host has drafted.
-    pub(super) fn draft(
-        &mut self,
-        given: Vec<(usize, Tree)>,
-        bound: DraftBound,
-        limits: TreeLimits,
-    ) -> Result<()> {
+    /// Starts the trees of all requests that decode; `given` are those that the host has drafted.
+    pub(super) fn start_trees(&mut self, given: Vec<(usize, Tree)>) -> Result<()> {
+        Ok(self.backend.start_trees(&mut self.state, given)?)
+    }
+
+    /// Drafts the trees that were started, and ends them.
+    pub(super) fn draft(&mut self, bound: DraftBound) -> Result<()> {
         let Self { backend, state, algorithm, .. } = self;
-        backend.start_trees(state, given)?;
         if let Some(Algorithm { device: Some(device), .. }) = algorithm
             && bound.beam > 0
         {
             device.draft(backend, state, bound)?;
         }
-        Ok(backend.build_trees(state, limits)?)
+        Ok(backend.build_trees(state)?)
     }
 
-    /// One pass of the target, and what is sampled at its outputs; `takers` take its rows. Rows of
+    /// Notes who takes rows of the target's pass.
+    pub(super) fn begin_pass(&mut self, takers: Takers) {
+        self.stores.begin_pass(takers);
+    }
+
+    /// What the operations of the round that runs depend on, where they may be captured.
+    pub(super) fn graph_key(&self) -> Option<GraphKey> {
+        self.backend.graph_key(&self.state)
+    }
+
+    /// The backend.
+    pub(super) fn backend(&self) -> &Arc<B> {
+        &self.backend
+    }
+
+    /// One pass of the target, and what is sampled at its outputs. Rows of
     /// the target that go to another engine leave layer by layer, while later layers run.
-    pub(super) fn verify(
-        &mut self,
-        bound: Extent,
-        takers: Takers,
-        exports: &[Export],
-    ) -> Result<()> {
+    pub(super) fn verify(&mut self, bound: Extent, exports: &[Export]) -> Result<()> {
         let Self { backend, decoder, scratch, stores, state, .. } = self;
         backend.plan_rows(state, PassRows::Target, bound, scratch.plan_mut())?;
-        let (kv, mut captures) = stores.of_pass(takers);
+        let (kv, mut captures) = stores.of_pass();
         let mut written = |kv: &B::Kv, store: usize, layer: usize| {
             let mut exports = exports.iter().filter(|export| export.group == 0);
             Ok(exports.try_for_each(|export| give_layer(&**backend, kv, store, layer, export))?)
@@ -164,9 +174,9 @@ impl<B: Backend> Runner<B> {
         Ok(backend.sample(state, scratch.logits())?)
     }
 
-    /// Accepts what the target confirms; `simulate` replaces that, if given.
-    pub(super) fn accept(&mut self, simulate: Option<&Simulate>) -> Result<()> {
-        Ok(self.backend.accept(&mut self.state, self.scratch.logits(), simulate)?)
+    /// Accepts what the target confirms.
+    pub(super) fn accept(&mut self) -> Result<()> {
+        Ok(self.backend.accept(&mut self.state, self.scratch.logits())?)
     }
 
     /// Moves what a round keeps to where it belongs, and publishes it to the next round.

@@ -16,7 +16,7 @@ use crate::config::EngineConfig;
 use crate::error::{Error, Result};
 
 /// Who takes rows of the target's pass.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(super) struct Takers {
     /// The draft takes hidden rows.
     pub draft: bool,
@@ -96,9 +96,14 @@ impl<B: Backend> Stores<B> {
         &mut self.kv
     }
 
-    /// What a pass writes, whose rows `takers` take.
-    pub fn of_pass(&mut self, takers: Takers) -> (&mut [B::Kv], Vec<&mut Capture<B>>) {
+    /// Notes who takes rows of the pass that comes.
+    pub fn begin_pass(&mut self, takers: Takers) {
         self.takers = takers;
+    }
+
+    /// What the pass writes.
+    pub fn of_pass(&mut self) -> (&mut [B::Kv], Vec<&mut Capture<B>>) {
+        let takers = self.takers;
         let rows = self.rows.iter_mut().filter(|store| store.takers.meet(takers));
         (&mut self.kv, rows.map(|store| &mut store.capture).collect())
     }

@@ -1,29 +1,18 @@
 //! What rounds cost on this machine, timed with real requests before anything is served.
 //!
-//! Rounds of a fixed shape are run for requests that share a prompt, so that only the first reads
-//! it where there is a prefix cache; trees that come out smaller are filled up. The one invariant:
-//! nothing of it stays, neither requests nor cached prefixes, counters or what a draft learned.
+//! Rounds of a fixed shape are run for requests that share a prompt (`warm_up.rs`), so that only the
+//! first reads it where there is a prefix cache; trees that come out smaller are filled up.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use aquila_spec::policy::{CostTable, Fixed, Policy, Timed, Timing};
+use aquila_spec::policy::{CostTable, Fixed, Timed, Timing};
 
-use crate::config::EngineConfig;
 use crate::error::{Error, Result};
-use crate::listener::{Listener, Outcome, Token, Verdict};
-use crate::request::{Request, RequestId};
 use crate::scheduler::Scheduler;
-use crate::scheduler::report::{REPORT_EVERY, Report};
-use crate::scheduler::request_state::Running;
-use crate::stats::Stats;
 use crate::times::Times;
 
 /// How often each thing is timed; the least counts, since whatever else a machine does only adds.
 const TIMES: usize = 5;
-/// Tokens of the prompts, if there is room: every row attends to what is before it.
-const PROMPT: usize = 64;
 
 impl Scheduler {
     /// Times what rounds cost, for about as long as `limit`, but those of one request at least
@@ -34,9 +23,9 @@ impl Scheduler {
     /// If a round fails, or if rounds overlap or requests are there already.
     pub fn measure_costs(&mut self, key: String, limit: Duration) -> Result<Option<CostTable>> {
         if !self.is_idle() || self.overlaps() {
-            return Err(Error::Costs("costs are measured before anything is served"));
+            return Err(Error::WarmUp("costs are measured before anything is served"));
         }
-        if self.prompt(1) == 0 {
+        if self.prompt(1, TIMES) == 0 {
             return Ok(None);
         }
         let (shape, running) = (self.config.shape, self.config.max_running_requests);
@@ -68,29 +57,15 @@ impl Scheduler {
             Timing::DraftRow => (1, self.config.shape.steps()),
         };
         let in_time = || Instant::now() < deadline;
-        let prompt = self.prompt(batch);
+        let prompt = self.prompt(batch, TIMES);
         if prompt == 0 || (batch > 1 && !in_time()) {
             return Ok(None);
         }
         let shape = self.config.shape.capped(steps);
         self.drafting = Box::new(Fixed::new(shape));
-        for request in 0..batch {
-            // All but the last token of the prompts are the same.
-            let token = |at: usize| ((at * 37 + 5) % self.vocabulary()) as u32;
-            let mut tokens: Vec<u32> = (0..prompt).map(token).collect();
-            tokens[prompt - 1] = (request % self.vocabulary()) as u32;
-            let id = RequestId(self.next_id);
-            self.next_id += 1;
-            self.enqueue(id, Request::new(tokens, usize::MAX, Box::new(Ignored)));
-        }
         let failed = self.stats.snapshot().failed_rounds;
         let mut read = 0.0_f64;
-        while !self.is_idle()
-            && (self.waiting() > 0 || self.running.iter().any(Running::is_reading))
-        {
-            self.step();
-            read += self.last_times.extend.as_secs_f64();
-        }
+        self.begin_unheard(batch, prompt, |engine| read += engine.last_times.extend.as_secs_f64());
         let rows = batch * shape.nodes();
         let mut timed = Timed { rows, verify: f64::INFINITY, draft: f64::INFINITY };
         for _ in 0..TIMES {
@@ -105,59 +80,11 @@ impl Scheduler {
         if timing == Timing::DraftRow {
             timed.draft = read / prompt as f64;
         }
-        self.abort_all("the measurement is over");
-        while !self.is_idle() {
-            self.step();
-        }
+        self.end_unheard(failed)?;
         if timing == Timing::DraftRow {
             // Nothing of the prompt is to be found the next time.
             self.cache.flush();
         }
-        if self.stats.snapshot().failed_rounds > failed {
-            return Err(Error::Costs("a round that was to be timed failed"));
-        }
         Ok(Some(timed))
-    }
-
-    /// Tokens of the prompts of so many requests that leave room for the rounds that are timed; 0
-    /// where there is no room.
-    fn prompt(&self, batch: usize) -> usize {
-        let EngineConfig { shape, page_size, .. } = self.config;
-        let tree = shape.nodes().max(shape.draft_rows());
-        let rounds = (TIMES + 1) * (shape.steps() + 1) + tree + 1;
-        let slots = self.config.slots() / batch / page_size * page_size;
-        let room = slots.min(self.config.longest_sequence()).saturating_sub(rounds);
-        // Without a prefix cache every request reads all of its prompt.
-        let wanted = if self.config.prefix_cache { PROMPT } else { (PROMPT / batch).max(1) };
-        room.min(wanted)
-    }
-
-    /// Begins anew with this policy.
-    fn forget(&mut self, policy: Box<dyn Policy>) {
-        self.drafting = policy;
-        self.cache.flush();
-        if let Some(compute) = self.executor.inline_mut() {
-            compute.begin_anew();
-        }
-        self.next_id = 0;
-        let stats = Stats::default();
-        stats.total_slots.store(self.stats.total_slots.load(Relaxed), Relaxed);
-        self.stats = Arc::new(stats);
-        self.report = Report::new(REPORT_EVERY);
-    }
-}
-
-/// Takes tokens and forgets them.
-struct Ignored;
-
-impl Listener for Ignored {
-    fn tokens(&mut self, _tokens: &[Token]) -> Verdict {
-        Verdict::Continue
-    }
-
-    fn finished(self: Box<Self>, outcome: Outcome) {
-        if let Some(why) = outcome.reason.failure() {
-            tracing::trace!("a request of a measurement ended: {why}");
-        }
     }
 }

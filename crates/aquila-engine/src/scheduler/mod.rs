@@ -17,6 +17,7 @@ mod receive;
 mod report;
 mod request_state;
 mod settle;
+mod warm_up;
 
 use std::collections::VecDeque;
 use std::sync::Arc;

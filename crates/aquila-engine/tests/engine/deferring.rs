@@ -5,10 +5,10 @@ use std::sync::Arc;
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::round::Returned;
 use aquila_compute::{Backend, WeightFormat};
+use aquila_engine::executor::{GraphSettings, ModelExecutor};
 use aquila_engine::{EngineConfig, EnginePair, Request, Runner, Scheduler};
 use aquila_model::{
-    Checkpoint, Decoder, Eagle3Head, EagleCheckpoint, HeadCheckpoint, LoadFormat, MtpCheckpoint,
-    resolve,
+    Decoder, Eagle3Head, EagleCheckpoint, HeadCheckpoint, LoadFormat, MtpCheckpoint, resolve,
 };
 use aquila_spec::ngram::{Corpora, Ngram, NgramScope, NgramSettings};
 use aquila_spec::{
@@ -20,12 +20,7 @@ use crate::support::across::across;
 use crate::support::answers::*;
 use crate::support::deferring::Deferring;
 use crate::support::scripted::{Scripted, any_tree};
-use crate::support::shipped::config;
-
-fn decoder<B: Backend>(backend: &B, name: &str, positions: usize) -> Decoder<B> {
-    let checkpoint = Checkpoint::open(&resolve(name).unwrap(), LoadFormat::Auto).unwrap();
-    Decoder::load(backend, &checkpoint, WeightFormat::Bf16, positions, &mut |_| ()).unwrap()
-}
+use crate::support::shipped::{config, decoder};
 
 fn recurrent<B: Backend>(
     backend: &B,
@@ -85,15 +80,38 @@ fn algorithm<B: Backend>(
 }
 
 fn scheduler<B: Backend>(name: &str, backend: Arc<B>, config: &EngineConfig) -> Scheduler {
+    capturing(name, backend, config, &[])
+}
+
+/// An engine that captures rounds of these batch sizes.
+fn capturing<B: Backend>(
+    name: &str,
+    backend: Arc<B>,
+    config: &EngineConfig,
+    batches: &[usize],
+) -> Scheduler {
     let target = decoder(&*backend, "tiny", config.context_length);
     let algorithm = algorithm(name, &*backend, &target, config);
     let runner = Runner::new(backend, target, algorithm, config).unwrap();
-    crate::support::with_overlap(Scheduler::new(runner, config.clone()).unwrap())
+    let settings = GraphSettings { batches: batches.to_vec(), launch: false };
+    let executor = ModelExecutor::new(runner, config.clone()).with_graphs(settings);
+    crate::support::with_overlap(Scheduler::over(executor, config.clone()).unwrap())
 }
 
 /// Runs prompts on both backends: the answers, counts and histograms must be equal, and each round
 /// must read once.
 fn compare(name: &str, config: &EngineConfig, change: Change, scripted: bool) {
+    compare_captured(name, config, change, scripted, &[]);
+}
+
+/// The same with rounds of these batch sizes captured on one of them.
+fn compare_captured(
+    name: &str,
+    config: &EngineConfig,
+    change: Change,
+    scripted: bool,
+    batches: &[usize],
+) {
     let what = format!("{name}, {}, {}", config.shape, config.verify);
     let prompts: Vec<Vec<u32>> = prompts().into_iter().step_by(10).map(|(_, ids)| ids).collect();
     let run = |engine: &mut Scheduler| {
@@ -106,12 +124,13 @@ fn compare(name: &str, config: &EngineConfig, change: Change, scripted: bool) {
     let cpu = Arc::new(CpuBackend::new(IsaChoice::Auto, 1).unwrap());
     let want = run(&mut scheduler(name, cpu, config));
     let backend = Arc::new(Deferring::new());
-    let mut engine = scheduler(name, backend.clone(), config);
+    let mut engine = capturing(name, backend.clone(), config, batches);
     let got = run(&mut engine);
     assert_eq!(got, want, "{what}");
     let rounds = engine.stats().snapshot().rounds;
     assert!(rounds > 20, "{what}: {rounds}");
     assert_eq!(backend.reads(), rounds, "{what}: one read a round");
+    assert_eq!(backend.replays() > rounds / 4, !batches.is_empty(), "{what}: replays");
     let drafts: u64 = got.iter().map(|answer| answer.spec.correct_drafts).sum();
     assert_eq!(drafts > 0, name != "NONE", "{what}: {drafts} drafts were right");
 }
@@ -171,6 +190,34 @@ fn a_round_in_which_drafts_resume_is_read_once() {
     for name in ["EAGLE3", "STANDALONE"] {
         compare(name, &config, greedy, true);
     }
+}
+
+#[test]
+fn a_replayed_round_of_any_proposer_is_the_launched_one() {
+    let (chain, tree) = (Shape::chain(3), shape(3, 4, 12));
+    for (name, shape, change, batches) in [
+        ("NONE", Shape::PLAIN, with_reports as Change, &[1, 2, 4, 8][..]),
+        ("EAGLE3", chain, with_reports, &[2, 5, 8]),
+        ("EAGLE3", tree, greedy, &[1, 2, 3, 4, 5, 6, 7, 8]),
+        ("EAGLE", tree, with_reports, &[8]),
+        ("MTP", chain, with_reports, &[4, 8]),
+        ("MTP", tree, greedy, &[8]),
+        ("STANDALONE", chain, greedy, &[3, 6, 8]),
+        ("NGRAM", tree, greedy, &[4, 8]),
+        ("EAGLE3+NGRAM", tree, greedy, &[4, 8]),
+    ] {
+        compare_captured(name, &small(shape), change, false, batches);
+    }
+}
+
+#[test]
+fn a_replayed_round_of_trees_of_any_size_is_the_launched_one() {
+    let config = EngineConfig { parked_rows: 16, ..small(shape(5, 16, 64)) };
+    for name in ["EAGLE3", "STANDALONE"] {
+        compare_captured(name, &config, greedy, true, &[2, 8]);
+    }
+    let config = EngineConfig { verify: Verify::Rejection, ..small(shape(3, 4, 12)) };
+    compare_captured("EAGLE3", &config, with_reports, false, &[2, 8]);
 }
 
 #[test]

@@ -32,13 +32,6 @@ impl Adaptive {
         Ok(Self { routes, slots: slots.collect(), switches: 0 })
     }
 
-    /// The captured batch sizes whose slot may choose this many steps: what a graph of that width
-    /// is worth capturing for.
-    pub fn captured_for(&self, steps: usize) -> Vec<usize> {
-        let has = |&at: &usize| self.slots[at].settings.candidate_steps.contains(&steps);
-        (0..self.slots.len()).filter(has).flat_map(|at| self.routes.captured_in(at)).collect()
-    }
-
     /// The running mean of right drafts in the slot of a batch size.
     pub fn ema(&self, batch: usize) -> f64 {
         self.slots[self.routes.index(batch)].ema
@@ -70,15 +63,17 @@ impl Policy for Adaptive {
 
     fn shapes(&self) -> Vec<Shape> {
         let mut all = Vec::new();
-        for slot in &self.slots {
-            for &steps in &slot.settings.candidate_steps {
-                let shape = slot.settings.shape(steps);
-                if !all.contains(&shape) {
-                    all.push(shape);
-                }
+        for shape in self.slots.iter().flat_map(Slot::shapes) {
+            if !all.contains(&shape) {
+                all.push(shape);
             }
         }
         all
+    }
+
+    /// Those of its slot: no other graph of this size could be asked for.
+    fn shapes_of(&self, batch: usize) -> Vec<Shape> {
+        self.slots[self.routes.index(batch)].shapes().collect()
     }
 
     fn state(&self) -> PolicyState {
@@ -110,6 +105,11 @@ impl Slot {
         // which marks it as never having drafted.
         let ema = steps[at] as f64 - 1.0;
         Self { settings, at, ema, count: 0 }
+    }
+
+    /// What it chooses among.
+    fn shapes(&self) -> impl Iterator<Item = Shape> + '_ {
+        self.settings.candidate_steps.iter().map(|&steps| self.settings.shape(steps))
     }
 
     fn steps(&self) -> usize {

@@ -46,6 +46,11 @@ pub trait Policy: Send {
     /// request may get less than one of them, never more.
     fn shapes(&self) -> Vec<Shape>;
 
+    /// Those of them for a batch of this size that are worth capturing beforehand.
+    fn shapes_of(&self, _batch: usize) -> Vec<Shape> {
+        self.shapes()
+    }
+
     /// Whether the draft of a request is to process its prompt. The request joins a batch of
     /// `batch`, itself included. If not, it is decoded plainly to its end. Asked once for each
     /// request that may be drafted for.

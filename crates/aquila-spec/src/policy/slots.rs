@@ -39,9 +39,4 @@ impl BatchSlots {
     pub fn of_bound(&self, bound: usize) -> Option<usize> {
         self.bounds.binary_search(&bound).ok()
     }
-
-    /// The captured sizes whose slot has this index.
-    pub fn captured_in(&self, index: usize) -> impl Iterator<Item = usize> + '_ {
-        self.captured.iter().copied().filter(move |&size| self.index(size) == index)
-    }
 }

@@ -4,7 +4,7 @@ use aquila_engine::{Priorities, Returned};
 use clap::{Args, ValueEnum};
 
 use super::number::whole;
-use super::{Device, SpeculativeFlags};
+use super::{Device, GraphFlags, SpeculativeFlags};
 use crate::error::{Error, Result};
 
 /// By how much a waiting request must outrank a running one to take its place.
@@ -100,6 +100,9 @@ pub struct EngineFlags {
     /// Plan each round while the one before it runs, also where that is not the default
     #[arg(long, conflicts_with = "disable_overlap_schedule")]
     enable_overlap_schedule: bool,
+
+    #[command(flatten)]
+    pub graphs: GraphFlags,
 
     #[command(flatten)]
     pub speculative: SpeculativeFlags,

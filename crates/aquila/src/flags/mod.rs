@@ -3,6 +3,7 @@
 mod access;
 mod disaggregation;
 mod engine;
+mod graphs;
 mod head;
 mod log_level;
 mod model;
@@ -21,6 +22,7 @@ mod verify;
 pub use access::AccessFlags;
 pub use disaggregation::DisaggregationFlags;
 pub use engine::{EngineFlags, SchedulePolicy};
+pub use graphs::GraphFlags;
 pub use log_level::{LogFormat, LogLevel};
 pub use model::{Device, ModelFlags};
 pub use number::whole;

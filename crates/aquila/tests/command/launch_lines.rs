@@ -73,7 +73,7 @@ fn is_refused(line: &str, words: &[&str]) {
 
 #[test]
 fn line_1_eagle_with_a_tree() {
-    let ignored = "--cuda-graph-max-bs-decode is ignored: ";
+    let ignored = "--cuda-graph-max-bs is ignored: ";
     starts(&format!("{EAGLE} {GRAPH}"), &[ignored, "EAGLE with tiny-eagle", "topk 4, 16 nodes"]);
 }
 

@@ -81,6 +81,7 @@ struct AttendArgs {
     Rows qkv, out;
     const void *keys, *values;
     float *parts, *stats;
+    u32 *arrivals;  // of thread blocks, by row and key head; none where a second kernel merges
     u32 heads, kv_heads, head_dim, slots, first_row, blocks;
     float scale;
 };

@@ -1,20 +1,37 @@
 // Attention by tensor cores over the slots that each row sees.
 //
 // Positions come in blocks of ATTEND_BLOCK, aligned to absolute position, each with a softmax of its
-// own; a second kernel merges the blocks of a row in order. So neither the length of other rows nor
-// the number of thread blocks changes a bit.
+// own; the blocks of a row are merged in order, by the last thread block that is done with them or, of
+// long contexts, by a second kernel. So neither the length of other rows nor the number of thread blocks
+// changes a bit.
 
 #include "tensor.cuh"
 
 #define ATTEND_BLOCK 128
 #define QUERIES 16  // query heads of one key head that a thread block serves
 
+// Merges the blocks of one column of one head of a row, in order. `part` is the first of them.
+__device__ __forceinline__ void merge_column(const AttendArgs &a, size_t part, u32 blocks, u32 row, u32 head, u32 column) {
+    u32 d = a.head_dim;
+    float largest = __ldcg(a.stats + 2 * part), total = __ldcg(a.stats + 2 * part + 1);
+    float sum = __ldcg(a.parts + part * d + column);
+    for (u32 b = 1; b < blocks; b++) {
+        float next = __ldcg(a.stats + 2 * (part + b)), both = next > largest ? next : largest;
+        float old = exponential(largest - both), scale = exponential(next - both);
+        total = fmaf(total, old, __ldcg(a.stats + 2 * (part + b) + 1) * scale);
+        sum = fmaf(sum, old, __ldcg(a.parts + (part + b) * d + column) * scale);
+        largest = both;
+    }
+    put(a.out, row, head * d + column, sum * (1.0f / total));
+}
+
 // A thread block of 128 takes one row, one key head and up to QUERIES of its query heads, and every
 // gridDim.x-th block of positions. Its warps first divide the positions, then the columns of values.
-extern "C" __global__ void __launch_bounds__(128) attend_tensor(AttendArgs a) {
+extern "C" __global__ void __launch_bounds__(128, 4) attend_tensor(AttendArgs a) {
     __shared__ u32 slots[ATTEND_BLOCK];
     __shared__ float warp_largest[4][QUERIES];
     __shared__ __align__(16) u16 weights[QUERIES][ATTEND_BLOCK + 8];
+    __shared__ u32 last_one;
     begin();
     u32 row = a.first_row + blockIdx.z, thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     if (row >= a.plan.counts[0]) return;
@@ -131,6 +148,22 @@ extern "C" __global__ void __launch_bounds__(128) attend_tensor(AttendArgs a) {
             }
         }
     }
+    if (!a.arrivals || blockIdx.x >= blocks) return;
+
+    // The last thread block that is done with the row and these heads merges their blocks.
+    __threadfence();
+    __syncthreads();
+    if (thread == 0) {
+        u32 *arrivals = a.arrivals + blockIdx.z * gridDim.y + blockIdx.y;
+        last_one = atomicAdd(arrivals, 1) + 1 == min(blocks, gridDim.x);
+        if (last_one) *arrivals = 0;
+    }
+    __syncthreads();
+    if (!last_one) return;
+    __threadfence();
+    size_t first_part = ((size_t)blockIdx.z * a.heads + head) * a.blocks;
+    for (u32 i = thread; i < heads * d; i += 128)
+        merge_column(a, first_part + (size_t)(i / d) * a.blocks, blocks, row, head + i / d, i % d);
 }
 
 // Merges the blocks of one head of one row, in order.
@@ -141,15 +174,5 @@ extern "C" __global__ void __launch_bounds__(128) attend_merge(AttendArgs a) {
     uint4 span = a.plan.spans[row];
     u32 blocks = (span.y + span.w + ATTEND_BLOCK - 1) / ATTEND_BLOCK;
     size_t part = ((size_t)blockIdx.y * a.heads + head) * a.blocks;
-    for (u32 column = threadIdx.x; column < d; column += blockDim.x) {
-        float largest = a.stats[2 * part], total = a.stats[2 * part + 1], sum = a.parts[part * d + column];
-        for (u32 b = 1; b < blocks; b++) {
-            float next = a.stats[2 * (part + b)], both = next > largest ? next : largest;
-            float old = exponential(largest - both), scale = exponential(next - both);
-            total = fmaf(total, old, a.stats[2 * (part + b) + 1] * scale);
-            sum = fmaf(sum, old, a.parts[(part + b) * d + column] * scale);
-            largest = both;
-        }
-        put(a.out, row, head * d + column, sum * (1.0f / total));
-    }
+    for (u32 column = threadIdx.x; column < d; column += blockDim.x) merge_column(a, part, blocks, row, head, column);
 }

@@ -14,7 +14,14 @@ extern "C" __global__ void __launch_bounds__(256) admit(const __grid_constant__ 
     const u32 *tokens = a.words + admitted.tokens_at;
     u32 count = admitted.sequence.tokens;
     for (u32 i = thread; i < count; i += blockDim.x) tokens_of(s, place)[i] = tokens[i];
-    if (thread < MOST_GROUPS) committed_of(s, place, thread) = admitted.matched;
+    if (thread < MOST_GROUPS) {
+        u32 rows = admitted.matched;
+        if (admitted.complete && thread < s.groups) {
+            u32 ahead = thread == 0 ? 1 : s.lookahead[thread - 1];
+            rows = count > ahead ? count - ahead : 0;
+        }
+        committed_of(s, place, thread) = rows;
+    }
 
     u32 *history = admitted.sequence.history;
     if (!history) return;

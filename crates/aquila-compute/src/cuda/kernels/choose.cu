@@ -14,8 +14,6 @@
 #define NEAR 6.0            // scores this far below the best count for nothing
 #define NEAR_LIST 2048      // tokens near the best that are sorted at once
 
-extern __shared__ __align__(16) u8 choose_shared[];
-
 // The smallest of the keys of all threads of a thread block; thread 0 has it.
 __device__ __forceinline__ u64 smallest(u64 key) {
     __shared__ u64 of_warps[32];
@@ -47,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(256) scan(const __grid_constant__ C
     u32 o = blockIdx.y, first, end;
     if (o >= s.round->outputs) return;
     part_of(a.size, first, end);
-    Question q = question(s, a.logits, a.ids, a.size, a.draft, a.level, o, first, end, reinterpret_cast<u32 *>(choose_shared));
+    Question q = question(s, a.logits, a.ids, a.size, a.draft, a.level, o, first, end, reinterpret_cast<u32 *>(dynamic_shared()));
     u64 best = NO_KEY;
     for (u32 i = first + threadIdx.x; i < end; i += blockDim.x) {
         float x = q.value(i);
@@ -126,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(256) bucket(const __grid_constant__
     u32 o = blockIdx.y, first, end;
     if (o >= s.round->outputs) return;
     part_of(a.size, first, end);
-    Question q = question(s, a.logits, a.ids, a.size, a.draft, a.level, o, first, end, reinterpret_cast<u32 *>(choose_shared));
+    Question q = question(s, a.logits, a.ids, a.size, a.draft, a.level, o, first, end, reinterpret_cast<u32 *>(dynamic_shared()));
     Wanted wanted(a, q, s.queries[o]);
     if ((wanted.filter || wanted.candidates) && s.best[o] != NO_KEY) {
         float temperature = wanted.candidates ? 1.0f : q.how->temperature;
@@ -286,8 +284,8 @@ extern "C" __global__ void __launch_bounds__(512) rank(const __grid_constant__ C
     const State &s = a.state;
     u32 o = blockIdx.x, thread = threadIdx.x;
     if (o >= s.round->outputs) return;
-    Ranking &r = *reinterpret_cast<Ranking *>(choose_shared);
-    u32 *words = reinterpret_cast<u32 *>(choose_shared + sizeof(Ranking));
+    Ranking &r = *reinterpret_cast<Ranking *>(dynamic_shared());
+    u32 *words = reinterpret_cast<u32 *>(dynamic_shared() + sizeof(Ranking));
     Question q = question(s, a.logits, a.ids, a.size, a.draft, a.level, o, 0, a.size, words);
     Wanted wanted(a, q, s.queries[o]);
     if (wanted.filter && s.best[o] != NO_KEY) {
@@ -392,7 +390,7 @@ extern "C" __global__ void __launch_bounds__(256) race(const __grid_constant__ C
     bool drawn = a.draft ? is_drawn(sequence) : is_weighed(of, sequence);
     if (how.greedy || drawn || query.given != NONE) return;
     part_of(a.size, first, end);
-    Question q = question(s, a.logits, a.ids, a.size, a.draft, a.level, o, first, end, reinterpret_cast<u32 *>(choose_shared));
+    Question q = question(s, a.logits, a.ids, a.size, a.draft, a.level, o, first, end, reinterpret_cast<u32 *>(dynamic_shared()));
     Filtered kept(s, q, o);
     Leader leader = {-INFINITY, NONE};
     if (!kept.nothing) {
@@ -451,7 +449,7 @@ extern "C" __global__ void __launch_bounds__(512) near(const __grid_constant__ C
     const Sequence &sequence = sequence_of(s, row_of(s, s.queries[o].row));
     const Sampling &how = sequence.draft;
     if (how.greedy || is_drawn(sequence)) return;
-    Question q = question(s, a.logits, a.ids, a.size, a.draft, a.level, o, 0, a.size, reinterpret_cast<u32 *>(choose_shared));
+    Question q = question(s, a.logits, a.ids, a.size, a.draft, a.level, o, 0, a.size, reinterpret_cast<u32 *>(dynamic_shared()));
     Filtered kept(s, q, o);
     u32 count = min(s.round->count, s.candidates);
     if (kept.nothing) {

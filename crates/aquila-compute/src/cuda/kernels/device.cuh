@@ -6,23 +6,12 @@
 #pragma once
 
 #include "arguments.cuh"
+#include <ptx.cuh>
 
 #define FULL 0xffffffffu
 #define LARGEST 3.402823466e+38f
 
-// Lets the next kernel of the stream begin, and waits for the results of the one before. Every
-// kernel calls this before it touches anything but weights: then the wait reaches back through all
-// kernels before.
-__device__ __forceinline__ void let_next_begin() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void wait_for_inputs() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
+// Every kernel begins with this, or with its two halves.
 __device__ __forceinline__ void begin() {
     let_next_begin();
     wait_for_inputs();
@@ -35,12 +24,6 @@ struct Bf16 {
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ float widen(Bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 
-// Rounds half to even.
-__device__ __forceinline__ u16 halve(float x) {
-    u16 bits;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
-    return bits;
-}
 __device__ __forceinline__ void narrow(float x, float *out) { *out = x; }
 __device__ __forceinline__ void narrow(float x, Bf16 *out) { out->bits = halve(x); }
 

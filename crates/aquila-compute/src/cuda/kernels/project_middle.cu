@@ -5,7 +5,7 @@
 // bulk copies bring through a ring. Of each unit, every thread block then adds the slices' sums of an
 // eighth, in order, from the shared memory of all eight.
 
-#include "ring.cuh"
+#include "tensor.cuh"
 
 #if __CUDA_ARCH__ >= 900
 
@@ -15,44 +15,13 @@
 #define MOST_VISITS 16   // stages at most
 #define MULTIPLIERS 256  // threads that multiply; one more warp fetches
 
-__device__ __forceinline__ u32 of_block(u32 address, u32 rank) {
-    u32 there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    return there;
-}
-__device__ __forceinline__ float4 load_cluster(u32 address) {
-    float4 v;
-    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(address)
-                 : "memory");
-    return v;
-}
-// Tells the thread block of this rank, behind all that this thread has seen and done.
-__device__ __forceinline__ void barrier_tell(u32 barrier, u32 rank) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(of_block(barrier, rank)) : "memory");
-}
-__device__ __forceinline__ void barrier_hear(u32 barrier, u32 phase) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "}\n" ::"r"(barrier),
-        "r"(phase)
-        : "memory");
-}
-__device__ __forceinline__ void meet_cluster() {
-    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void meet_multipliers() { asm volatile("bar.sync 1, %0;" ::"n"(MULTIPLIERS) : "memory"); }
+__device__ __forceinline__ void meet_multipliers() { meet_some<MULTIPLIERS>(); }
 
 // TOKENS: groups of eight rows of a warp; two warps share the rows, four the outputs. GATED: half of
 // a unit is tiles of gates, the other half their tiles of ups.
 template <int TOKENS, bool GATED> __device__ void middle(const ProjectArgs &a) {
     constexpr u32 OF_TILE = 2 * TOKENS * 128, SUMS = UNIT_TILES * OF_TILE;
-    extern __shared__ __align__(128) u8 shared[];
+    u8 *shared = dynamic_shared();
     u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     float *sums = reinterpret_cast<float *>(shared + a.stages * VISIT_BYTES);
     u64 *barriers = reinterpret_cast<u64 *>(sums + 2 * SUMS);
@@ -82,15 +51,13 @@ template <int TOKENS, bool GATED> __device__ void middle(const ProjectArgs &a) {
         for (u32 s = 0; s < a.stages; s++) barrier_init(full + s * 8, 1), barrier_init(empty + s * 8, MULTIPLIERS / 32);
         barrier_init(input_barrier, 1);
         for (u32 b = 0; b < 2; b++) barrier_init(ready + b * 8, SLICES), barrier_init(read + b * 8, SLICES);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        publish_barriers();
     }
     __syncwarp();
     meet_cluster();
 
     if (warp == MULTIPLIERS / 32) {
-        u64 policy;
-        asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+        u64 policy = evict_first();
         // Rows that come in several passes read the weights again.
         bool once = a.last_pass;
         u32 all = mine * visits, item = 0, visit = 0, unit = column;

@@ -4,7 +4,7 @@
 // ring of its own in shared memory, which bulk copies fill with weights before the input is there.
 // The input's rows lie in shared memory too. The slices' sums are added in order, then the groups'.
 
-#include "ring.cuh"
+#include "tensor.cuh"
 
 #if __CUDA_ARCH__ >= 900
 
@@ -16,7 +16,7 @@
 template <int TOKENS, bool GATED> __device__ void skinny(const ProjectArgs &a) {
     constexpr int TILES = GATED ? 2 : 1;
     constexpr u32 SUMS = TILES * TOKENS * 128;  // of one warp
-    extern __shared__ __align__(128) u8 shared[];
+    u8 *shared = dynamic_shared();
     u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     u32 ring_bytes = a.stages * STAGE_BYTES;
     u8 *rings = shared;
@@ -36,8 +36,7 @@ template <int TOKENS, bool GATED> __device__ void skinny(const ProjectArgs &a) {
 
     // What lane 0 fetches next: the visit, the tile of its unit, and the unit.
     u32 ring = shared_address(rings) + warp * ring_bytes, barrier = shared_address(barriers + warp * MOST_STAGES);
-    u64 policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    u64 policy = evict_first();
     u32 fetch_visit = 0, fetch_tile = 0, fetch_unit = column, left = visits * TILES * mine;
     auto fetch = [&](u32 stage) {
         u32 bytes = (fetch_visit + 1 == visits ? last_blocks : STAGE_BLOCKS) * BLOCK_BYTES;
@@ -55,8 +54,7 @@ template <int TOKENS, bool GATED> __device__ void skinny(const ProjectArgs &a) {
     if (lane == 0) {
         for (u32 s = 0; s < a.stages; s++) barrier_init(barrier + s * 8, 1);
         if (warp == 0) barrier_init(shared_address(input_barrier), 1);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        publish_barriers();
         for (u32 s = 0; s < a.stages && left > 0; s++) fetch(s);
     }
     wait_for_inputs();

@@ -4,16 +4,12 @@
 
 #define WIDE_STAGES 4
 
-__device__ __forceinline__ void copy_async(u32 to, const void *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
-}
-
 // WARPS_N by WARPS_M warps, each of TILES times 16 outputs by TOKENS times 8 rows. MANY: whether
 // there is more than one group, and so a third level of sums.
 template <int WARPS_N, int WARPS_M, int TILES, int TOKENS, bool MANY> __device__ void wide(const ProjectArgs &a) {
     constexpr u32 THREADS = WARPS_N * WARPS_M * 32, OUTPUT_TILES = WARPS_N * TILES, ROWS = WARPS_M * TOKENS * 8;
     constexpr u32 WEIGHT_BYTES = OUTPUT_TILES * BLOCK_BYTES, STAGE = WEIGHT_BYTES + ROWS * 64;
-    extern __shared__ __align__(128) u8 shared[];
+    u8 *shared = dynamic_shared();
     u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     u32 warp_n = warp % WARPS_N, warp_m = warp / WARPS_N;
     u32 tiles = (a.outputs + 15) / 16, first_tile = blockIdx.x * OUTPUT_TILES, first_row = blockIdx.y * ROWS;
@@ -36,7 +32,7 @@ template <int WARPS_N, int WARPS_M, int TILES, int TOKENS, bool MANY> __device__
                 copy_async(to + WEIGHT_BYTES + i * 16, a.in.halves + (size_t)row * a.in.stride + block * 32 + i % 4 * 8);
             }
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        commit_copies();
     };
 #pragma unroll
     for (u32 s = 0; s + 1 < WIDE_STAGES; s++) fetch(s);
@@ -51,7 +47,7 @@ template <int WARPS_N, int WARPS_M, int TILES, int TOKENS, bool MANY> __device__
             u32 end = cut.slice(g, s + 1);
 #pragma unroll 1
             for (; block < end; block++) {
-                asm volatile("cp.async.wait_group %0;" ::"n"(WIDE_STAGES - 2) : "memory");
+                wait_for_copies<WIDE_STAGES - 2>();
                 __syncthreads();
                 fetch(block + WIDE_STAGES - 1);
                 u32 from = base + block % WIDE_STAGES * STAGE;

@@ -100,6 +100,8 @@ struct Round {
     u32 outputs;  // queries of the pass that was planned last
     u32 count;    // candidates that are asked for
     u32 resumes;  // whether the extend that runs is one of drafts that resume
+    u32 budget;   // rows that all trees together may have, where that is bounded
+    u32 unused;
 };
 
 struct State {
@@ -190,7 +192,8 @@ struct StepArgs {
 
 struct Admission {
     Sequence sequence;
-    u32 place, matched, tokens_at, unused;
+    u32 place, matched, tokens_at;
+    u32 complete;  // whether its rows came from another engine: all that are certain, in every group
 };
 
 struct AdmitArgs {
@@ -215,11 +218,6 @@ struct StartArgs {
 struct BuildArgs {
     State state;
     u32 fill, weigh;
-};
-
-struct PruneArgs {
-    State state;
-    u32 budget;
 };
 
 struct PlanArgs {

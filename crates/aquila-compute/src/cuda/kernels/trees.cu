@@ -183,19 +183,20 @@ extern "C" __global__ void __launch_bounds__(128) build_trees(const __grid_const
     weigh_nodes(s, at, row, sequence_of(s, row));
 }
 
-// Says which nodes are worth the most, `budget` of all trees together; roots always stay.
-extern "C" __global__ void __launch_bounds__(128) prune_trees(const __grid_constant__ PruneArgs a) {
+// Says which nodes are worth the most, as many of all trees together as the round's budget says; roots
+// always stay.
+extern "C" __global__ void __launch_bounds__(128) prune_trees(const __grid_constant__ StepArgs a) {
     begin();
     const State &s = a.state;
-    u32 at = blockIdx.x, thread = threadIdx.x, rows = s.round->rows;
+    u32 at = blockIdx.x, thread = threadIdx.x, rows = s.round->rows, budget = s.round->budget;
     if (at >= rows) return;
     auto nodes_of = [](u32, const Row &row) { return row.live && row.task.decodes ? row.tree : 0; };
     auto is_tree = [](u32, const Row &row) { return row.live && row.task.decodes ? 1u : 0u; };
     u32 nodes = sum_before(s, rows, nodes_of), trees = sum_before(s, rows, is_tree);
     const Row &row = row_of(s, at);
     if (!row.live || !row.task.decodes) return;
-    bool all = nodes <= a.budget;
-    u32 most = a.budget > trees ? a.budget - trees : 0;
+    bool all = nodes <= budget;
+    u32 most = budget > trees ? budget - trees : 0;
     Node *tree = tree_of(s, at);
     for (u32 n = 1 + thread; n < row.tree; n += blockDim.x) {
         u32 rank = 0, worth = __float_as_uint(tree[n].worth), depth = tree[n].depth;

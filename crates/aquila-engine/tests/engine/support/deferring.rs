@@ -1,5 +1,6 @@
 //! A backend whose operations return nothing, are queued, and run only at a read: a value that the
-//! host looked at early, or a bound that is too small, changes the answer.
+//! host looked at early, or a bound that is too small, changes the answer. Operations can be
+//! captured, and a graph repeats them as they were: what the host does beside is not repeated.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -9,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::round::{
-    Batch, Candidates, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, ReturnedRows,
-    Simulate, StateBounds, Tree, TreeLimits,
+    Batch, Candidates, ExtendRows, Extent, GraphKey, KeptLayout, PassRows, RequestOutput,
+    ReturnedRows, StateBounds, Tree,
 };
 use aquila_compute::{
     Accumulate, Activation, AttentionParams, Backend, DraftIds, ForwardPlan, HeadShape, HostTensor,
@@ -18,12 +19,15 @@ use aquila_compute::{
 };
 
 type Cpu<T> = Arc<Mutex<T>>;
-type Operation = Box<dyn FnOnce(&CpuBackend) -> Result<()> + Send>;
+type Operation = Arc<dyn Fn(&CpuBackend) -> Result<()> + Send + Sync>;
 
 pub struct Deferring {
     cpu: CpuBackend,
     queue: Mutex<VecDeque<Operation>>,
+    /// The operations of the graph that is being captured, if one is.
+    capturing: Mutex<Option<Vec<Operation>>>,
     reads: AtomicU64,
+    replays: AtomicU64,
 }
 
 /// A plan, and what the host knows of its size.
@@ -57,7 +61,7 @@ impl Ids {
 macro_rules! defer {
     ($self:ident, [$($handle:ident),*], |$cpu:ident| $run:expr) => {{
         $(let $handle = $handle.clone();)*
-        $self.queue.lock().unwrap().push_back(Box::new(move |$cpu: &CpuBackend| $run));
+        $self.enqueue(Arc::new(move |$cpu: &CpuBackend| $run));
         Ok(())
     }};
 }
@@ -65,7 +69,13 @@ macro_rules! defer {
 impl Deferring {
     pub fn new() -> Self {
         let cpu = CpuBackend::new(IsaChoice::Auto, 1).unwrap();
-        Self { cpu, queue: Mutex::default(), reads: AtomicU64::new(0) }
+        Self {
+            cpu,
+            queue: Mutex::default(),
+            capturing: Mutex::default(),
+            reads: AtomicU64::new(0),
+            replays: AtomicU64::new(0),
+        }
     }
 
     /// How often something was read.
@@ -73,8 +83,26 @@ impl Deferring {
         self.reads.load(Relaxed)
     }
 
+    /// How often a graph was replayed.
+    pub fn replays(&self) -> u64 {
+        self.replays.load(Relaxed)
+    }
+
+    fn enqueue(&self, operation: Operation) {
+        match &mut *self.capturing.lock().unwrap() {
+            Some(graph) => graph.push(operation),
+            None => self.queue.lock().unwrap().push_back(operation),
+        }
+    }
+
+    /// Refuses what a graph would repeat as it was.
+    fn outside_capture(&self) {
+        assert!(self.capturing.lock().unwrap().is_none(), "a graph holds nothing of the host's");
+    }
+
     /// Runs what is queued.
     fn catch_up(&self) -> Result<()> {
+        self.outside_capture();
         self.reads.fetch_add(1, Relaxed);
         loop {
             let next = self.queue.lock().unwrap().pop_front();
@@ -95,7 +123,7 @@ impl Backend for Deferring {
     type Kv = Cpu<<CpuBackend as Backend>::Kv>;
     type Plan = Plan;
     type State = Cpu<<CpuBackend as Backend>::State>;
-    type Graph = ();
+    type Graph = Vec<Operation>;
     type Moment = Instant;
 
     fn kernel_family(&self) -> String {
@@ -366,7 +394,22 @@ impl Backend for Deferring {
         plan.bound
     }
 
-    fn replay(&self, (): &()) -> Result<()> {
+    fn graph_key(&self, _state: &Self::State) -> Option<GraphKey> {
+        Some(GraphKey(Vec::new()))
+    }
+
+    fn capture(&self, enqueue: &mut dyn FnMut() -> Result<()>) -> Result<Option<Self::Graph>> {
+        let before = self.capturing.lock().unwrap().replace(Vec::new());
+        assert!(before.is_none(), "one graph at a time");
+        let enqueued = enqueue();
+        let graph = self.capturing.lock().unwrap().take();
+        enqueued.map(|()| graph)
+    }
+
+    fn replay(&self, graph: &Self::Graph) -> Result<()> {
+        self.outside_capture();
+        self.replays.fetch_add(1, Relaxed);
+        self.queue.lock().unwrap().extend(graph.iter().cloned());
         Ok(())
     }
 
@@ -383,7 +426,8 @@ impl Backend for Deferring {
     }
 
     fn begin_round(&self, state: &mut Self::State, batch: Batch) -> Result<()> {
-        defer!(self, [state], |cpu| cpu.begin_round(&mut lock(&state), batch))
+        self.outside_capture();
+        defer!(self, [state], |cpu| cpu.begin_round(&mut lock(&state), batch.clone()))
     }
 
     fn plan_rows(
@@ -405,7 +449,8 @@ impl Backend for Deferring {
     }
 
     fn start_trees(&self, state: &mut Self::State, given: Vec<(usize, Tree)>) -> Result<()> {
-        defer!(self, [state], |cpu| cpu.start_trees(&mut lock(&state), given))
+        self.outside_capture();
+        defer!(self, [state], |cpu| cpu.start_trees(&mut lock(&state), given.clone()))
     }
 
     fn propose(
@@ -420,24 +465,16 @@ impl Backend for Deferring {
         })
     }
 
-    fn build_trees(&self, state: &mut Self::State, limits: TreeLimits) -> Result<()> {
-        defer!(self, [state], |cpu| cpu.build_trees(&mut lock(&state), limits))
+    fn build_trees(&self, state: &mut Self::State) -> Result<()> {
+        defer!(self, [state], |cpu| cpu.build_trees(&mut lock(&state)))
     }
 
     fn sample(&self, state: &mut Self::State, logits: &Self::Rows) -> Result<()> {
         defer!(self, [state, logits], |cpu| cpu.sample(&mut lock(&state), &lock(&logits)))
     }
 
-    fn accept(
-        &self,
-        state: &mut Self::State,
-        logits: &Self::Rows,
-        simulate: Option<&Simulate>,
-    ) -> Result<()> {
-        let simulate = simulate.cloned();
-        defer!(self, [state, logits], |cpu| {
-            cpu.accept(&mut lock(&state), &lock(&logits), simulate.as_ref())
-        })
+    fn accept(&self, state: &mut Self::State, logits: &Self::Rows) -> Result<()> {
+        defer!(self, [state, logits], |cpu| cpu.accept(&mut lock(&state), &lock(&logits)))
     }
 
     fn compact_slots(&self, state: &Self::State, kv: &mut Self::Kv) -> Result<()> {
@@ -531,7 +568,7 @@ impl Backend for Deferring {
         bytes: &[u8],
     ) -> Result<()> {
         let (slots, bytes) = (slots.to_vec(), bytes.to_vec());
-        defer!(self, [kv], |cpu| cpu.write_slots(&mut lock(&kv), layers, &slots, &bytes))
+        defer!(self, [kv], |cpu| cpu.write_slots(&mut lock(&kv), layers.clone(), &slots, &bytes))
     }
 
     fn read_row(&self, rows: &Self::Rows, row: usize) -> Result<Vec<f32>> {
@@ -555,6 +592,6 @@ impl Backend for Deferring {
         place: usize,
         seed: Option<Candidates>,
     ) -> Result<()> {
-        defer!(self, [state], |cpu| cpu.write_seed(&mut lock(&state), place, seed))
+        defer!(self, [state], |cpu| cpu.write_seed(&mut lock(&state), place, seed.clone()))
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice, Watch};
 use aquila_compute::{Backend, KvDtype, WeightFormat};
+use aquila_engine::executor::{GraphSettings, ModelExecutor};
 use aquila_engine::{EngineConfig, Runner, Scheduler};
 use aquila_model::{Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, LoadFormat, resolve};
 use aquila_spec::ngram::{Corpora, NgramScope, NgramSettings, NgramSources};
@@ -40,7 +41,7 @@ pub fn config(shape: Shape) -> EngineConfig {
     }
 }
 
-fn decoder<B: Backend>(backend: &B, name: &str, positions: usize) -> Decoder<B> {
+pub fn decoder<B: Backend>(backend: &B, name: &str, positions: usize) -> Decoder<B> {
     let checkpoint = Checkpoint::open(&resolve(name).unwrap(), LoadFormat::Auto).unwrap();
     Decoder::load(backend, &checkpoint, WeightFormat::Bf16, positions, &mut |_| ()).unwrap()
 }
@@ -133,20 +134,30 @@ pub fn named(name: &str, config: EngineConfig) -> Scheduler {
 
 /// The same, without overlap whatever the environment says.
 pub fn inline(name: &str, config: EngineConfig) -> Scheduler {
-    named_on(Arc::new(CpuBackend::new(IsaChoice::Auto, 1).unwrap()), name, config)
+    named_on(Arc::new(CpuBackend::new(IsaChoice::Auto, 1).unwrap()), name, config, &[])
 }
 
-/// The same on any backend; plain where the name is NONE.
-pub fn named_on<B: Backend>(backend: Arc<B>, name: &str, config: EngineConfig) -> Scheduler
+/// The same on any backend, with rounds of batches of these sizes captured; plain where the name is
+/// NONE.
+pub fn named_on<B: Backend>(
+    backend: Arc<B>,
+    name: &str,
+    config: EngineConfig,
+    captured: &[usize],
+) -> Scheduler
 where
     dyn Opened: LoadOn<B>,
 {
+    let scheduler = |runner| {
+        let settings = GraphSettings { batches: captured.to_vec(), launch: false };
+        let executor = ModelExecutor::new(runner, config.clone()).with_graphs(settings);
+        Scheduler::over(executor, config.clone()).unwrap()
+    };
     let target = Checkpoint::open(&resolve("tiny").unwrap(), LoadFormat::Auto).unwrap();
     let decoder = decoder(&*backend, "tiny", config.context_length);
     let registry = Registry::built_in();
     let Some(entry) = registry.find(name).unwrap() else {
-        let runner = Runner::new(backend, decoder, None, &config).unwrap();
-        return Scheduler::new(runner, config).unwrap();
+        return scheduler(Runner::new(backend, decoder, None, &config).unwrap());
     };
     let draft = match entry.draft_for("tiny") {
         DraftFor::Model(draft) => Some((draft.clone(), resolve(&draft).unwrap())),
@@ -163,6 +174,5 @@ where
     };
     let allowance = config.allowance(WeightFormat::Bf16);
     let algorithm = entry.open(&opening).unwrap().load(&*backend, &decoder, &allowance).unwrap();
-    let runner = Runner::new(backend, decoder, Some(algorithm), &config).unwrap();
-    Scheduler::new(runner, config).unwrap()
+    scheduler(Runner::new(backend, decoder, Some(algorithm), &config).unwrap())
 }

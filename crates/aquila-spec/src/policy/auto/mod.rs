@@ -291,6 +291,11 @@ impl Policy for Auto {
         (0..=largest.steps()).map(|steps| largest.capped(steps)).collect()
     }
 
+    /// Plain decoding and the largest trees: those between come as they are needed.
+    fn shapes_of(&self, _batch: usize) -> Vec<Shape> {
+        vec![Shape::PLAIN, self.settings.largest]
+    }
+
     /// A prompt is worth processing where drafting is faster although it is; else now and then, as
     /// a probe.
     fn reads_prompt(&mut self, batch: usize, prompt: PromptRows) -> bool {

@@ -96,7 +96,7 @@ fn what_the_table_takes_leaves_the_rest_as_it_was() {
     for (line, left, notes) in [
         ("tiny --tp 1 --port 0", "tiny --port 0", 0),
         ("--tp=1 --port=0", "--port=0", 0),
-        ("--cuda-graph-bs 1 2 4 --port 0", "--port 0", 1),
+        ("--cuda-graph-bs-prefill 1 2 4 --port 0", "--port 0", 1),
         ("--enable-metrics tiny", "tiny", 1),
         ("--model-checksum --port 0 --help", "--port 0 --help", 0),
         ("--dtype half tiny", "--dtype=bfloat16 tiny", 1),

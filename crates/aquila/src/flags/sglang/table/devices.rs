@@ -3,7 +3,8 @@
 use super::Fate::{Ignored, Only, Refused};
 use super::{Flags, flags};
 
-const NO_CUDA: &str = "it is about kernels and graphs of a GPU, and the model runs on the CPU";
+const NO_CUDA: &str =
+    "it is about kernels and graphs of SGLang, and there is one kernel for each thing here";
 const NO_RANKS: &str = "there is one process, which has no ranks to talk to";
 const ONE_DEVICE: &str = "a model runs on one device here: leave it out, or give 1";
 
@@ -97,16 +98,11 @@ pub const ROWS: &[Flags] = &[
             "--triton-attention-reduce-in-fp32",
             "--triton-attention-num-kv-splits N",
             "--triton-attention-split-tile-size N",
-            "--cuda-graph-max-bs N",
-            "--cuda-graph-max-bs-decode N",
             "--cuda-graph-max-bs-prefill N",
-            "--cuda-graph-bs N…",
-            "--cuda-graph-bs-decode N…",
             "--cuda-graph-bs-prefill N…",
             "--cuda-graph-backend-decode NAME",
             "--cuda-graph-backend-prefill NAME",
             "--cuda-graph-tc-compiler NAME",
-            "--disable-cuda-graph",
             "--disable-cuda-graph-padding",
             "--disable-prefill-cuda-graph",
             "--enable-breakable-cuda-graph",

@@ -1,0 +1,145 @@
+// Every instruction that CUDA C++ has no function for, and shared memory whose size a launch says:
+// all inline assembly of the kernels. The emulated driver has a file of this name with the same
+// functions, so no other file may hold `asm` or `extern __shared__`.
+
+#pragma once
+
+#include "arguments.cuh"
+
+// Lets the next kernel of the stream begin, and waits for the results of the one before. Every
+// kernel calls this before it touches anything but weights: then the wait reaches back through all
+// kernels before.
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// bfloat16, rounded half to even.
+__device__ __forceinline__ u16 halve(float x) {
+    u16 bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+
+// Adds the products of one step of 16 to the accumulators of 16 by 8.
+__device__ __forceinline__ void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Shared memory of the size that the launch says.
+__device__ __forceinline__ u8 *dynamic_shared() {
+    extern __shared__ __align__(128) u8 shared[];
+    return shared;
+}
+__device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ uint4 load_shared(u32 address) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address));
+    return v;
+}
+
+// Copies of 16 bytes to shared memory, which a thread starts, groups and waits for.
+__device__ __forceinline__ void copy_async(u32 to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most LEFT groups of copies of this thread are under way.
+template <int LEFT> __device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+#if __CUDA_ARCH__ >= 900
+
+// Barriers in shared memory (mbarriers).
+__device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
+}
+// Lets the thread blocks of the cluster and bulk copies see barriers that were initialised.
+__device__ __forceinline__ void publish_barriers() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 phase) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}\n" ::"r"(barrier),
+        "r"(phase)
+        : "memory");
+}
+
+// Bulk copies, which complete on a barrier. Weights are read once, so they are the first to leave the
+// cache.
+__device__ __forceinline__ u64 evict_first() {
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ __forceinline__ void copy_weights(u32 to, const u8 *from, u32 bytes, u32 barrier, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+        : "memory");
+}
+__device__ __forceinline__ void copy_input(u32 to, const u16 *from, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+// Shared memory and barriers of the other thread blocks of a cluster.
+__device__ __forceinline__ u32 of_block(u32 address, u32 rank) {
+    u32 there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+__device__ __forceinline__ float4 load_cluster(u32 address) {
+    float4 v;
+    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
+// Tells the thread block of this rank, behind all that this thread has seen and done.
+__device__ __forceinline__ void barrier_tell(u32 barrier, u32 rank) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(of_block(barrier, rank)) : "memory");
+}
+__device__ __forceinline__ void barrier_hear(u32 barrier, u32 phase) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}\n" ::"r"(barrier),
+        "r"(phase)
+        : "memory");
+}
+__device__ __forceinline__ void meet_cluster() {
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+// Meets so many threads of the thread block, which are not all of it.
+template <int THREADS> __device__ __forceinline__ void meet_some() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
+
+#endif

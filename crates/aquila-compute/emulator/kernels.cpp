@@ -1,0 +1,46 @@
+// The kernels, compiled for a CPU, and the table in which the driver finds them.
+
+#include "cuda.cuh"
+
+#include "kernels.h"
+
+// Nothing of the kernels is seen elsewhere, so what a template declares as shared memory is of this
+// file too, as a section of fixed shared memory needs it.
+namespace {
+
+#include "kernels.cu"
+
+// How a kernel is called with arguments that lie somewhere.
+template <auto KERNEL> struct Entry;
+template <typename Arguments, void (*KERNEL)(Arguments)> struct Entry<KERNEL> {
+    static void call(const void *arguments) { KERNEL(*static_cast<const Arguments *>(arguments)); }
+    static constexpr emulator::Kernel of(const char *name, uint32_t cluster) { return {name, call, sizeof(Arguments), cluster}; }
+};
+
+#define KERNEL(NAME) Entry<&NAME>::of(#NAME, 1)
+#define CLUSTERS(NAME) Entry<&NAME>::of(#NAME, SLICES)
+
+}  // namespace
+
+namespace emulator {
+
+const Kernel KERNELS[] = {
+    KERNEL(accept), KERNEL(accept_weighed), KERNEL(add), KERNEL(admit), KERNEL(attend_merge), KERNEL(attend_plain_bf16),
+    KERNEL(attend_plain_f32), KERNEL(attend_tensor), KERNEL(begin_catch_up), KERNEL(begin_extend), KERNEL(begin_rows), KERNEL(bucket),
+    KERNEL(build_trees), KERNEL(change_slots), KERNEL(change_tables), KERNEL(clear_first), KERNEL(compact_rows),
+    KERNEL(compact_slots), KERNEL(copy_columns), KERNEL(draw), KERNEL(embed_bf16), KERNEL(embed_f32), KERNEL(gate),
+    KERNEL(gather), KERNEL(grow), KERNEL(keep_states), KERNEL(move_rows), KERNEL(move_slots), KERNEL(near), KERNEL(pack),
+    KERNEL(park_rows), KERNEL(plan_extend), KERNEL(plan_layer_level), KERNEL(plan_level), KERNEL(plan_target),
+    KERNEL(project_plain_bf16), KERNEL(project_plain_f32), KERNEL(project_wide_128), KERNEL(project_wide_128_many),
+    KERNEL(project_wide_64), KERNEL(project_wide_64_many), KERNEL(prune_trees), KERNEL(publish), KERNEL(race), KERNEL(rank),
+    KERNEL(retain_nodes), KERNEL(rms_norm_plain), KERNEL(rms_norm_tensor), KERNEL(scan), KERNEL(scatter), KERNEL(soft_cap),
+    KERNEL(start_trees), KERNEL(take_seeds), KERNEL(tell_logprobs), KERNEL(write_kv_plain_bf16), KERNEL(write_kv_plain_f32),
+    KERNEL(write_kv_tensor),
+#if __CUDA_ARCH__ >= 900
+    KERNEL(project_skinny_16), KERNEL(project_skinny_8), KERNEL(project_skinny_gated_16), KERNEL(project_skinny_gated_8),
+    CLUSTERS(project_middle_32), CLUSTERS(project_middle_64), CLUSTERS(project_middle_gated_32), CLUSTERS(project_middle_gated_64),
+#endif
+};
+const size_t KERNEL_COUNT = sizeof(KERNELS) / sizeof(KERNELS[0]);
+
+}  // namespace emulator

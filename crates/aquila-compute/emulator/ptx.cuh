@@ -1,0 +1,139 @@
+// The instructions of `../src/cuda/kernels/ptx.cuh` on a CPU. Kernels of one stream run one after the
+// other, so nothing waits for the kernel before.
+
+#pragma once
+
+#include "arguments.cuh"
+
+inline void let_next_begin() {}
+inline void wait_for_inputs() {}
+
+inline u16 halve(float x) {
+    u32 bits = __float_as_uint(x);
+    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fff;
+    return (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+inline float of_half(u32 bits) { return __uint_as_float(bits << 16); }
+
+// One sum of a step: every term is cut toward zero 25 bits below the largest exponent, the cut terms
+// are added, and their sum is cut to f32. `step` of `contract.rs` says the same of a Hopper.
+inline float add_products(float sum, const u16 *x, const u16 *w) {
+    u32 bits = __float_as_uint(sum);
+    int field = bits >> 23 & 0xff, infinite = field == 0xff, largest = -1000;
+    // Of each product: its significand, 14 bits of which are a fraction, and its exponent.
+    int significands[16], signs[16], exponents[16];
+    for (int k = 0; k < 16; k++) {
+        int a = x[k], b = w[k], a_field = a >> 7 & 0xff, b_field = b >> 7 & 0xff;
+        infinite |= (a_field == 0xff) | (b_field == 0xff);
+        significands[k] = ((a_field > 0) << 7 | (a & 0x7f)) * ((b_field > 0) << 7 | (b & 0x7f));
+        signs[k] = (a ^ b) & 0x8000;
+        exponents[k] = (a_field > 0 ? a_field : 1) + (b_field > 0 ? b_field : 1) - 254;
+        int counts = significands[k] > 0 ? exponents[k] : -1000;
+        largest = counts > largest ? counts : largest;
+    }
+    if (infinite) {
+        for (int k = 0; k < 16; k++) sum += of_half(x[k]) * of_half(w[k]);
+        return sum;
+    }
+    int of_sum = (field > 0) << 23 | (bits & 0x7fffff), exponent = (field > 0 ? field : 1) - 127;
+    if (of_sum > 0 && exponent > largest) largest = exponent;
+    if (largest == -1000) return 0.0f;
+    // Units are 2^(largest - 25).
+    auto cut = [=](int significand, int exponent, int fraction) {
+        int shift = 25 - fraction - (largest - exponent), up = shift > 0 ? shift : 0, down = shift < 0 ? -shift : 0;
+        up = up < 25 ? up : 0, down = down < 31 ? down : 31;
+        return significand << up >> down;
+    };
+    long long total = cut(of_sum, exponent, 23);
+    if (bits >> 31) total = -total;
+    int products = 0;
+    for (int k = 0; k < 16; k++) {
+        int term = cut(significands[k], exponents[k], 14);
+        products += signs[k] ? -term : term;
+    }
+    total += products;
+    if (total == 0) return 0.0f;
+    u64 magnitude = (u64)(total < 0 ? -total : total);
+    int unit = largest - 25, highest = 63 - __builtin_clzll(magnitude) + unit, last = highest - 23 > -149 ? highest - 23 : -149;
+    u64 kept = last > unit ? magnitude >> (last - unit < 63 ? last - unit : 63) : magnitude << (unit - last);
+    float value = (float)((double)kept * bits_as<double>((u64)(last + 1023) << 52));
+    return total < 0 ? -value : value;
+}
+
+// Which parts of the two inputs a lane holds: rows lane / 4 and eight more of the first, column lane / 4
+// of the second, and of both the pairs of k that begin at twice lane % 4 and eight more.
+inline void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    u32 words[6] = {a0, a1, a2, a3, b0, b1};
+    auto all = emulator::exchange(MULTIPLY, words, 6);
+    u32 lane = lane_of_thread();
+    for (int out = 0; out < 4; out++) {
+        u32 row = lane / 4, upper = out / 2, column = lane % 4 * 2 + out % 2;
+        u16 x[16], w[16];
+        for (u32 pair = 0; pair < 8; pair++) {
+            u32 of_row = all[row * 4 + pair % 4][pair / 4 * 2 + upper], of_column = all[column * 4 + pair % 4][4 + pair / 4];
+            x[2 * pair] = (u16)of_row, x[2 * pair + 1] = (u16)(of_row >> 16);
+            w[2 * pair] = (u16)of_column, w[2 * pair + 1] = (u16)(of_column >> 16);
+        }
+        c[out] = add_products(c[out], x, w);
+    }
+}
+
+inline u8 *dynamic_shared() { return emulator::current->block->shared; }
+inline u32 shared_address(const void *p) { return emulator::shared_address_of(p); }
+inline uint4 load_shared(u32 address) {
+    if (address % 16) emulator::wrong("16 bytes of shared memory that are not aligned");
+    return *reinterpret_cast<uint4 *>(emulator::shared_at(address, 16));
+}
+
+inline void copy_async(u32 to, const void *from) {
+    if (to % 16 || (size_t)from % 16) emulator::wrong("a copy of 16 bytes that is not aligned");
+    emulator::current->copies.push_back({emulator::shared_at(to, 16), static_cast<const u8 *>(from), 16, nullptr});
+}
+inline void commit_copies() {
+    emulator::Thread &thread = *emulator::current;
+    thread.groups.push_back(std::move(thread.copies));
+    thread.copies.clear();
+}
+// As late as they may come.
+template <int LEFT> inline void wait_for_copies() {
+    auto &groups = emulator::current->groups;
+    while (groups.size() > LEFT) {
+        for (const emulator::Copy &copy : groups.front()) memcpy(copy.to, copy.from, copy.bytes);
+        groups.pop_front();
+    }
+}
+
+#if __CUDA_ARCH__ >= 900
+
+inline emulator::SharedBarrier &barrier_at(u32 address) {
+    if (address % 8) emulator::wrong("a barrier that is not aligned");
+    return *reinterpret_cast<emulator::SharedBarrier *>(emulator::shared_at(address, 8));
+}
+inline void barrier_init(u32 barrier, u32 count) {
+    auto &b = barrier_at(barrier);
+    b.phase = 0, b.expected = count, b.pending = count, b.bytes = 0;
+}
+inline void publish_barriers() {}
+inline void barrier_arrive(u32 barrier) { emulator::arrive(barrier_at(barrier), 0); }
+inline void barrier_expect(u32 barrier, u32 bytes) { emulator::arrive(barrier_at(barrier), (int32_t)bytes); }
+inline void barrier_wait(u32 barrier, u32 phase) {
+    emulator::wait_until([&] { return barrier_at(barrier).phase != phase; });
+}
+
+inline u64 evict_first() { return 0; }
+inline void copy_bulk(u32 to, const void *from, u32 bytes, u32 barrier) {
+    if (to % 16 || (size_t)from % 16 || bytes % 16) emulator::wrong("a bulk copy that is not aligned");
+    emulator::start_copy({emulator::shared_at(to, bytes), static_cast<const u8 *>(from), bytes, &barrier_at(barrier)});
+}
+inline void copy_weights(u32 to, const u8 *from, u32 bytes, u32 barrier, u64) { copy_bulk(to, from, bytes, barrier); }
+inline void copy_input(u32 to, const u16 *from, u32 bytes, u32 barrier) { copy_bulk(to, from, bytes, barrier); }
+
+inline u32 of_block(u32 address, u32 rank) { return (address & 0xffffff) | rank << 24; }
+inline float4 load_cluster(u32 address) { return *reinterpret_cast<float4 *>(emulator::shared_at(address, 16)); }
+inline void barrier_tell(u32 barrier, u32 rank) { barrier_arrive(of_block(barrier, rank)); }
+inline void barrier_hear(u32 barrier, u32 phase) { barrier_wait(barrier, phase); }
+inline void meet_cluster() { emulator::meet_cluster_threads(); }
+template <int THREADS> inline void meet_some() { emulator::meet(emulator::current->block->some, THREADS); }
+
+#endif

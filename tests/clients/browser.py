@@ -343,20 +343,6 @@ def plain_texts_are_continued_where_asked(page, url):
     assert path == "/v1/completions" and body["prompt"] == "use std::collections", body
 
 
-@check
-def answers_without_trees_are_shown_without_shades(page, url):
-    page.get("#clear").click()
-    # As on a device that does not report trees.
-    page.driver.execute_script("server.trees = false")
-    page.send("pub fn main")
-    page.wait("an answer", lambda: page.all("article.assistant footer"))
-    page.idle()
-    path, body = page.last_asked()
-    assert "return_draft_trees" not in body and not page.all(".token"), body
-    text, _ = whole(url, path, body)
-    assert page.answer() == text
-
-
 def with_trees(binary):
     with serving(binary, *TREES) as url, Page(url) as page:
         page.ready()

@@ -306,11 +306,6 @@ pub trait Backend: Send + Sync + 'static {
     /// The time between two moments, both of which have passed.
     fn time_between(&self, from: &Self::Moment, to: &Self::Moment) -> Result<Duration>;
 
-    /// Whether [`sample`](Self::sample) keeps to grammars.
-    fn follows_grammars(&self) -> bool {
-        true
-    }
-
     /// Makes room for the rows of all running requests.
     fn state(&self, bounds: StateBounds) -> Result<Self::State>;
 
@@ -382,9 +377,6 @@ pub trait Backend: Send + Sync + 'static {
         kept: KeptLayout,
         rows: &mut Self::Rows,
     ) -> Result<()>;
-
-    /// Whether [`Self::outputs`] has the trees that were verified, for requests that ask for them.
-    fn reports_trees(&self) -> bool;
 
     /// What came of each row of the batch, copied to the host; nothing where the request had ended
     /// before. `returned` has the rows that requests get beside tokens, compacted.

@@ -317,10 +317,6 @@ impl Backend for Null {
         Ok(())
     }
 
-    fn reports_trees(&self) -> bool {
-        false
-    }
-
     /// One draft of each tree is right.
     fn outputs(
         &self,

@@ -1,10 +1,10 @@
 //! Rounds of the shipped models on a device, without cargo and without the sources.
 //!
-//! `rounds_on_device cpu|cuda|cuda-plain [cpu-bits] [golden] [grid] [graphs] [transfer] [tables]
-//! [small]`: by plain arithmetic what the CPU gives, acceptance included; the ids of transformers;
+//! `rounds_on_device cpu|cuda|cuda-plain [cpu-bits] [golden] [grid] [graphs] [grammars]
+//! [transfer] [tables] [small]`: by plain arithmetic what the CPU gives, acceptance included; the ids of transformers;
 //! every algorithm, chains and trees, greedy, seeded and with penalties, with and without graphs,
 //! against plain decoding on the same device, ids and log-probabilities without tolerance; rounds that
-//! are replayed against those that are launched, counts and histograms included; acceptance beside the
+//! are replayed against those that are launched, counts and histograms included; answers that keep to a grammar; acceptance beside the
 //! tables of the code that trained the heads. `small`: a few short prompts, for a slow device.
 //! `AQUILA_MODELS` names the folder of the archives, `AQUILA_FIXTURES` that of the tables. Exits with 1
 //! where speculation shows or a table is more than 2 % off.
@@ -19,16 +19,23 @@ use std::time::Instant;
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::cuda::{Arithmetic, CudaBackend};
 use aquila_compute::{Backend, KvDtype};
-use aquila_engine::{EngineConfig, EnginePair, Scheduler};
+use aquila_engine::{EngineConfig, EnginePair, Request, Scheduler};
 use aquila_spec::{LoadOn, Opened, Shape, Verify};
 use serde_json::Value;
 use support::across::across;
 use support::answers::*;
+use support::parity::{Parity, keeps_to};
 use support::shipped::{config, named_on};
 
 const PLAIN: &str = "NONE";
 const ALGORITHMS: [&str; 6] = ["EAGLE3", "EAGLE", "MTP", "STANDALONE", "NGRAM", "EAGLE3+NGRAM"];
 const MODES: [(&str, Change); 3] = [("greedy", greedy), ("seeded", warm), ("penalties", penalized)];
+/// What requests of the check of grammars are held to.
+const GRAMMARS: [Parity; 3] = [
+    Parity { length: usize::MAX, fails_at: None, guides_drafts: true },
+    Parity { length: 14, fails_at: None, guides_drafts: true },
+    Parity { length: usize::MAX, fails_at: Some(17), guides_drafts: false },
+];
 /// Batch sizes of which rounds are captured; batches between are padded.
 const CAPTURED: [usize; 4] = [1, 3, 8, 16];
 
@@ -58,8 +65,8 @@ fn main() {
         }
         _ => {
             println!(
-                "rounds_on_device cpu|cuda|cuda-plain [cpu-bits] [golden] [grid] [graphs] [transfer] \
-                 [tables] [small]"
+                "rounds_on_device cpu|cuda|cuda-plain [cpu-bits] [golden] [grid] [graphs] [grammars] \
+                 [transfer] [tables] [small]"
             );
             false
         }
@@ -85,6 +92,7 @@ where
             ("golden", Self::golden as fn(&Self) -> bool),
             ("grid", Self::grid),
             ("graphs", Self::graphs),
+            ("grammars", Self::grammars),
             ("transfer", Self::transfer),
             ("tables", Self::tables),
         ] {
@@ -255,6 +263,50 @@ where
                 println!("graphs, {name}, {shape}, {mode}: {differ} of {} differ", want.len());
                 sound &= differ == 0;
             }
+        }
+        sound
+    }
+
+    /// Whether answers that keep to a grammar are those without drafts, and keep to it.
+    fn grammars(&self) -> bool {
+        let prompts = &self.prompts()[1..];
+        let mut sound = true;
+        for (mode, change) in [MODES[0], MODES[1]] {
+            let of = |name, shape, verify| {
+                let mut engine = self.engine(name, EngineConfig { verify, ..config(shape) });
+                let held = |request: &mut Request, at: usize| {
+                    change(request, at);
+                    request.grammar = Some(Arc::new(GRAMMARS[at % GRAMMARS.len()]));
+                };
+                answers(&mut engine, prompts, 20, held)
+            };
+            let want = of(PLAIN, Shape::PLAIN, Verify::Match);
+            let keep = want.iter().zip(GRAMMARS.iter().cycle());
+            let mut kept = keep.filter(|(answer, rule)| keeps_to(**rule, answer)).count();
+            for (name, shape, verify) in [
+                ("EAGLE3", Shape::chain(3), Verify::Match),
+                ("EAGLE3", shape(5, 4, 16), Verify::Match),
+                ("MTP", shape(3, 4, 12), Verify::Match),
+                ("NGRAM", shape(5, 4, 16), Verify::Match),
+                ("STANDALONE", shape(3, 4, 12), Verify::Rejection),
+            ] {
+                // What is drawn differs from what is chosen, unless one token alone is likely.
+                let same = verify == Verify::Match || mode == "greedy";
+                let got = of(name, shape, verify);
+                let (ours, theirs) = (texts(&got), texts(&want));
+                let differ = ours.iter().zip(&theirs).filter(|(a, b)| same && a != b).count();
+                let keep = got.iter().zip(GRAMMARS.iter().cycle());
+                let here = keep.filter(|(answer, rule)| keeps_to(**rule, answer)).count();
+                kept = kept.min(here);
+                let right: u64 = got.iter().map(|answer| answer.spec.correct_drafts).sum();
+                println!(
+                    "grammars, {name}, {shape}, {mode}, {verify}: {differ} of {} differ, {here} keep \
+                     to it, {right} drafts were right",
+                    got.len()
+                );
+                sound &= differ == 0 && right > 0;
+            }
+            sound &= kept == want.len();
         }
         sound
     }

@@ -57,13 +57,9 @@ pub enum SubmitError {
     NotReturned(ReturnedKind),
     /// A grammar where none can be followed.
     #[error(
-        "grammars (JSON schemas, regular expressions) are not followed here: not on CUDA yet, nor \
-         where acceptance is simulated"
+        "grammars (JSON schemas, regular expressions) are not followed where acceptance is simulated"
     )]
     NoGrammars,
-    /// Draft trees of a backend that keeps them to itself.
-    #[error("this engine's device does not report draft trees: leave them out, or use the CPU")]
-    NoDraftTrees,
     /// A prompt without tokens.
     #[error("the prompt is empty")]
     EmptyPrompt,

@@ -134,11 +134,6 @@ impl EngineHandle {
         self.shared.profile.row_widths
     }
 
-    /// Whether requests may get the trees that are verified for them.
-    pub fn reports_trees(&self) -> bool {
-        self.shared.profile.draft_trees
-    }
-
     /// The name of the algorithm that drafts, if one does.
     pub fn algorithm(&self) -> Option<&'static str> {
         self.shared.algorithm

@@ -134,9 +134,6 @@ impl Request {
         if self.returned.routed_experts && !config.returned.routed_experts {
             return Err(SubmitError::NotReturned(ReturnedKind::RoutedExperts));
         }
-        if self.draft_trees && !profile.draft_trees {
-            return Err(SubmitError::NoDraftTrees);
-        }
         if self.prompt.is_empty() {
             return Err(SubmitError::EmptyPrompt);
         }

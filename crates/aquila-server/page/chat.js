@@ -12,7 +12,7 @@ const PAIRS = 5;
 const COMPARE_MS = 5000;
 const SETTLE_MS = 400;
 
-const server = { algorithm: null, trees: false };
+const server = { algorithm: null };
 /** The turns so far: {role, content}, and for answers the Answer and its element. */
 let turns = [];
 /** What stops the answer that is being made. */
@@ -162,7 +162,7 @@ async function answerTurns() {
   const now = settings();
   const seed = now.seed ?? Math.floor(Math.random() * LARGEST_SEED);
   const messages = turns.map(({ role, content }) => ({ role, content }));
-  const answer = new Answer(requestFor(now, messages, seed, server.trees));
+  const answer = new Answer(requestFor(now, messages, seed));
   const turn = Object.assign(addTurn("assistant", ""), { answer, shown: "" });
   turn.item.classList.add("growing");
   panel.show(answer);
@@ -172,7 +172,6 @@ async function answerTurns() {
   const show = () => {
     timer = null;
     addTokens(turn, waiting.splice(0));
-    if (!server.trees) complete(turn);
     follow(false);
   };
   const heard = (round) => {
@@ -266,7 +265,6 @@ async function loadServer() {
     byId("unlock").hidden = true;
     const state = info.internal_states[0];
     server.algorithm = info.speculative_algorithm;
-    server.trees = info.return_draft_trees;
     byId("model").textContent = info.served_model_name;
     document.title = `${info.served_model_name} – Aquila`;
     byId("algorithm").textContent = server.algorithm ?? "plain decoding";

@@ -107,7 +107,6 @@ const panel = {
 
   /** Why there are no depths to show. */
   nothing() {
-    if (!server.trees) return "This server’s device does not report draft trees.";
     if (!server.algorithm) return "This server decodes plainly: nothing is drafted.";
     return this.answer.verified.length ? "Nothing was drafted for this answer." : "No round yet.";
   },

@@ -47,12 +47,11 @@ async function* events(response) {
 }
 
 /** What is asked for: `settings` as the page has them, `messages` as they were written. */
-function requestFor(settings, messages, seed, trees) {
-  const body = { stream: true, stream_options: { include_usage: true }, seed };
+function requestFor(settings, messages, seed) {
+  const body = { stream: true, stream_options: { include_usage: true }, seed, return_draft_trees: true };
   for (const name of ["temperature", "top_p", "top_k", "max_tokens"]) {
     if (settings[name] !== null) body[name] = settings[name];
   }
-  if (trees) body.return_draft_trees = true;
   if (!settings.speculative) body.speculative = false;
   if (settings.route === "text") {
     return { path: "/v1/completions", body: { ...body, prompt: messages.at(-1).content } };

@@ -198,7 +198,6 @@ impl Refusal {
                     };
                     Self::param(param, error)
                 }
-                SubmitError::NoDraftTrees => Self::param("return_draft_trees", error),
                 SubmitError::EmptyPrompt | SubmitError::InvalidToken { .. } => {
                     Self { param: Some(param.into()), ..Self::invalid(error.to_string()) }
                 }

@@ -9,6 +9,7 @@ mod chat;
 mod completions;
 pub mod conformance;
 mod costs;
+mod doctor;
 mod error;
 mod find;
 mod flags;
@@ -47,6 +48,8 @@ enum Command {
     Serve(Box<serve::Serve>),
     /// Say what a checkpoint is, and whether Aquila can serve it or draft with it.
     Inspect(Box<inspect::Inspect>),
+    /// Say what this machine has to run models on, and what is missing.
+    Doctor(doctor::Doctor),
     /// Print a script that completes commands and flags in a shell.
     Completions(completions::Completions),
 }
@@ -92,6 +95,7 @@ fn run_command(command: Command, algorithms: &Algorithms) -> error::Result<ExitC
         Command::Chat(command) => command.run(algorithms),
         Command::Serve(command) => command.run(algorithms),
         Command::Inspect(command) => command.run(algorithms),
+        Command::Doctor(command) => command.run(),
         Command::Completions(command) => command.run(Cli::command()),
     }
 }

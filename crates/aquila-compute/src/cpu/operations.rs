@@ -503,10 +503,6 @@ impl Backend for CpuBackend {
         self.move_rows(rows, &state.kept_states(layer, kept))
     }
 
-    fn reports_trees(&self) -> bool {
-        true
-    }
-
     fn outputs(
         &self,
         state: &mut RoundState,

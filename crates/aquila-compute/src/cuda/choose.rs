@@ -123,6 +123,9 @@ impl CudaState {
             return Ok(());
         }
         let target = whose == Whose::Target;
+        if target {
+            self.send_masks(device)?;
+        }
         let tops = self.round.tops.filter(|_| target);
         let ids = self.draft_ids(device, ids)?;
         let size = logits.width;
@@ -141,7 +144,7 @@ impl CudaState {
         };
         let mut names = self.names();
         names.extend(logits.memory().chain(&ids));
-        names.extend(self.telling.memory());
+        names.extend(self.telling.memory().chain(self.masks.memory()));
         let parts = (BUSY / outputs).min(size / LEAST_PART).clamp(1, MOST_PARTS);
         let part = size.div_ceil(parts).next_multiple_of(32);
         let (by_part, by_output) = ([parts, outputs, 1], [outputs, 1, 1]);

@@ -153,7 +153,7 @@ c_structures! {
         count: u32,
         resumes: u32,
         budget: u32,
-        unused: u32,
+        masked: u32,
     }
 
     /// Where everything is.
@@ -209,6 +209,7 @@ c_structures! {
         drawn: Address,
         drawn_totals: Address,
         rest: Address,
+        masks: Address,
     }
 
     /// Arguments of the steps that need nothing else.

@@ -17,6 +17,8 @@ mod backend;
 mod c_layout;
 mod choose;
 mod device;
+mod found;
+mod grammar;
 mod graph;
 mod kernels;
 mod launch;
@@ -34,6 +36,7 @@ mod transfer;
 mod weight;
 
 pub use backend::CudaBackend;
+pub use found::{FoundDevice, FoundDriver, find_driver, try_device};
 pub use graph::{Graph, Mark};
 pub use memory::{CudaKv, CudaRope, CudaTable, CudaVector};
 pub use plan::CudaPlan;

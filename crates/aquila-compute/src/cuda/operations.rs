@@ -441,7 +441,7 @@ impl Backend for CudaBackend {
     }
 
     fn graph_key(&self, state: &CudaState) -> Option<GraphKey> {
-        Some(state.graph_key())
+        state.graph_key()
     }
 
     fn capture(&self, enqueue: &mut dyn FnMut() -> Result<()>) -> Result<Option<Graph>> {
@@ -458,10 +458,6 @@ impl Backend for CudaBackend {
 
     fn time_between(&self, from: &Mark, to: &Mark) -> Result<Duration> {
         from.time_until(to)
-    }
-
-    fn follows_grammars(&self) -> bool {
-        false
     }
 
     fn state(&self, bounds: StateBounds) -> Result<CudaState> {
@@ -483,7 +479,7 @@ impl Backend for CudaBackend {
     }
 
     fn start_trees(&self, state: &mut CudaState, given: Vec<(usize, Tree)>) -> Result<()> {
-        state.start_trees(&self.device, &self.kernels, &given)
+        state.start_trees(&self.device, &self.kernels, given)
     }
 
     fn propose(
@@ -546,10 +542,6 @@ impl Backend for CudaBackend {
         rows: &mut CudaRows,
     ) -> Result<()> {
         state.keep_states(&self.device, &self.kernels, layer, kept, rows)
-    }
-
-    fn reports_trees(&self) -> bool {
-        true
     }
 
     fn outputs(

@@ -4,7 +4,7 @@
 use super::device::{Device, HostCopy};
 use super::layout::{ENDED_BY_LENGTH, ENDED_BY_TOKEN, Node, Row};
 use super::rows::CudaRows;
-use super::state::CudaState;
+use super::state::{CudaState, HostRow};
 use crate::round::{
     self, DraftFeedback, Ended, RequestOutput, Returned, ReturnedRows, VerifiedTree,
 };
@@ -54,11 +54,10 @@ impl CudaState {
         tops: usize,
         returned: &ReturnedRows<'_, CudaRows>,
     ) -> Result<Option<RequestOutput>> {
-        let (place, decodes) = self.round.rows[at];
+        let HostRow { place, steps } = self.round.rows[at];
+        let decodes = steps.is_some();
         let words = &self.read_records.values()[at * record..][..record];
-        let (row, lists) = words.split_at(size_of::<Row>() / 4);
-        // SAFETY: a plain structure of numbers of 4 bytes, as the device has written it.
-        let row: Row = unsafe { row.as_ptr().cast::<Row>().read_unaligned() };
+        let (row, lists) = (Row::of(words), &words[size_of::<Row>() / 4..]);
         if row.exceeded != 0 {
             return Err(Error::Device("a pass had more rows than were bounded".into()));
         }
@@ -84,7 +83,7 @@ impl CudaState {
             }
         };
         let first_output = row.first_output as usize;
-        let answer = (0..answered)
+        let mut answer: Vec<Choice> = (0..answered)
             .map(|i| choice(tokens[i], first_output + nodes[i] as usize, params.logprobs))
             .collect();
         // What of a prompt was told about are tokens that the host has sent.
@@ -92,17 +91,19 @@ impl CudaState {
         let prompt = (0..prompted)
             .map(|i| choice(held.sent[first_told + i], first_output + i, params.prompt_logprobs))
             .collect();
+        let ended = held.hear(&row, &mut answer);
+        let (params, answered) = (&held.params, answer.len());
         let committed = if decodes { answered } else { (row.task.end - row.task.first) as usize };
         let mut output = RequestOutput {
             prompt,
             tokens: answer,
             proposed: row.proposed as usize,
             correct: row.correct as usize,
-            ended: match row.ended {
+            ended: ended.or(match row.ended {
                 ENDED_BY_TOKEN => Some(Ended::Token(row.ended_token)),
                 ENDED_BY_LENGTH => Some(Ended::Length),
                 _ => None,
-            },
+            }),
             known: row.known as usize,
             feedback: DraftFeedback {
                 depth: row.depth as usize,
@@ -137,8 +138,17 @@ impl CudaState {
     }
 }
 
+impl Row {
+    /// The row at the beginning of `words`.
+    pub(super) fn of(words: &[u32]) -> Self {
+        assert!(words.len() >= size_of::<Self>() / 4, "a row is whole");
+        // SAFETY: a plain structure of numbers of 4 bytes, as the device has written it.
+        unsafe { words.as_ptr().cast::<Self>().read_unaligned() }
+    }
+}
+
 /// The first nodes of the tree that was copied to `words`.
-fn tree_of(words: &[u32], count: usize) -> Vec<round::Node> {
+pub(super) fn tree_of(words: &[u32], count: usize) -> Vec<round::Node> {
     let node = |words: &[u32]| {
         // SAFETY: a plain structure of numbers of 4 bytes, as the device has written it.
         let node: Node = unsafe { words.as_ptr().cast::<Node>().read_unaligned() };

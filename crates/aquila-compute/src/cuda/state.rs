@@ -9,12 +9,14 @@ use std::sync::Arc;
 use super::admission::Lists;
 use super::choose::Telling;
 use super::device::{Device, HostCopy, Mailbox, Memory};
+use super::grammar::Masks;
 use super::kernels::Kernels;
 use super::layout::{
     Admission, MOST_GROUPS, Node, Offered, Query, Round, Row, Sequence, State, Task,
 };
 use crate::round::{
-    Batch, GraphKey, Proposal, RequestParams, RowWork, Shape, StateBounds, TreeLimits, Verify,
+    Batch, GrammarRow, GraphKey, Proposal, RequestParams, RowWork, Shape, StateBounds, TreeLimits,
+    Verify,
 };
 use crate::{DraftIds, Error, Result};
 
@@ -55,6 +57,7 @@ pub struct CudaState {
     pub(super) held: Vec<Option<Held>>,
     pub(super) round: HostRound,
     pub(super) telling: Telling,
+    pub(super) masks: Masks,
     pub(super) read_records: HostCopy<u32>,
     pub(super) read_trees: HostCopy<u32>,
     pub(super) read_hidden_states: HostCopy<f32>,
@@ -69,15 +72,27 @@ pub(super) struct Held {
     /// How many tokens its text had when it was last read, and has at most now.
     pub known: usize,
     pub tokens: usize,
+    /// The last token that the host has read.
+    pub last: u32,
+    pub grammar: Option<GrammarRow>,
     /// Lists on the device that its row names.
     _lists: Lists,
+}
+
+/// What the host knows of one row of the round that runs.
+#[derive(Clone, Copy)]
+pub(super) struct HostRow {
+    pub place: usize,
+    /// The steps of its tree at most, where it decodes.
+    pub steps: Option<usize>,
 }
 
 /// What the host knows of the round that runs: which kernels it needs.
 #[derive(Default)]
 pub(super) struct HostRound {
-    /// The place of each row, and whether it decodes.
-    pub rows: Vec<(usize, bool)>,
+    pub rows: Vec<HostRow>,
+    /// Whether some have a grammar.
+    pub masked: bool,
     /// Rows that the steps are enqueued for.
     pub bound: usize,
     pub limits: TreeLimits,
@@ -195,6 +210,7 @@ impl CudaState {
             drawn: room(4 * drawn * vocabulary)?,
             drawn_totals: room(8 * drawn)?,
             rest: room(8 * rest)?,
+            masks: 0,
         };
         device.write(&memory[0], 0, &lookahead)?;
         device.write(&memory[1], 0, &prior)?;
@@ -216,6 +232,7 @@ impl CudaState {
             held: (0..places).map(|_| None).collect(),
             round: HostRound::default(),
             telling: Telling::default(),
+            masks: Masks::default(),
             read_records: HostCopy::default(),
             read_trees: HostCopy::default(),
             read_hidden_states: HostCopy::default(),
@@ -264,13 +281,14 @@ impl CudaState {
         for row in &batch.rows {
             let held = self.held[row.place].as_mut();
             let held = held.ok_or_else(|| Error::Device("a row of nobody".into()))?;
-            let decodes = matches!(row.work, RowWork::Decode { .. });
             self.round.take(&held.params, &row.work, held.tokens);
-            held.tokens += match &row.work {
-                RowWork::Decode { shape, .. } => shape.steps() + 1,
-                RowWork::Prefill { .. } => 1,
+            let steps = match &row.work {
+                RowWork::Decode { shape, .. } => Some(shape.steps()),
+                RowWork::Prefill { .. } => None,
             };
-            self.round.rows.push((row.place, decodes));
+            held.tokens += steps.unwrap_or(0) + 1;
+            self.round.rows.push(HostRow { place: row.place, steps });
+            self.round.masked |= held.grammar.is_some();
             tasks.push(task(row.place, &row.work));
         }
         if batch.bound > 0 {
@@ -282,7 +300,8 @@ impl CudaState {
         self.send_rates(device)?;
         let budget = limits.row_budget.map_or(u32::MAX, |rows| rows.min(u32::MAX as usize) as u32);
         let rows = tasks.len() as u32;
-        let round = Round { number, rows, budget, ..Round::default() };
+        let masked = u32::from(self.round.masked);
+        let round = Round { number, rows, budget, masked, ..Round::default() };
         self.tasks.post(device, |words| {
             let mut at = 0;
             copy(words, &mut at, std::slice::from_ref(&round));
@@ -312,9 +331,13 @@ impl CudaState {
                 complete: u32::from(admitted.complete),
             });
             tokens_at += admitted.tokens.len() as u32;
-            let tokens = admitted.tokens.len();
+            let (params, tokens) = (&admitted.params, admitted.tokens.len());
+            let grammar = params.grammar.clone();
+            let answer = admitted.tokens.get(params.prompt..).unwrap_or_default();
             self.held[admitted.place] = Some(Held {
-                params: admitted.params.clone(),
+                params: params.clone(),
+                last: admitted.tokens.last().copied().unwrap_or_default(),
+                grammar: grammar.map(|grammar| GrammarRow::new(grammar, answer)),
                 sent: admitted.tokens.clone(),
                 known: tokens,
                 tokens,
@@ -366,12 +389,14 @@ impl CudaState {
         }
     }
 
-    /// What the launches of the round depend on, beside the bounds of passes.
-    pub(super) fn graph_key(&self) -> GraphKey {
+    /// What the launches of the round depend on, beside the bounds of passes; none where the host has
+    /// a part in it.
+    pub(super) fn graph_key(&self) -> Option<GraphKey> {
         // Every field, so that a new one is not forgotten; those that are left out are not about
         // launches, or are on the device.
         let HostRound {
             rows: _,
+            masked,
             number: _,
             bound,
             limits,
@@ -389,20 +414,23 @@ impl CudaState {
             let Needs { sampled, filtered, drawn } = *needs;
             u64::from(sampled) | u64::from(filtered) << 1 | u64::from(drawn) << 2
         };
-        GraphKey(vec![
-            *bound as u64,
-            self.longest() as u64,
-            *topk as u64,
-            u64::from(*branches),
-            u64::from(*pauses),
-            needs(target),
-            needs(draft),
-            u64::from(*weighed),
-            u64::from(limits.fill),
-            u64::from(limits.row_budget.is_some()),
-            // Room for log-probabilities may move as it grows.
-            self.telling.addresses(*tops).logprobs,
-        ])
+        let key = || {
+            GraphKey(vec![
+                *bound as u64,
+                self.longest() as u64,
+                *topk as u64,
+                u64::from(*branches),
+                u64::from(*pauses),
+                needs(target),
+                needs(draft),
+                u64::from(*weighed),
+                u64::from(limits.fill),
+                u64::from(limits.row_budget.is_some()),
+                // Room for log-probabilities may move as it grows.
+                self.telling.addresses(*tops).logprobs,
+            ])
+        };
+        (!masked).then(key)
     }
 
     /// The block tables that plans of this state read.

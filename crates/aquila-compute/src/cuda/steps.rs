@@ -92,15 +92,20 @@ impl CudaState {
         let mut names = self.names();
         names.extend(plan.memory());
         // SAFETY: the plan holds as many rows and outputs, and the step writes no more.
-        unsafe { device.launch(kernel, grid, 128, 0, &arguments, &names) }
+        unsafe { device.launch(kernel, grid, 128, 0, &arguments, &names)? };
+        match pass {
+            PassRows::Target => self.fetch_trees(device),
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn start_trees(
         &mut self,
         device: &Device,
         kernels: &Kernels,
-        given: &[(usize, Tree)],
+        mut given: Vec<(usize, Tree)>,
     ) -> Result<()> {
+        self.keep_to_grammars(&mut given);
         if self.round.rows.is_empty() || (given.is_empty() && !self.bounds.drafts) {
             return Ok(());
         }
@@ -114,7 +119,7 @@ impl CudaState {
             let mailbox = Self::mailbox(device, &mut self.given, words)?;
             mailbox.post(device, |words| {
                 let (mut at, mut first) = (0, 0u32);
-                for (place, tree) in given {
+                for (place, tree) in &given {
                     copy(words, &mut at, &[*place as u32, tree.len() as u32, first, 0]);
                     first += 4 * tree.len() as u32;
                 }

@@ -52,7 +52,7 @@ enum Mask {
 
 /// A request's grammar, and how far its answer has come.
 #[derive(Debug)]
-pub(super) struct GrammarRow {
+pub(crate) struct GrammarRow {
     grammar: Arc<dyn Grammar>,
     state: Box<dyn GrammarState>,
     /// What may come after paths that were asked about since the answer last grew.

@@ -47,6 +47,7 @@ pub use batch::{
 };
 pub use compaction::Kept;
 pub use draft_tree::{Node, Tree, TreeBuilder};
+pub(crate) use grammar::GrammarRow;
 pub use grammar::{Grammar, GrammarState};
 pub use layers::KeptLayout;
 pub use params::{DraftGroup, DraftLimits, MOST_DRAFT_GROUPS, RequestParams, Returned, TreeRows};

@@ -18,6 +18,11 @@ impl TokenSet {
         word >> (token % 32) & 1 == 1
     }
 
+    /// Its bits.
+    pub fn words(&self) -> &[u32] {
+        &self.words
+    }
+
     /// The token of the lowest id.
     pub fn lowest(&self) -> Option<u32> {
         let at = self.words.iter().position(|&word| word != 0)?;

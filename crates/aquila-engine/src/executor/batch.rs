@@ -58,8 +58,6 @@ pub struct Profile {
     pub row_widths: RowWidths,
     /// Whether it keeps to grammars.
     pub grammars: bool,
-    /// Whether requests may get the trees that are verified for them.
-    pub draft_trees: bool,
     /// The stores of keys and values of each group, the target's first.
     pub kv: Vec<Vec<KvShape>>,
 }

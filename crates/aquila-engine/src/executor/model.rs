@@ -57,8 +57,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
             declaration: self.runner.declaration().cloned(),
             row_widths: self.runner.row_widths(),
             // Pretended acceptance does not look at what may be chosen.
-            grammars: self.runner.follows_grammars() && self.config.simulate.is_none(),
-            draft_trees: self.runner.reports_trees(),
+            grammars: self.config.simulate.is_none(),
             kv: self.runner.kv_shapes(),
         }
     }

@@ -62,21 +62,11 @@ impl<B: Backend> Runner<B> {
         self.decoder.spec().vocab_size
     }
 
-    /// Whether tokens are chosen as grammars allow.
-    pub fn follows_grammars(&self) -> bool {
-        self.backend.follows_grammars()
-    }
-
     /// How wide the rows are that requests may get.
     pub fn row_widths(&self) -> RowWidths {
         let spec = self.decoder.spec();
         let experts = spec.experts_per_token().unwrap_or(0);
         RowWidths { hidden_states: spec.hidden_size, routed_experts: spec.layers.len() * experts }
-    }
-
-    /// Whether requests may get the trees that are verified for them.
-    pub fn reports_trees(&self) -> bool {
-        self.backend.reports_trees()
     }
 
     /// What the draft needs, if there is one.

@@ -3,16 +3,13 @@
 use std::sync::{Arc, Mutex};
 
 use aquila_engine::{
-    EngineConfig, Listener, Outcome, Request, Scheduler, SubmitError, Token, Usage, Verdict,
-    VerifiedTree,
+    EngineConfig, Listener, Outcome, Request, Scheduler, Token, Usage, Verdict, VerifiedTree,
 };
 use aquila_spec::{Shape, Verify};
 
 use crate::support::answers::*;
-use crate::support::request;
 use crate::support::run;
 use crate::support::shipped::{config, named};
-use crate::support::simulated::Simulated;
 
 /// What one request hears: the tree and the tokens of each round.
 #[derive(Default)]
@@ -132,18 +129,4 @@ fn trees_and_tokens_of_a_round_agree() {
             assert_eq!(branches > 0, name != "NONE", "{name}: some drafts are rejected");
         }
     }
-}
-
-#[test]
-fn an_executor_without_trees_refuses_to_report_them() {
-    let config = config(Shape::PLAIN);
-    let simulated = Simulated::new(&config);
-    let mut engine = Scheduler::over(simulated, config).unwrap();
-    let (mut asks, _) = request(&[1, 2, 3], 4);
-    asks.draft_trees = true;
-    assert_eq!(engine.submit(asks).unwrap_err(), SubmitError::NoDraftTrees);
-    let (asks, heard) = request(&[1, 2, 3], 4);
-    engine.submit(asks).unwrap();
-    run(&mut engine);
-    assert_eq!(heard.lock().unwrap().tokens.len(), 4);
 }

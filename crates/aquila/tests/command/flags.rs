@@ -113,9 +113,17 @@ fn the_help_lists_exit_codes_and_environment_variables() {
         "SGLANG_ENABLE_SPEC_V2",
         "XDG_CACHE_HOME",
     ];
-    for command in
-        ["", "generate", "serve", "chat", "inspect", "bench spec", "bench decode", "bench serve"]
-    {
+    for command in [
+        "",
+        "generate",
+        "serve",
+        "chat",
+        "inspect",
+        "doctor",
+        "bench spec",
+        "bench decode",
+        "bench serve",
+    ] {
         let ran = run(&command.split_whitespace().chain(["--help"]).collect::<Vec<_>>());
         assert_eq!(ran.code, Some(0));
         assert!(ran.stdout.contains("Exit codes: 0 all went well"), "{}", ran.stdout);
@@ -133,4 +141,13 @@ fn the_help_of_serve_says_how_long_answers_are() {
     let says = "[default: 128; what the context leaves for /v1/chat/completions and aquila chat, \
                 16 for /v1/completions, as OpenAI has it]";
     assert!(after.trim_start().starts_with(&format!("Tokens of an answer {says}")), "{after}");
+}
+
+#[test]
+fn the_doctor_says_what_the_machine_has() {
+    let ran = run(&["doctor"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.stdout);
+    for name in ["aquila    ", "CPU       ", "memory    ", "CUDA      "] {
+        assert!(ran.stdout.contains(name), "{} lacks {name:?}", ran.stdout);
+    }
 }

@@ -86,6 +86,7 @@ struct Question {
     const u32 *ids;      // the tokens of the row's values where a draft knows only some, ascending
     const u32 *history;  // where there are penalties
     const u32 *path;     // tokens between the bonus and this row, where there are penalties
+    const u32 *mask;     // the tokens that a grammar allows, where there is one
     u32 size;            // values of the row
     u32 depth;           // of the row below the bonus
     u32 banned;          // how many of the stop tokens are banned
@@ -136,8 +137,9 @@ struct Question {
         return x;
     }
 
-    // Value i, minus infinity where it is not a number.
+    // Value i, minus infinity where it is not a number or a grammar does not allow its token.
     __device__ __forceinline__ float value(u32 i) const {
+        if (mask && !(mask[i / 32] >> (i % 32) & 1)) return NEG_INFINITY;
         float x = raw[i];
         if (special) {
             u32 flag = flags[(i - first) / 32] >> ((i - first) % 32) & 1;
@@ -152,6 +154,13 @@ struct Question {
     }
     __device__ __forceinline__ float raw_value(u32 i) const { return raw[i] != raw[i] ? NEG_INFINITY : raw[i]; }
 };
+
+// The tokens that a grammar allows at an output of the target; none where all are.
+__device__ __forceinline__ const u32 *mask_of(const State &s, const Query &query) {
+    if (!s.round->masked || query.given != NONE) return nullptr;
+    u32 at = s.masks[query.row * s.nodes + (query.node == NONE ? 0 : query.node)];
+    return at == NONE ? nullptr : s.masks + at;
+}
 
 // Makes the question of output `o` for the values from `first` to `end`. `words` is shared memory of
 // MOST_PATH words, then one bit for each of those values. All threads of a thread block call this.
@@ -168,6 +177,7 @@ __device__ __forceinline__ Question question(const State &s, const Rows &logits,
     q.size = size;
     q.history = q.sequence->history;
     q.path = words;
+    q.mask = draft ? nullptr : mask_of(s, query);
     q.first = first;
     q.flags = words + MOST_PATH;
     const Offered *offered = offered_of(s, query.row);
@@ -207,14 +217,18 @@ __device__ __forceinline__ bool is_drawn(const Sequence &sequence) { return sequ
 // Whether a row's outputs are distributions rather than tokens.
 __device__ __forceinline__ bool is_weighed(const Row &row, const Sequence &sequence) { return row.task.decodes && sequence.verify != MATCH; }
 
-// The lowest token that is not banned: the answer where no token is possible.
-__device__ __forceinline__ u32 lowest_allowed(const Sequence &sequence, u32 banned, u32 vocabulary) {
+// The answer where no token is possible: the lowest token that the grammar allows and that is not
+// banned, or else the lowest that the grammar allows.
+__device__ __forceinline__ u32 lowest_allowed(const Sequence &sequence, const u32 *mask, u32 banned, u32 vocabulary) {
+    u32 first = NONE;
     for (u32 token = 0; token < vocabulary; token++) {
+        if (mask && !(mask[token / 32] >> (token % 32) & 1)) continue;
         bool allowed = true;
         for (u32 b = 0; b < banned; b++) allowed = allowed && sequence.stops[b] != token;
         if (allowed) return token;
+        first = min(first, token);
     }
-    return 0;
+    return first == NONE ? 0 : first;
 }
 
 // Which tokens of a filtered row take part, and their weights.
@@ -257,7 +271,7 @@ __device__ __forceinline__ u32 chosen(const State &s, const Sequence &sequence, 
     bool nothing = how.greedy ? s.best[o] == NO_KEY : token == NONE;
     if (!nothing) return token;
     bool bans = sequence.tokens - sequence.prompt + depth < sequence.min_tokens;
-    return lowest_allowed(sequence, bans ? sequence.stop_count : 0, s.vocabulary);
+    return lowest_allowed(sequence, mask_of(s, s.queries[o]), bans ? sequence.stop_count : 0, s.vocabulary);
 }
 
 // What a draft proposes after an output.

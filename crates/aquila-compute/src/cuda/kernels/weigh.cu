@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(WEIGHERS) draw(const __grid_constan
     Question q = question(s, a.logits, a.ids, a.size, a.draft, a.level, o, 0, a.size, reinterpret_cast<u32 *>(dynamic_shared()));
     Filtered kept(s, q, o);
     // Where nothing is possible, the lowest token is certain, whether the draft knows it or not.
-    u32 certain = kept.nothing ? lowest_allowed(sequence, q.banned, s.vocabulary) : NONE;
+    u32 certain = kept.nothing ? lowest_allowed(sequence, q.mask, q.banned, s.vocabulary) : NONE;
     u64 mine = 0;
     for (u32 i = thread; i < s.vocabulary; i += WEIGHERS) weights[i] = 0.0f;
     __syncthreads();
@@ -178,9 +178,9 @@ extern "C" __global__ void __launch_bounds__(WEIGHERS) accept_weighed(const __gr
         Filtered kept(s, q, o);
         u32 only = NONE;
         if (q.how->greedy) {
-            only = s.best[o] == NO_KEY ? lowest_allowed(sequence, q.banned, vocabulary) : (u32)s.best[o];
+            only = s.best[o] == NO_KEY ? lowest_allowed(sequence, q.mask, q.banned, vocabulary) : (u32)s.best[o];
         } else if (kept.nothing) {
-            only = lowest_allowed(sequence, q.banned, vocabulary);
+            only = lowest_allowed(sequence, q.mask, q.banned, vocabulary);
         }
         Target target = {q, kept, only};
         u64 mine = 0;

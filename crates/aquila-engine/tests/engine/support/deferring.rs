@@ -521,10 +521,6 @@ impl Backend for Deferring {
         })
     }
 
-    fn reports_trees(&self) -> bool {
-        true
-    }
-
     fn outputs(
         &self,
         state: &mut Self::State,

@@ -9,6 +9,7 @@ pub mod delayed;
 pub mod learning;
 pub mod logged;
 pub mod oracle;
+pub mod parity;
 pub mod recorded;
 pub mod scripted;
 pub mod shipped;

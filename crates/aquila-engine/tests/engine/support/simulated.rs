@@ -146,7 +146,6 @@ impl Executor for Simulated {
             declaration,
             row_widths,
             grammars: false,
-            draft_trees: false,
             kv: Vec::new(),
         }
     }

@@ -54,7 +54,6 @@ pub(crate) async fn server(State(app): State<Shared>) -> Response {
         "priority_scheduling_preemption_threshold": threshold,
         "enable_return_hidden_states": config.returned.hidden_states,
         "enable_return_routed_experts": config.returned.routed_experts,
-        "return_draft_trees": app.generator.engine().reports_trees(),
         "random_seed": config.random_seed,
         "internal_states": [{
             "last_gen_throughput": app.metrics.throughput(),

@@ -1,0 +1,110 @@
+//! What CUDA finds on a machine, and whether a device works.
+
+use std::ffi::c_int;
+
+use cudarc::driver::result;
+use cudarc::driver::sys::{CUdevice_attribute, cuDriverGetVersion, is_culib_present};
+
+use half::bf16;
+
+use super::device::failed;
+use super::{Arithmetic, CudaBackend, contract};
+use crate::{Accumulate, Backend, HostTensor, Result, WeightFormat};
+
+/// Outputs, inputs and rows of the projection that is tried; none of them whole tiles.
+const TRIED: (usize, usize, usize) = (72, 1000, 3);
+
+/// The driver, and the devices that it has.
+#[derive(Debug, Clone)]
+pub struct FoundDriver {
+    /// The newest version of CUDA that it serves: 13.0 is (13, 0).
+    pub cuda: (u32, u32),
+    /// Its devices, by index.
+    pub devices: Vec<FoundDevice>,
+}
+
+/// A device.
+#[derive(Debug, Clone)]
+pub struct FoundDevice {
+    /// What it is called.
+    pub name: String,
+    /// Its compute capability.
+    pub capability: (u32, u32),
+    /// Bytes of its memory.
+    pub bytes: usize,
+}
+
+impl FoundDevice {
+    /// Whether there are kernels for it.
+    pub fn is_served(&self) -> bool {
+        self.capability.0 >= 8
+    }
+}
+
+/// The driver of this machine; none where its library is not there.
+///
+/// # Errors
+/// If the library is there and the driver is not, or does not answer.
+pub fn find_driver() -> Result<Option<FoundDriver>> {
+    // SAFETY: loads the library and looks at nothing else; its initializers are NVIDIA's.
+    if !unsafe { is_culib_present() } {
+        return Ok(None);
+    }
+    let mut version: c_int = 0;
+    // SAFETY: writes one number.
+    unsafe { cuDriverGetVersion(&mut version) }
+        .result()
+        .map_err(failed("asking for the driver's version"))?;
+    result::init().map_err(failed("starting the driver"))?;
+    let count = result::device::get_count().map_err(failed("counting devices"))?;
+    let devices = (0..count).map(find_device).collect::<Result<_>>()?;
+    let version = version.unsigned_abs();
+    Ok(Some(FoundDriver { cuda: (version / 1000, version % 1000 / 10), devices }))
+}
+
+fn find_device(ordinal: c_int) -> Result<FoundDevice> {
+    let about = failed("asking about a device");
+    let device = result::device::get(ordinal).map_err(&about)?;
+    let name = result::device::get_name(device).map_err(&about)?;
+    let number = |attribute| {
+        // SAFETY: the driver has just given the device.
+        unsafe { result::device::get_attribute(device, attribute) }
+            .map(c_int::unsigned_abs)
+            .map_err(&about)
+    };
+    let major = number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    let minor = number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    // SAFETY: as above.
+    let bytes = unsafe { result::device::total_mem(device) }.map_err(&about)?;
+    Ok(FoundDevice { name, capability: (major, minor), bytes })
+}
+
+/// Runs a small projection: how many values differ from their definition, and how many there are.
+///
+/// # Errors
+/// If the device cannot be used.
+pub fn try_device(ordinal: usize) -> Result<(usize, usize)> {
+    let (outputs, inputs, rows) = TRIED;
+    let backend = CudaBackend::new(ordinal, Arithmetic::Tensor)?;
+    let values = |count: usize, step: usize| -> Vec<f32> {
+        let value = |i: usize| (i * step % 1009) as f32 / 504.0 - 1.0;
+        (0..count).map(|i| bf16::from_f32(value(i)).to_f32()).collect()
+    };
+    let (weights, x) = (values(outputs * inputs, 7), values(rows * inputs, 31));
+    let tensor = HostTensor::from_f32("w", vec![outputs, inputs], &weights)?;
+    let weight = backend.pack(&[tensor], WeightFormat::Bf16)?;
+    let input = backend.rows_of(inputs, &x)?;
+    let mut out = backend.rows_of(outputs, &vec![f32::NAN; rows * outputs])?;
+    backend.project(&weight, None, &input, rows, Accumulate::Set, &mut out)?;
+    let halves = |values: &[f32]| -> Vec<bf16> {
+        values.iter().map(|&value| bf16::from_f32(value)).collect()
+    };
+    let (weights, x) = (halves(&weights), halves(&x));
+    let of_row = |x: &[bf16]| -> Vec<f32> {
+        weights.chunks(inputs).map(|w| contract::project(x, w)).collect()
+    };
+    let want: Vec<f32> = x.chunks(inputs).flat_map(of_row).collect();
+    let got = backend.read(&out, rows)?;
+    let differing = got.iter().zip(&want).filter(|(got, want)| got.to_bits() != want.to_bits());
+    Ok((differing.count(), want.len()))
+}

@@ -1,11 +1,12 @@
 //! Rounds of the shipped models on a device, without cargo and without the sources.
 //!
 //! `rounds_on_device cpu|cuda|cuda-plain [cpu-bits] [golden] [grid] [graphs] [grammars]
-//! [transfer] [tables] [small]`: by plain arithmetic what the CPU gives, acceptance included; the ids of transformers;
+//! [transfer] [tables] [small] [ALGORITHM]...`: by plain arithmetic what the CPU gives, acceptance included; the ids of transformers;
 //! every algorithm, chains and trees, greedy, seeded and with penalties, with and without graphs,
 //! against plain decoding on the same device, ids and log-probabilities without tolerance; rounds that
 //! are replayed against those that are launched, counts and histograms included; answers that keep to a grammar; acceptance beside the
-//! tables of the code that trained the heads. `small`: a few short prompts, for a slow device.
+//! tables of the code that trained the heads. `small`: a few short prompts, for a slow device. Names of
+//! algorithms leave out the others.
 //! `AQUILA_MODELS` names the folder of the archives, `AQUILA_FIXTURES` that of the tables. Exits with 1
 //! where speculation shows or a table is more than 2 % off.
 
@@ -42,7 +43,12 @@ const CAPTURED: [usize; 4] = [1, 3, 8, 16];
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let small = words.iter().any(|word| word == "small");
-    let all = words.len() < 2 + usize::from(small);
+    let named = |name: &&str| words.iter().any(|word| word == name);
+    let mut algorithms: Vec<&'static str> = ALGORITHMS.into_iter().filter(named).collect();
+    let all = words.len() < 2 + usize::from(small) + algorithms.len();
+    if algorithms.is_empty() {
+        algorithms.extend(ALGORITHMS);
+    }
     let asked = |word: &str| all || words.iter().any(|w| w == word);
     let cuda = |arithmetic| match CudaBackend::new(0, arithmetic) {
         Ok(backend) => Arc::new(backend),
@@ -54,19 +60,21 @@ fn main() {
     let sound = match words.first().map(String::as_str) {
         Some("cpu") => {
             let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
-            Device { backend, kv: KvDtype::F32, small }.check(&asked)
+            Device { backend, kv: KvDtype::F32, small, algorithms }.check(&asked)
         }
         Some("cuda") => {
-            Device { backend: cuda(Arithmetic::Tensor), kv: KvDtype::Bf16, small }.check(&asked)
+            let backend = cuda(Arithmetic::Tensor);
+            Device { backend, kv: KvDtype::Bf16, small, algorithms }.check(&asked)
         }
         Some("cuda-plain") => {
-            let device = Device { backend: cuda(Arithmetic::Plain), kv: KvDtype::F32, small };
+            let backend = cuda(Arithmetic::Plain);
+            let device = Device { backend, kv: KvDtype::F32, small, algorithms };
             (!asked("cpu-bits") || device.equals_cpu()) & device.check(&asked)
         }
         _ => {
             println!(
                 "rounds_on_device cpu|cuda|cuda-plain [cpu-bits] [golden] [grid] [graphs] [grammars] \
-                 [transfer] [tables] [small]"
+                 [transfer] [tables] [small] [ALGORITHM]..."
             );
             false
         }
@@ -74,11 +82,12 @@ fn main() {
     std::process::exit(i32::from(!sound));
 }
 
-/// A backend, how it keeps keys and values, and whether it gets little to do.
+/// A backend, how it keeps keys and values, whether it gets little to do, and what drafts.
 struct Device<B> {
     backend: Arc<B>,
     kv: KvDtype,
     small: bool,
+    algorithms: Vec<&'static str>,
 }
 
 impl<B: Backend> Device<B>
@@ -181,7 +190,7 @@ where
         println!("\n| algorithm | engines | answers | differ | tokens per verification |");
         println!("|---|---|---|---|---|");
         let mut sound = true;
-        for name in ALGORITHMS {
+        for &name in &self.algorithms {
             let steps = if name == "MTP" { 3 } else { 5 };
             let (mut engines, mut answered, mut differ) = (0, 0, 0);
             let (mut tokens, mut rounds) = (0, 0);
@@ -247,7 +256,7 @@ where
     fn graphs(&self) -> bool {
         let prompts = self.prompts();
         let mut sound = true;
-        for name in ALGORITHMS.into_iter().chain([PLAIN]) {
+        for name in self.algorithms.iter().copied().chain([PLAIN]) {
             let shapes = match name {
                 PLAIN => vec![Shape::PLAIN],
                 _ => vec![Shape::chain(3), shape(3, 4, 12)],
@@ -290,6 +299,9 @@ where
                 ("NGRAM", shape(5, 4, 16), Verify::Match),
                 ("STANDALONE", shape(3, 4, 12), Verify::Rejection),
             ] {
+                if !self.algorithms.contains(&name) {
+                    continue;
+                }
                 // What is drawn differs from what is chosen, unless one token alone is likely.
                 let same = verify == Verify::Match || mode == "greedy";
                 let got = of(name, shape, verify);
@@ -315,7 +327,7 @@ where
     fn transfer(&self) -> bool {
         let prompts = self.prompts();
         let mut sound = true;
-        for name in ALGORITHMS.into_iter().chain([PLAIN]) {
+        for name in self.algorithms.iter().copied().chain([PLAIN]) {
             let shapes = match name {
                 PLAIN => vec![Shape::PLAIN],
                 _ => vec![Shape::chain(3), shape(3, 4, 12)],
@@ -377,7 +389,8 @@ impl Device<CudaBackend> {
     /// Whether ids, log-probabilities and what came of every draft are those of the CPU, bit for bit.
     fn equals_cpu(&self) -> bool {
         let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
-        let cpu = Device { backend, kv: self.kv, small: self.small };
+        let algorithms = self.algorithms.clone();
+        let cpu = Device { backend, kv: self.kv, small: self.small, algorithms };
         let prompts = self.prompts();
         let few: Vec<Vec<u32>> = prompts.iter().skip(1).step_by(4).cloned().collect();
         let mut sound = true;
@@ -396,7 +409,7 @@ impl Device<CudaBackend> {
             Verify::TargetOnly { single: 0.6, accumulated: 0.9 },
             Verify::Rejection,
         ];
-        for name in ALGORITHMS {
+        for &name in &self.algorithms {
             let steps = if name == "MTP" { 3 } else { 5 };
             for (at, shape) in [Shape::chain(3), shape(steps, 4, 16)].into_iter().enumerate() {
                 for (mode, change) in MODES {

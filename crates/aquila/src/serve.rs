@@ -65,7 +65,7 @@ impl Serve {
             return Err(Error::Usage("--served-model-name must not be empty".into()));
         }
         let mut defaults = self.sampling.params()?;
-        self.disaggregation.check(self.model.device()?)?;
+        self.disaggregation.check()?;
         // First of all that takes time: whoever finds the port taken need not wait for a model.
         let address = Address::take(&self.server.host, self.server.port)?;
         let transport = self.disaggregation.transport()?;

@@ -14,7 +14,7 @@ use clap::{Args, ValueEnum};
 
 use super::access::variable;
 use crate::error::{Error, Result};
-use crate::flags::{Device, whole};
+use crate::flags::whole;
 use crate::notice::notice;
 
 /// The secret that workers share, where `ps` does not show it.
@@ -100,14 +100,8 @@ impl DisaggregationFlags {
         self.disaggregation_mode == Mode::Prefill
     }
 
-    /// Refuses flags that have no use, and what is not there yet.
-    pub fn check(&self, device: Device) -> Result<()> {
-        if self.disaggregation_mode != Mode::Null && matches!(device, Device::Cuda(_)) {
-            return Err(Error::Usage(
-                "--disaggregation-mode: prefill and decode workers are not available on CUDA yet"
-                    .into(),
-            ));
-        }
+    /// Refuses flags that have no use.
+    pub fn check(&self) -> Result<()> {
         let hosts = !self.disaggregation_prefill_hosts.is_empty();
         if hosts && self.disaggregation_mode != Mode::Decode {
             return Err(Error::Usage(

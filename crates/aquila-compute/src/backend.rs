@@ -96,6 +96,11 @@ pub trait Backend: Send + Sync + 'static {
     /// Makes room for `capacity` rows of `width`, all zeros.
     fn rows(&self, capacity: usize, width: usize) -> Result<Self::Rows>;
 
+    /// The same for logits, which no projection reads.
+    fn logits(&self, capacity: usize, width: usize) -> Result<Self::Rows> {
+        self.rows(capacity, width)
+    }
+
     /// Makes room for plans up to `bounds`.
     fn plan(&self, bounds: PlanBounds) -> Result<Self::Plan>;
 
@@ -256,11 +261,13 @@ pub trait Backend: Send + Sync + 'static {
         out: &mut Self::Rows,
     ) -> Result<()>;
 
-    /// `out[i] = input[outputs[i]]` for the plan's outputs; answers how many there are.
+    /// `out[i] = input[outputs[first + i]]` for the plan's outputs, as many as `out` has room for;
+    /// answers how many.
     fn gather_outputs(
         &self,
         input: &Self::Rows,
         plan: &Self::Plan,
+        first: usize,
         out: &mut Self::Rows,
     ) -> Result<usize>;
 
@@ -309,6 +316,12 @@ pub trait Backend: Send + Sync + 'static {
     /// Makes room for the rows of all running requests.
     fn state(&self, bounds: StateBounds) -> Result<Self::State>;
 
+    /// Bytes that such a state takes, and what attention by `heads` works in; nothing where that is
+    /// small.
+    fn round_bytes(&self, _bounds: &StateBounds, _heads: HeadShape) -> u64 {
+        0
+    }
+
     /// Begins a round: what changed, and what runs.
     fn begin_round(&self, state: &mut Self::State, batch: Batch) -> Result<()>;
 
@@ -337,12 +350,13 @@ pub trait Backend: Send + Sync + 'static {
     /// Ends the trees: the best nodes of each, and of those as many as the batch's limits say.
     fn build_trees(&self, state: &mut Self::State) -> Result<()>;
 
-    /// Samples at every output of the target's pass, each by its request's settings and with the
-    /// history of its own path.
-    fn sample(&self, state: &mut Self::State, logits: &Self::Rows) -> Result<()>;
+    /// Samples at outputs of the target's pass, each by its request's settings and with the history
+    /// of its own path: `logits` has those from output `first` on, and pieces come in order.
+    fn sample(&self, state: &mut Self::State, logits: &Self::Rows, first: usize) -> Result<()>;
 
     /// Follows what was sampled down the trees, and adds what is accepted to the texts; or what
-    /// the state was told to simulate.
+    /// the state was told to simulate. `logits` has all outputs where trees are verified by
+    /// probability, and is not looked at elsewhere.
     fn accept(&self, state: &mut Self::State, logits: &Self::Rows) -> Result<()>;
 
     /// Moves keys and values of all layers to where the accepted paths belong.

@@ -206,7 +206,7 @@ impl Backend for Null {
         Ok(())
     }
 
-    fn gather_outputs(&self, _: &(), plan: &usize, _: &mut ()) -> Result<usize> {
+    fn gather_outputs(&self, _: &(), plan: &usize, _: usize, _: &mut ()) -> Result<usize> {
         Ok(*plan)
     }
 
@@ -281,7 +281,7 @@ impl Backend for Null {
         Ok(())
     }
 
-    fn sample(&self, _: &mut Told, _: &()) -> Result<()> {
+    fn sample(&self, _: &mut Told, _: &(), _: usize) -> Result<()> {
         Ok(())
     }
 

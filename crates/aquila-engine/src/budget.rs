@@ -90,14 +90,10 @@ impl Budget {
         page_size: usize,
     ) -> Result<Self, BudgetError> {
         let limit = (available as f64 * fraction) as u64;
-        let all = draft.iter().fold(needs, |sum, draft| Needs {
-            weights: sum.weights + draft.weights,
-            scratch: sum.scratch + draft.scratch,
-            kv_per_token: sum.kv_per_token + draft.kv_per_token,
-            texts: sum.texts + draft.texts,
-        });
-        let fixed = all.weights + all.scratch + all.texts;
-        let Needs { weights, scratch, kv_per_token, .. } = all;
+        let all = draft.map_or(needs, |draft| needs + draft);
+        let Needs { weights, kv_per_token, .. } = all;
+        let scratch = all.scratch + all.logits + all.rounds;
+        let fixed = weights + scratch + all.texts;
         let left = limit.checked_sub(fixed);
         let left =
             left.ok_or(BudgetError::Fixed { weights, scratch, limit, fraction, available })?;
@@ -116,17 +112,21 @@ impl Budget {
         let mut lines = vec![
             line("weights", needs.weights),
             line("scratch", needs.scratch),
+            line("logits", needs.logits),
+            line("rows of requests", needs.rounds),
             line(&format!("KV ({tokens} tokens)"), kv(needs)),
         ];
         if let Some(draft) = draft {
             let of_draft = [
                 line("weights of the draft", draft.weights),
                 line("scratch of the draft", draft.scratch),
+                line("logits of the draft", draft.logits),
                 line("KV of the draft", kv(draft)),
                 line("texts to draft from", draft.texts),
             ];
-            lines.extend(of_draft.into_iter().filter(|line| line.bytes > 0));
+            lines.extend(of_draft);
         }
+        lines.retain(|line| line.bytes > 0);
         Ok(Self { lines, limit, tokens })
     }
 
@@ -168,7 +168,8 @@ pub fn available_memory() -> u64 {
 mod tests {
     use super::*;
 
-    const NEEDS: Needs = Needs { weights: 1000, scratch: 200, kv_per_token: 10, texts: 0 };
+    const NEEDS: Needs =
+        Needs { weights: 1000, scratch: 150, logits: 40, rounds: 10, kv_per_token: 10, texts: 0 };
 
     #[test]
     fn the_pool_takes_what_is_useful_in_whole_pages() {

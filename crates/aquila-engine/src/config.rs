@@ -1,6 +1,6 @@
 //! What an engine is told at start.
 
-use aquila_compute::round::Returned;
+use aquila_compute::round::{DraftGroup, Returned, StateBounds};
 use aquila_compute::{KvDtype, PlanBounds, WeightFormat};
 use aquila_model::ModelSpec;
 use aquila_spec::{Allowance, Shape, Simulate, Verify};
@@ -68,6 +68,9 @@ pub struct EngineConfig {
 
 /// Rows whose logits one round may ask for beyond one per running request.
 const PROMPT_LOGPROB_ROWS: usize = 64;
+/// Rows of logits that come at a time at most, where tokens are chosen from each row alone: more would
+/// not make the projection faster.
+const LOGIT_ROWS: usize = 512;
 
 impl EngineConfig {
     /// Refuses settings that no engine can work with.
@@ -110,9 +113,18 @@ impl EngineConfig {
         4 * self.max_rows() as u64 * (hidden + experts * spec.layers.len()) as u64
     }
 
-    /// Rows of logits of the largest forward pass.
+    /// Outputs of the largest forward pass.
     pub fn max_outputs(&self) -> usize {
         self.max_running_requests * self.shape.nodes() + PROMPT_LOGPROB_ROWS
+    }
+
+    /// Outputs of the target whose logits come at a time: all of them where trees are verified by
+    /// probability.
+    pub fn logit_rows(&self) -> usize {
+        match self.verify {
+            Verify::Match => self.max_outputs().min(LOGIT_ROWS),
+            _ => self.max_outputs(),
+        }
     }
 
     /// The largest plan of a draft's pass.
@@ -147,6 +159,27 @@ impl EngineConfig {
             outputs: self.max_outputs(),
             slots: self.max_running_requests
                 * (self.longest_sequence() + self.shape.nodes() * (self.shape.steps() + 1)),
+        }
+    }
+
+    /// What the state of rounds has room for, with these groups of a draft; whether there is a draft
+    /// on the backend, and one of hidden rows, is left to say.
+    pub fn state_bounds(&self, groups: Vec<DraftGroup>, vocabulary: usize) -> StateBounds {
+        StateBounds {
+            places: self.max_running_requests,
+            stride: self.longest_sequence(),
+            drafts: false,
+            groups,
+            hidden: false,
+            first_parked: self.max_rows(),
+            parked_rows: self.parked_rows,
+            chunk: self.chunked_prefill_size,
+            shape: self.shape,
+            verify: self.verify,
+            vocabulary,
+            outputs: self.max_outputs(),
+            logits: self.logit_rows(),
+            simulate: self.simulate.clone(),
         }
     }
 

@@ -31,6 +31,9 @@ pub struct Decoder<B: Backend> {
 /// layer of it. Later layers have not run yet.
 pub type LayerWritten<'a, B> = dyn FnMut(&<B as Backend>::Kv, usize, usize) -> Result<()> + 'a;
 
+/// Hears of logits, those of outputs from a number on, before the next ones take their place.
+pub type LogitsTold<'a, B> = dyn FnMut(&<B as Backend>::Rows, usize) -> Result<()> + 'a;
+
 struct Layer<B: Backend> {
     norm: B::Vector,
     block: Block<B>,
@@ -46,11 +49,14 @@ pub struct Scratch<B: Backend> {
     normed: B::Rows,
     gathered: B::Rows,
     hidden: B::Rows,
+    /// As many rows as come at a time.
     logits: B::Rows,
+    pieces: usize,
 }
 
 impl<B: Backend> Scratch<B> {
-    /// The logits of the last pass, one row per output of its plan, in order.
+    /// The logits of the last pass, one row per output of its plan, in order; of its last piece where
+    /// they come in pieces.
     pub fn logits(&self) -> &B::Rows {
         &self.logits
     }
@@ -155,15 +161,25 @@ impl<B: Backend> Decoder<B> {
 
     /// Buffers for passes up to `bounds`.
     pub fn scratch(&self, backend: &B, bounds: PlanBounds) -> Result<Scratch<B>> {
-        let PlanBounds { rows, outputs, .. } = bounds;
-        let spec = &self.spec;
+        self.scratch_in_pieces(backend, bounds, bounds.outputs)
+    }
+
+    /// The same, with the logits of `pieces` outputs at a time.
+    pub fn scratch_in_pieces(
+        &self,
+        backend: &B,
+        bounds: PlanBounds,
+        pieces: usize,
+    ) -> Result<Scratch<B>> {
+        let (rows, spec) = (bounds.rows, &self.spec);
         Ok(Scratch {
             bounds,
             work: Work::new(backend, spec, bounds)?,
             normed: backend.rows(rows, spec.hidden_size)?,
-            gathered: backend.rows(outputs, spec.hidden_size)?,
-            hidden: backend.rows(outputs, spec.hidden_size)?,
-            logits: backend.rows(outputs, spec.vocab_size)?,
+            gathered: backend.rows(pieces, spec.hidden_size)?,
+            hidden: backend.rows(pieces, spec.hidden_size)?,
+            logits: backend.logits(pieces, spec.vocab_size)?,
+            pieces,
         })
     }
 
@@ -184,10 +200,13 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<()> {
         self.check_plan(plan, scratch.bounds)?;
         backend.place(plan, &mut scratch.work.plan)?;
-        self.forward_placed(backend, kv, scratch, captures, &mut |_, _, _| Ok(()))
+        self.forward_placed(backend, kv, scratch, captures, &mut |_, _, _| Ok(()), &mut |_, _| {
+            Ok(())
+        })
     }
 
-    /// The same for the plan that stands in `scratch`; `written` hears of each layer.
+    /// The same for the plan that stands in `scratch`; `written` hears of each layer, `told` of each
+    /// piece of the logits.
     pub fn forward_placed(
         &self,
         backend: &B,
@@ -195,8 +214,9 @@ impl<B: Backend> Decoder<B> {
         scratch: &mut Scratch<B>,
         captures: &mut [&mut Capture<B>],
         written: &mut LayerWritten<'_, B>,
+        told: &mut LogitsTold<'_, B>,
     ) -> Result<()> {
-        let Extent { rows, .. } = backend.extent(&scratch.work.plan);
+        let Extent { rows, outputs } = backend.extent(&scratch.work.plan);
         if let Some(capacity) = captures.iter().map(|c| c.capacity()).find(|&c| rows > c) {
             return Err(Error::Plan(format!("{rows} rows, and {capacity} can be captured")));
         }
@@ -221,28 +241,28 @@ impl<B: Backend> Decoder<B> {
                 capture.take(backend, number + 1, &s.work.residual, rows)?;
             }
         }
-        let outputs = match captures.iter_mut().find_map(|c| c.final_rows()) {
-            // A norm looks at one row, so the head may read rows that were normed with all others.
-            Some(all) => {
-                backend.rms_norm(&s.work.residual, &self.final_norm, epsilon, rows, all)?;
-                backend.gather_outputs(all, &s.work.plan, &mut s.hidden)?
-            }
-            None => {
-                let residual = &s.work.residual;
-                let outputs = backend.gather_outputs(residual, &s.work.plan, &mut s.gathered)?;
-                if outputs > 0 {
-                    let norm = &self.final_norm;
-                    backend.rms_norm(&s.gathered, norm, epsilon, outputs, &mut s.hidden)?;
+        let (plan, norm) = (&s.work.plan, &self.final_norm);
+        // A norm looks at one row, so the head may read rows that were normed with all others.
+        let mut normed = captures.iter_mut().find_map(|c| c.final_rows());
+        if let Some(normed) = &mut normed {
+            backend.rms_norm(&s.work.residual, norm, epsilon, rows, normed)?;
+        }
+        for first in (0..outputs).step_by(s.pieces.max(1)) {
+            let count = match &normed {
+                Some(normed) => backend.gather_outputs(normed, plan, first, &mut s.hidden)?,
+                None => {
+                    let residual = &s.work.residual;
+                    let count = backend.gather_outputs(residual, plan, first, &mut s.gathered)?;
+                    backend.rms_norm(&s.gathered, norm, epsilon, count, &mut s.hidden)?;
+                    count
                 }
-                outputs
-            }
-        };
-        if outputs > 0 {
+            };
             let logits = &mut s.logits;
-            backend.project(&self.head, None, &s.hidden, outputs, Accumulate::Set, logits)?;
+            backend.project(&self.head, None, &s.hidden, count, Accumulate::Set, logits)?;
             if let Some(cap) = self.spec.logit_cap {
-                backend.soft_cap(logits, outputs, cap)?;
+                backend.soft_cap(logits, count, cap)?;
             }
+            told(logits, first)?;
         }
         Ok(())
     }

@@ -47,7 +47,7 @@ mod torch_file;
 pub use arch::supported_architectures;
 pub use capture::Capture;
 pub use checkpoint::{Checkpoint, LoadFormat};
-pub use decoder::{Decoder, LayerWritten, Scratch};
+pub use decoder::{Decoder, LayerWritten, LogitsTold, Scratch};
 pub use draft_head::{
     AuxLayerConvention, AuxLayers, DraftTokens, Eagle3Head, Eagle3Spec, EagleCheckpoint, EagleSpec,
     FeatureNorm, FirstEmbedding, FusedCheckpoint, FusedHead, FusedScratch, HeadCheckpoint,

@@ -15,10 +15,29 @@ pub struct Needs {
     pub weights: u64,
     /// Bytes of the activations of the largest round.
     pub scratch: u64,
+    /// Bytes of the logits that come at a time.
+    pub logits: u64,
+    /// Bytes of the rows of running requests, their trees and what is drawn for them.
+    pub rounds: u64,
     /// Bytes of keys and values of one token.
     pub kv_per_token: u64,
     /// Bytes of texts that drafts are looked up in.
     pub texts: u64,
+}
+
+impl std::ops::Add for Needs {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            weights: self.weights + other.weights,
+            scratch: self.scratch + other.scratch,
+            logits: self.logits + other.logits,
+            rounds: self.rounds + other.rounds,
+            kv_per_token: self.kv_per_token + other.kv_per_token,
+            texts: self.texts + other.texts,
+        }
+    }
 }
 
 /// A number of bytes, written for people.
@@ -112,11 +131,15 @@ pub fn kv_bytes_per_token(spec: &ModelSpec, dtype: KvDtype) -> u64 {
     spec.kv_shapes(1, dtype).iter().map(|shape| shape.bytes_per_slot() as u64).sum()
 }
 
-/// Bytes of the buffers of a forward pass.
+/// Bytes of the buffers of a forward pass, but for the logits.
 pub fn scratch_bytes(spec: &ModelSpec, bounds: PlanBounds) -> u64 {
     let per_row = spec.hidden_size + work_width(spec);
-    let per_output = 2 * spec.hidden_size + spec.vocab_size;
-    buffer_bytes(bounds, per_row, per_output)
+    buffer_bytes(bounds, per_row, 2 * spec.hidden_size)
+}
+
+/// Bytes of the logits of so many outputs.
+pub fn logit_bytes(spec: &ModelSpec, outputs: usize) -> u64 {
+    4 * outputs as u64 * spec.vocab_size as u64
 }
 
 /// Bytes of a capture of `layers` layers in passes up to `rows` rows.

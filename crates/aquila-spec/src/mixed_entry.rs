@@ -79,14 +79,7 @@ impl Opened for OpenedMix {
     }
 
     fn needs(&self, allowance: &Allowance) -> Needs {
-        let model = self.model.needs(allowance);
-        let ngram = self.ngram.needs(allowance);
-        Needs {
-            weights: model.weights + ngram.weights,
-            scratch: model.scratch + ngram.scratch,
-            kv_per_token: model.kv_per_token + ngram.kv_per_token,
-            texts: model.texts + ngram.texts,
-        }
+        self.model.needs(allowance) + self.ngram.needs(allowance)
     }
 }
 

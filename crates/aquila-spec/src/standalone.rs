@@ -66,6 +66,7 @@ impl Opened for OpenedStandalone {
             weights: memory::weight_bytes(spec, allowance.format),
             scratch: memory::scratch_bytes(spec, allowance.bounds)
                 + memory::rope_bytes(spec, allowance.positions),
+            logits: memory::logit_bytes(spec, allowance.bounds.outputs),
             kv_per_token: memory::kv_bytes_per_token(spec, allowance.kv_dtype),
             ..Needs::default()
         }

@@ -4,9 +4,9 @@ use std::io::IsTerminal;
 use std::sync::Arc;
 use std::time::Instant;
 
-use aquila_compute::Backend;
 use aquila_compute::cpu::CpuBackend;
 use aquila_compute::cuda::CudaBackend;
+use aquila_compute::{Backend, PlanBounds};
 use aquila_engine::executor::{CapturedPart, GraphPart, ModelExecutor};
 use aquila_engine::{
     AdmissionOrder, Budget, EngineConfig, EngineHandle, Priorities, Runner, Scheduler,
@@ -198,11 +198,18 @@ where
     if config.returned.routed_experts && spec.experts_per_token().is_none() {
         return Err(aquila_engine::Error::NoExperts.into());
     }
+    // The groups of a draft are not known before it is loaded, and are small beside the rest.
+    let rounds = config.state_bounds(Vec::new(), spec.vocab_size);
+    let heads = spec.layers.iter().map(|layer| layer.attention().heads);
+    let rounds = heads.map(|heads| backend.round_bytes(&rounds, heads)).max();
+    let pass = PlanBounds { outputs: config.logit_rows(), ..config.bounds() };
     let needs = Needs {
         weights: memory::weight_bytes(&spec, format),
-        scratch: memory::scratch_bytes(&spec, config.bounds())
+        scratch: memory::scratch_bytes(&spec, pass)
             + memory::rope_bytes(&spec, context)
             + config.returned_bytes(&spec),
+        logits: memory::logit_bytes(&spec, config.logit_rows()),
+        rounds: rounds.unwrap_or(0),
         kv_per_token: memory::kv_bytes_per_token(&spec, config.kv_dtype),
         ..Needs::default()
     };

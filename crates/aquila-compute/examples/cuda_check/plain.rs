@@ -138,7 +138,7 @@ fn exercise<B: Backend>(
     b.take_columns(&joined, rows, hidden / 2, &mut normed)?;
     out.push(("take_columns", b.read(&normed, rows)?));
     let mut outputs = make(hidden)?;
-    let count = b.gather_outputs(&residual, &placed, &mut outputs)?;
+    let count = b.gather_outputs(&residual, &placed, 0, &mut outputs)?;
     out.push(("gather_outputs", b.read(&outputs, count)?));
     b.scatter_outputs(&outputs, &placed, &mut normed)?;
     out.push(("scatter_outputs", b.read(&normed, rows)?));

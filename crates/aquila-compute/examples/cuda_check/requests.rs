@@ -133,6 +133,14 @@ impl Setting {
         self.places * (self.longest + self.shape.nodes().max(level) + 8)
     }
 
+    /// Outputs whose logits come at a time: all where trees are verified by probability.
+    pub fn piece(&self) -> usize {
+        match self.verify {
+            Verify::Match => 1 + self.seed as usize % self.outputs(),
+            _ => self.outputs(),
+        }
+    }
+
     /// Outputs of the largest pass.
     pub fn outputs(&self) -> usize {
         self.places * (self.shape.nodes().max(self.longest) + 8)

@@ -90,6 +90,7 @@ impl<'a, B: Backend> Player<'a, B> {
             verify: setting.verify,
             vocabulary: setting.vocabulary,
             outputs,
+            logits: setting.piece(),
             simulate: setting.simulate.clone(),
         })?;
         let kept = setting.kept();
@@ -132,7 +133,7 @@ impl<'a, B: Backend> Player<'a, B> {
         let kv = &mut self.kv[group];
         backend.write_kv(&mut qkv, HEADS, None, &self.rope, plan, kv, 0)?;
         backend.attend(&qkv, PARAMS, plan, kv, 0, &mut out)?;
-        backend.gather_outputs(&out, plan, &mut gathered)?;
+        backend.gather_outputs(&out, plan, 0, &mut gathered)?;
         if rows > 0 {
             self.trace.push((format!("{what}: attention"), backend.read(&out, rows)?));
             self.trace.push((format!("{what}: outputs"), backend.read(&gathered, outputs)?));
@@ -245,8 +246,14 @@ impl<'a, B: Backend> Player<'a, B> {
         let bound = Extent { rows: setting.rows(), outputs: setting.outputs() };
         backend.plan_rows(&mut self.state, PassRows::Target, bound, &mut self.plan)?;
         self.attend("target", 0)?;
-        let logits = self.logits(script, 0, setting.vocabulary)?;
-        backend.sample(&mut self.state, &logits)?;
+        let (width, piece) = (setting.vocabulary, setting.piece());
+        let values = script.logits(0, setting.outputs(), width);
+        let mut logits = (self.rows_of)(width, &values[..piece * width])?;
+        for first in (0..setting.outputs()).step_by(piece) {
+            let end = setting.outputs().min(first + piece);
+            logits = (self.rows_of)(width, &values[first * width..end * width])?;
+            backend.sample(&mut self.state, &logits, first)?;
+        }
         backend.accept(&mut self.state, &logits)?;
         // Hidden rows of the pass, then what is parked, which stays.
         let rows = setting.rows();

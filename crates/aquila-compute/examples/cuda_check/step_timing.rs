@@ -86,6 +86,7 @@ fn rounds(
         verify: Verify::Match,
         vocabulary: VOCABULARY,
         outputs,
+        logits: outputs,
         simulate: Some(simulate),
     })?;
     let rows = requests * (PROMPT + 8);
@@ -160,7 +161,7 @@ fn rounds(
             false => Extent { rows: outputs, outputs },
         };
         b.plan_rows(&mut state, PassRows::Target, bound, &mut plan)?;
-        b.sample(&mut state, &logits)?;
+        b.sample(&mut state, &logits, 0)?;
         b.accept(&mut state, &logits)?;
         b.publish(&mut state)?;
         if drafts {

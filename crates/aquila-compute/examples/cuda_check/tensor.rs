@@ -326,7 +326,7 @@ impl Checks<'_> {
             plan.sources.iter().map(|&source| embedded[source as usize].clone()).collect();
         self.compare("gather_sources", &out, rows, &gathered.concat())?;
         let mut outputs = poisoned(b, rows, width)?;
-        b.gather_outputs(&input, &placed, &mut outputs)?;
+        b.gather_outputs(&input, &placed, 0, &mut outputs)?;
         let wanted: Vec<Vec<f32>> =
             plan.outputs.iter().map(|&row| embedded[row as usize].clone()).collect();
         self.compare("gather_outputs", &outputs, wanted.len(), &wanted.concat())?;

@@ -20,7 +20,7 @@ use crate::round::{
     Batch, Candidates, DraftQuery, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput,
     ReturnedRows, RoundState, StateBounds, Tree,
 };
-use crate::sampling;
+use crate::sampling::{self, SampleQuery};
 use crate::{
     Accumulate, Activation, AttentionParams, Backend, DraftIds, Error, ForwardPlan, HeadShape,
     HostTensor, KvShape, PlanBounds, Result, RopeTable, WeightFormat,
@@ -342,9 +342,16 @@ impl Backend for CpuBackend {
         out.copy_rows(input, host.sources.iter().map(|&source| source as usize).zip(0..))
     }
 
-    fn gather_outputs(&self, input: &CpuRows, plan: &CpuPlan, out: &mut CpuRows) -> Result<usize> {
+    fn gather_outputs(
+        &self,
+        input: &CpuRows,
+        plan: &CpuPlan,
+        first: usize,
+        out: &mut CpuRows,
+    ) -> Result<usize> {
         let _reported = self.report(Operation::GatherOutputs);
-        let outputs = &plan.host().outputs;
+        let outputs = plan.host().outputs.get(first..).unwrap_or_default();
+        let outputs = &outputs[..outputs.len().min(out.capacity())];
         out.copy_rows(input, outputs.iter().map(|&row| row as usize).zip(0..))?;
         Ok(outputs.len())
     }
@@ -442,15 +449,14 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn sample(&self, state: &mut RoundState, logits: &CpuRows) -> Result<()> {
+    fn sample(&self, state: &mut RoundState, logits: &CpuRows, first: usize) -> Result<()> {
         let _reported = self.report(Operation::Sample);
-        let (chosen, weighed) = state.sample_queries();
-        let choices =
-            self.pool.map(&chosen, |query| sampling::choose(logits.row(query.row), query));
-        let weights = self
-            .pool
-            .map(&weighed, |query| sampling::filtered_probs(logits.row(query.row), query, None));
-        state.take_samples(choices, weights);
+        let (chosen, weighed) = state.sample_queries(first..first + logits.capacity());
+        let row = |query: &SampleQuery<'_>| logits.row(query.row - first);
+        let choices = self.pool.map(&chosen, |query| sampling::choose(row(query), query));
+        let weights =
+            self.pool.map(&weighed, |query| sampling::filtered_probs(row(query), query, None));
+        state.take_samples(first, choices, weights);
         Ok(())
     }
 

@@ -111,7 +111,7 @@ c_structures! {
     SoftCap { rows: Rows, cap: f32 }
 
     /// Arguments of `gather` and `scatter`.
-    Gather { count: Address, list: Address, input: Rows, out: Rows, rows: u32 }
+    Gather { count: Address, list: Address, input: Rows, out: Rows, rows: u32, first: u32 }
 
     /// Arguments of `copy_columns`.
     Copy { input: Rows, out: Rows, from: u32, to: u32, width: u32 }

@@ -42,6 +42,13 @@ struct Working {
 }
 
 impl Attention {
+    /// Bytes of working memory for passes of `rows` rows that see up to `positions` positions.
+    pub(super) fn bytes(heads: HeadShape, positions: usize, rows: usize) -> usize {
+        let of_row = heads.heads * positions.div_ceil(BLOCK).max(1);
+        let together = (WORKING / (of_row * heads.head_dim * 4)).clamp(1, rows.max(1));
+        together * of_row * (4 * heads.head_dim + 3 * 4)
+    }
+
     /// Working memory for `blocks` blocks of `width` values, made larger where it is too small. A
     /// graph that names the smaller one keeps it.
     fn working(&self, device: &Device, blocks: usize, width: usize) -> Result<Working> {

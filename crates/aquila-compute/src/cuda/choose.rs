@@ -1,11 +1,12 @@
 //! The choice of tokens: which kernels of `choose.cu` and `weigh.cu` a batch needs.
 
+use super::arguments::Rows;
 use super::c_layout::Address;
 use super::device::{Device, HostCopy, Memory};
 use super::kernels::Kernels;
-use super::layout::ChooseArgs;
+use super::layout::{ChooseArgs, State};
 use super::rows::CudaRows;
-use super::state::{CudaState, MOST_PARTS, Needs};
+use super::state::{BUCKETS, CudaState, MOST_PARTS, Needs};
 use crate::{DraftIds, Error, Result};
 
 /// Words of shared memory for the tokens of a path: `MOST_PATH` in `choice.cuh`.
@@ -108,16 +109,24 @@ pub(super) enum Whose {
 }
 
 impl CudaState {
-    /// Answers the queries of the pass that was planned last.
+    /// Answers the queries of the pass that was planned last from output `first` on, as many as there
+    /// are logits.
     pub(super) fn choose(
         &mut self,
         device: &Device,
         kernels: &Kernels,
         whose: Whose,
         logits: &CudaRows,
+        first: usize,
         ids: Option<DraftIds<'_>>,
     ) -> Result<()> {
-        let outputs = self.asked;
+        let outputs = self.asked.saturating_sub(first).min(logits.capacity);
+        if outputs > self.pieces {
+            return Err(Error::Device(format!(
+                "logits of {outputs} outputs, {} at a time",
+                self.pieces
+            )));
+        }
         logits.hold("logits", outputs, logits.width)?;
         if outputs == 0 || self.round.rows.is_empty() {
             return Ok(());
@@ -131,8 +140,8 @@ impl CudaState {
         let size = logits.width;
         let telling = self.telling.addresses(tops);
         let arguments = ChooseArgs {
-            state: self.parts,
-            logits: logits.parts(),
+            state: self.of_piece(first),
+            logits: rows_of_piece(logits, first),
             ids: ids.as_ref().map_or(0, |ids| ids.at(0)),
             logprobs: telling.logprobs,
             top_counts: telling.top_counts,
@@ -141,6 +150,7 @@ impl CudaState {
             draft: u32::from(!target),
             level: u32::from(whose == Whose::Level),
             most_tops: telling.most as u32,
+            first: first as u32,
         };
         let mut names = self.names();
         names.extend(logits.memory().chain(&ids));
@@ -179,6 +189,20 @@ impl CudaState {
         Ok(())
     }
 
+    /// The state for a piece: what lies by output there is moved back, so that the piece's first
+    /// output is at its beginning.
+    fn of_piece(&self, first: usize) -> State {
+        let (parts, back) = (self.parts, |address, bytes| moved_back(address, first, bytes));
+        State {
+            part_scores: back(parts.part_scores, 8 * MOST_PARTS),
+            part_tokens: back(parts.part_tokens, 4 * MOST_PARTS),
+            arrivals: back(parts.arrivals, 4),
+            bucket_weights: back(parts.bucket_weights, 16 * BUCKETS),
+            bucket_counts: back(parts.bucket_counts, 8 * BUCKETS),
+            ..parts
+        }
+    }
+
     /// Refuses more outputs than there is room for.
     pub(super) fn check_outputs(&self, outputs: usize) -> Result<()> {
         if outputs <= self.outputs {
@@ -186,4 +210,15 @@ impl CudaState {
         }
         Err(Error::Tensor(format!("{outputs} outputs, and there is room for {}", self.outputs)))
     }
+}
+
+/// An address less `first` times `bytes`: what is looked up from `first` on lies at `address`.
+fn moved_back(address: Address, first: usize, bytes: usize) -> Address {
+    address.wrapping_sub((first * bytes) as Address)
+}
+
+/// Rows whose first is that of output `first`.
+fn rows_of_piece(logits: &CudaRows, first: usize) -> Rows {
+    let parts = logits.parts();
+    Rows { values: moved_back(parts.values, first, 4 * logits.stride), ..parts }
 }

@@ -1,5 +1,7 @@
 //! Launches of kernels that give each value of some rows a thread.
 
+use std::ops::Range;
+
 use super::arguments;
 use super::backend::CudaBackend;
 use super::c_layout::Address;
@@ -37,28 +39,29 @@ impl CudaBackend {
         unsafe { self.by_value(&self.kernels.copy_columns, width, rows, &arguments, names) }
     }
 
-    /// `out[i] = input[list[i]]`, for as many as the plan counts, `bound` at most.
+    /// `out[i] = input[list[piece.start + i]]`, for as many as the plan counts, up to the piece's end.
     pub(super) fn gather(
         &self,
         input: &CudaRows,
         plan: &CudaPlan,
         count: Address,
         list: Address,
-        bound: usize,
+        piece: Range<usize>,
         out: &mut CudaRows,
     ) -> Result<()> {
         input.hold("rows to gather from", 1, out.width)?;
-        out.hold("gathered rows", bound, out.width)?;
+        out.hold("gathered rows", piece.len(), out.width)?;
         let arguments = arguments::Gather {
             count,
             list,
             input: input.parts(),
             out: out.parts(),
             rows: input.capacity as u32,
+            first: piece.start as u32,
         };
         let names = plan.memory().into_iter().chain(input.memory()).chain(out.memory());
         // SAFETY: the result fits, and source rows are clamped in the kernel.
-        unsafe { self.by_value(&self.kernels.gather, out.width, bound, &arguments, names) }
+        unsafe { self.by_value(&self.kernels.gather, out.width, piece.len(), &arguments, names) }
     }
 
     /// Launches a kernel that gives each of `width` values of `rows` rows a thread.

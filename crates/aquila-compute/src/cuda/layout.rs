@@ -256,6 +256,7 @@ c_structures! {
         draft: u32,
         level: u32,
         most_tops: u32,
+        first: u32,
     }
 
     /// Arguments of `accept` and `accept_weighed`.

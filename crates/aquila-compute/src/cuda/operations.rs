@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::PoisonError;
 use std::time::Duration;
 
+use super::attention::Attention;
 use super::attention::fits;
 use super::backend::CudaBackend;
 use super::choose::Whose;
@@ -98,6 +99,10 @@ impl Backend for CudaBackend {
 
     fn rows(&self, capacity: usize, width: usize) -> Result<CudaRows> {
         self.new_rows(capacity, width)
+    }
+
+    fn logits(&self, capacity: usize, width: usize) -> Result<CudaRows> {
+        CudaRows::new(&self.device, capacity, width, false)
     }
 
     fn plan(&self, bounds: PlanBounds) -> Result<CudaPlan> {
@@ -353,19 +358,21 @@ impl Backend for CudaBackend {
             return Err(Error::Tensor("the plan does not say where its rows come from".into()));
         }
         let parts = plan.parts();
-        self.gather(input, plan, parts.counts, parts.sources, plan.rows, out)
+        self.gather(input, plan, parts.counts, parts.sources, 0..plan.rows, out)
     }
 
     fn gather_outputs(
         &self,
         input: &CudaRows,
         plan: &CudaPlan,
+        first: usize,
         out: &mut CudaRows,
     ) -> Result<usize> {
         let parts = plan.parts();
         input.hold("rows to gather from", plan.rows, out.width)?;
-        self.gather(input, plan, parts.counts + 4, parts.outputs, plan.outputs, out)?;
-        Ok(plan.outputs)
+        let piece = first..plan.outputs.min(first + out.capacity);
+        self.gather(input, plan, parts.counts + 4, parts.outputs, piece.clone(), out)?;
+        Ok(piece.len())
     }
 
     fn move_slots(&self, kv: &mut CudaKv, moves: &[(u32, u32)]) -> Result<()> {
@@ -420,6 +427,7 @@ impl Backend for CudaBackend {
             input: input.parts(),
             out: out.parts(),
             rows: out.capacity as u32,
+            first: 0,
         };
         let names = plan.memory().into_iter().chain(input.memory()).chain(out.memory());
         // SAFETY: the input is there, and destinations are checked in the kernel.
@@ -464,6 +472,11 @@ impl Backend for CudaBackend {
         CudaState::new(&self.device, bounds)
     }
 
+    fn round_bytes(&self, bounds: &StateBounds, heads: HeadShape) -> u64 {
+        let rows = bounds.first_parked;
+        (CudaState::bytes(bounds) + Attention::bytes(heads, bounds.stride, rows)) as u64
+    }
+
     fn begin_round(&self, state: &mut CudaState, batch: Batch) -> Result<()> {
         state.begin(&self.device, &self.kernels, batch)
     }
@@ -488,7 +501,7 @@ impl Backend for CudaBackend {
         logits: &CudaRows,
         ids: Option<DraftIds<'_>>,
     ) -> Result<()> {
-        state.choose(&self.device, &self.kernels, Whose::Level, logits, ids)?;
+        state.choose(&self.device, &self.kernels, Whose::Level, logits, 0, ids)?;
         state.grow(&self.device, &self.kernels)
     }
 
@@ -496,8 +509,8 @@ impl Backend for CudaBackend {
         state.build_trees(&self.device, &self.kernels)
     }
 
-    fn sample(&self, state: &mut CudaState, logits: &CudaRows) -> Result<()> {
-        state.choose(&self.device, &self.kernels, Whose::Target, logits, None)
+    fn sample(&self, state: &mut CudaState, logits: &CudaRows, first: usize) -> Result<()> {
+        state.choose(&self.device, &self.kernels, Whose::Target, logits, first, None)
     }
 
     fn accept(&self, state: &mut CudaState, logits: &CudaRows) -> Result<()> {
@@ -530,7 +543,7 @@ impl Backend for CudaBackend {
         logits: &CudaRows,
         ids: Option<DraftIds<'_>>,
     ) -> Result<()> {
-        state.choose(&self.device, &self.kernels, Whose::Seeds, logits, ids)?;
+        state.choose(&self.device, &self.kernels, Whose::Seeds, logits, 0, ids)?;
         state.take_seeds(&self.device, &self.kernels)
     }
 

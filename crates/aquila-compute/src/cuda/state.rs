@@ -23,7 +23,7 @@ use crate::{DraftIds, Error, Result};
 /// Thread blocks that share a row of logits at most.
 pub(super) const MOST_PARTS: usize = 32;
 /// Buckets of `choose.cu`, twice for each output.
-const BUCKETS: usize = 1024;
+pub(super) const BUCKETS: usize = 1024;
 /// Positions of the shortest context that passes which may be captured are enqueued for; longer
 /// ones come in powers of two.
 const SHORTEST: usize = 1024;
@@ -42,6 +42,8 @@ pub struct CudaState {
     /// Queries that there is room for, and those of the pass that was planned last at most.
     pub(super) outputs: usize,
     pub(super) asked: usize,
+    /// Rows of logits that come at a time at most.
+    pub(super) pieces: usize,
     /// The round and its tasks on their way.
     tasks: Mailbox,
     /// What comes with a batch and is not there in every one: requests and slots.
@@ -124,41 +126,58 @@ pub(super) struct Needs {
     pub drawn: bool,
 }
 
-impl CudaState {
-    pub(super) fn new(device: &Device, bounds: StateBounds) -> Result<Self> {
-        let StateBounds { places, stride, shape, vocabulary, .. } = bounds;
-        let (steps, topk, nodes) = (shape.steps(), shape.topk(), shape.nodes());
-        let groups = 1 + bounds.groups.len();
-        if groups > MOST_GROUPS {
-            return Err(Error::Tensor(format!("{groups} KV groups, {MOST_GROUPS} at most")));
-        }
-        let pool = Shape::most_nodes(steps, topk);
-        let tree = bounds.groups.iter().map(|group| group.tree.of(shape)).max().unwrap_or(0);
-        let table_stride = stride + nodes.max(tree) + steps + 2;
-        let tokens_stride = stride + steps + 2;
-        let outputs = bounds.outputs.max(places * topk);
-        let record = size_of::<Row>() + 3 * 4 * (steps + 1);
-        let drawn = match bounds.verify {
-            Verify::Rejection => places * (1 + (steps.max(1) - 1) * topk),
-            _ => 0,
-        };
-        let rest = if bounds.verify == Verify::Match { 0 } else { places * vocabulary };
+/// Counts of what a state holds.
+struct Sizes {
+    groups: usize,
+    pool: usize,
+    table_stride: usize,
+    tokens_stride: usize,
+    outputs: usize,
+    /// Rows of logits that come at a time at most.
+    pieces: usize,
+    /// Distributions that drafts were drawn from, and values that verification leaves of them.
+    drawn: usize,
+    rest: usize,
+    /// Bytes of a row's record, and of what the host sends with a batch.
+    record: usize,
+    batch: usize,
+}
 
-        let mut memory = Vec::new();
-        let mut room = |bytes: usize| -> Result<u64> {
-            let made = device.allocate("the rows of requests", bytes)?;
-            let address = made.at(0);
-            memory.push(made);
-            Ok(address)
-        };
-        let tasks = size_of::<Round>() + places * size_of::<Task>();
-        let tasks = Mailbox::new(device, "a batch", tasks.div_ceil(4))?;
-        let tables = device.allocate("block tables", 4 * groups * places * table_stride)?;
-        let records = device.allocate("the rows of a round", places * record)?;
-        let trees = device.allocate("draft trees", places * nodes * size_of::<Node>())?;
-        let lookahead: Vec<u32> = bounds.groups.iter().map(|g| g.lookahead as u32).collect();
-        let prior: Vec<f32> = (0..topk.max(1)).map(Proposal::prior).collect();
-        let parts = State {
+impl Sizes {
+    fn of(bounds: &StateBounds) -> Self {
+        let StateBounds { places, stride, shape, vocabulary, .. } = *bounds;
+        let (steps, topk, nodes) = (shape.steps(), shape.topk(), shape.nodes());
+        let tree = bounds.groups.iter().map(|group| group.tree.of(shape)).max().unwrap_or(0);
+        Self {
+            groups: 1 + bounds.groups.len(),
+            pool: Shape::most_nodes(steps, topk),
+            table_stride: stride + nodes.max(tree) + steps + 2,
+            tokens_stride: stride + steps + 2,
+            outputs: bounds.outputs.max(places * topk),
+            pieces: bounds.logits.max(places * topk),
+            drawn: match bounds.verify {
+                Verify::Rejection => places * (1 + (steps.max(1) - 1) * topk),
+                _ => 0,
+            },
+            rest: if bounds.verify == Verify::Match { 0 } else { places * vocabulary },
+            record: size_of::<Row>() + 3 * 4 * (steps + 1),
+            batch: size_of::<Round>() + places * size_of::<Task>(),
+        }
+    }
+
+    /// Where everything is: `room` answers the address of so many bytes. Block tables, records, trees
+    /// and what comes with a batch are made apart from it.
+    fn parts(
+        &self,
+        bounds: &StateBounds,
+        apart: [u64; 4],
+        mut room: impl FnMut(usize) -> Result<u64>,
+    ) -> Result<State> {
+        let StateBounds { places, shape, vocabulary, .. } = *bounds;
+        let (steps, topk, nodes) = (shape.steps(), shape.topk(), shape.nodes());
+        let Self { groups, pool, table_stride, tokens_stride, outputs, pieces, .. } = *self;
+        let [tables, records, trees, batch] = apart;
+        Ok(State {
             places: places as u32,
             groups: groups as u32,
             tokens_stride: tokens_stride as u32,
@@ -173,22 +192,22 @@ impl CudaState {
             topk: topk as u32,
             steps: steps as u32,
             candidates: topk as u32,
-            record: record as u32,
+            record: self.record as u32,
             vocabulary: vocabulary as u32,
-            lookahead: room(4 * lookahead.len())?,
-            prior: room(4 * prior.len())?,
-            round: tasks.memory.at(0),
-            tasks: tasks.memory.at(size_of::<Round>()),
-            records: records.at(0),
+            lookahead: room(4 * bounds.groups.len())?,
+            prior: room(4 * topk.max(1))?,
+            round: batch,
+            tasks: batch + size_of::<Round>() as u64,
+            records,
             sequences: room(places * size_of::<Sequence>())?,
             committed: room(4 * places * MOST_GROUPS)?,
             tokens: room(4 * places * tokens_stride)?,
-            tables: tables.at(0),
+            tables,
             seed_tokens: room(4 * places * topk)?,
             seed_probabilities: room(4 * places * topk)?,
             offered: room(places * pool * size_of::<Offered>())?,
             beams: room(4 * places * topk)?,
-            trees: trees.at(0),
+            trees,
             extending: room(8 * places * MOST_GROUPS)?,
             layer_rows: room(4 * places * MOST_GROUPS)?,
             moves: room(16 * places * (steps + 1))?,
@@ -198,20 +217,65 @@ impl CudaState {
             limits: room(8 * outputs)?,
             leader_scores: room(8 * outputs)?,
             log_totals: room(8 * outputs)?,
-            part_scores: room(8 * outputs * MOST_PARTS)?,
+            part_scores: room(8 * pieces * MOST_PARTS)?,
             leaders: room(4 * outputs)?,
-            part_tokens: room(4 * outputs * MOST_PARTS)?,
-            arrivals: room(4 * outputs)?,
+            part_tokens: room(4 * pieces * MOST_PARTS)?,
+            arrivals: room(4 * pieces)?,
             counts: room(4 * outputs)?,
             candidate_tokens: room(4 * outputs * topk)?,
             candidate_probabilities: room(4 * outputs * topk)?,
-            bucket_weights: room(8 * outputs * 2 * BUCKETS)?,
-            bucket_counts: room(4 * outputs * 2 * BUCKETS)?,
-            drawn: room(4 * drawn * vocabulary)?,
-            drawn_totals: room(8 * drawn)?,
-            rest: room(8 * rest)?,
+            bucket_weights: room(8 * pieces * 2 * BUCKETS)?,
+            bucket_counts: room(4 * pieces * 2 * BUCKETS)?,
+            drawn: room(4 * self.drawn * vocabulary)?,
+            drawn_totals: room(8 * self.drawn)?,
+            rest: room(8 * self.rest)?,
             masks: 0,
-        };
+        })
+    }
+
+    /// Bytes of what is made apart.
+    fn apart(&self, bounds: &StateBounds) -> [usize; 4] {
+        let places = bounds.places;
+        let trees = places * bounds.shape.nodes() * size_of::<Node>();
+        [4 * self.groups * places * self.table_stride, places * self.record, trees, self.batch]
+    }
+}
+
+impl CudaState {
+    /// Bytes that a state takes.
+    pub(super) fn bytes(bounds: &StateBounds) -> usize {
+        let sizes = Sizes::of(bounds);
+        let mut bytes: usize = sizes.apart(bounds).iter().sum();
+        let counted = sizes.parts(bounds, [0; 4], |more| {
+            bytes += more;
+            Ok(0)
+        });
+        counted.map_or(0, |_| bytes)
+    }
+
+    pub(super) fn new(device: &Device, bounds: StateBounds) -> Result<Self> {
+        let StateBounds { places, shape, .. } = bounds;
+        let (steps, topk) = (shape.steps(), shape.topk());
+        let sizes = Sizes::of(&bounds);
+        let Sizes { groups, outputs, pieces, .. } = sizes;
+        if groups > MOST_GROUPS {
+            return Err(Error::Tensor(format!("{groups} KV groups, {MOST_GROUPS} at most")));
+        }
+        let [tables, records, trees, batch] = sizes.apart(&bounds);
+        let tables = device.allocate("block tables", tables)?;
+        let records = device.allocate("the rows of a round", records)?;
+        let trees = device.allocate("draft trees", trees)?;
+        let tasks = Mailbox::new(device, "a batch", batch.div_ceil(4))?;
+        let apart = [tables.at(0), records.at(0), trees.at(0), tasks.memory.at(0)];
+        let mut memory = Vec::new();
+        let parts = sizes.parts(&bounds, apart, |bytes| {
+            let made = device.allocate("the rows of requests", bytes)?;
+            let address = made.at(0);
+            memory.push(made);
+            Ok(address)
+        })?;
+        let lookahead: Vec<u32> = bounds.groups.iter().map(|g| g.lookahead as u32).collect();
+        let prior: Vec<f32> = (0..topk.max(1)).map(Proposal::prior).collect();
         device.write(&memory[0], 0, &lookahead)?;
         device.write(&memory[1], 0, &prior)?;
         memory.extend([tables.clone(), records.clone(), trees.clone(), tasks.memory.clone()]);
@@ -223,6 +287,7 @@ impl CudaState {
             trees,
             outputs,
             asked: 0,
+            pieces,
             tasks,
             news: None,
             given: None,

@@ -33,8 +33,10 @@ pub struct StateBounds {
     pub verify: Verify,
     /// Tokens of the target's vocabulary.
     pub vocabulary: usize,
-    /// Rows of logits of the target's largest pass.
+    /// Outputs of the target's largest pass.
     pub outputs: usize,
+    /// Those whose logits come at a time.
+    pub logits: usize,
     /// Acceptance that is only simulated, if it is.
     pub simulate: Option<Simulate>,
 }

@@ -79,6 +79,7 @@ mod tests {
             verify: Verify::Match,
             vocabulary: 0,
             outputs: 0,
+            logits: 0,
             simulate: None,
         }
     }

@@ -14,6 +14,7 @@ use super::{
     StateBounds, Tree, TreeLimits, Verify, prune_to_rows,
 };
 use crate::ForwardPlan;
+use crate::sampling::{Choice, Weights};
 
 /// The rows of all requests that hold KV, and the round that runs.
 pub struct RoundState {
@@ -28,6 +29,8 @@ pub struct RoundState {
     pub(super) round: u64,
     /// What bounds its trees.
     limits: TreeLimits,
+    /// What was sampled at the outputs of the target's pass so far.
+    pub(super) sampled: (Vec<Choice>, Vec<Weights>),
     pub(super) plan: ForwardPlan,
     /// The tokens between the bonus and each output of the target's pass, the node's own last.
     pub(super) paths: Vec<Vec<u32>>,
@@ -71,6 +74,7 @@ impl RoundState {
             batch_rows: 0,
             round: 0,
             limits: TreeLimits::default(),
+            sampled: Default::default(),
             plan: ForwardPlan::default(),
             paths: Vec::new(),
             level: Vec::new(),

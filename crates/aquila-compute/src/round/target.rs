@@ -71,9 +71,12 @@ impl RoundState {
         }
     }
 
-    /// What is asked about the target's logits, in the order of its outputs: the rows for which a
-    /// token is chosen, then those for which distributions are wanted.
-    pub fn sample_queries(&mut self) -> (Vec<SampleQuery<'_>>, Vec<SampleQuery<'_>>) {
+    /// What is asked about the target's logits of a range of outputs, in their order: the rows for
+    /// which a token is chosen, then those for which distributions are wanted.
+    pub fn sample_queries(
+        &mut self,
+        asked: Range<usize>,
+    ) -> (Vec<SampleQuery<'_>>, Vec<SampleQuery<'_>>) {
         self.ask_grammars();
         let (mut chosen, mut weighed) = (Vec::new(), Vec::new());
         let mut output = 0;
@@ -111,6 +114,8 @@ impl RoundState {
                 }
             }
         }
+        chosen.retain(|query| asked.contains(&query.row));
+        weighed.retain(|query| asked.contains(&query.row));
         (chosen, weighed)
     }
 
@@ -128,8 +133,18 @@ impl RoundState {
         }
     }
 
-    /// Hands in the answers.
-    pub fn take_samples(&mut self, choices: Vec<Choice>, weights: Vec<Weights>) {
+    /// Hands in the answers about the outputs from `first` on.
+    pub fn take_samples(&mut self, first: usize, choices: Vec<Choice>, weights: Vec<Weights>) {
+        if first == 0 {
+            self.sampled = Default::default();
+        }
+        self.sampled.0.extend(choices);
+        self.sampled.1.extend(weights);
+    }
+
+    /// Gives each row its answers.
+    fn share_samples(&mut self) {
+        let (choices, weights) = std::mem::take(&mut self.sampled);
         let mut choices = choices.into_iter();
         let mut weights = weights.into_iter();
         #[cfg(feature = "known-bugs")]
@@ -153,6 +168,7 @@ impl RoundState {
     /// Finds out what each row yields and adds it to the request's text. `choose` answers what is
     /// asked about single outputs of the target.
     pub fn accept(&mut self, choose: impl Fn(&SampleQuery<'_>) -> Choice) {
+        self.share_samples();
         let mut first_output = 0;
         let Self { rows, sequences, kept, round, bounds, .. } = self;
         let simulate = bounds.simulate.as_ref();

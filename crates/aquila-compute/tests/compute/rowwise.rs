@@ -209,7 +209,7 @@ fn embeddings_are_read_and_outputs_gathered_by_the_plan() {
         backend.embed(&table, 1.0, &plan, &mut rows).unwrap();
         assert_eq!(rows.row(0), &values[54..60]);
         assert_eq!(rows.row(1), &values[0..6]);
-        assert_eq!(backend.gather_outputs(&rows, &plan, &mut out).unwrap(), 2);
+        assert_eq!(backend.gather_outputs(&rows, &plan, 0, &mut out).unwrap(), 2);
         assert_eq!(out.row(1), &values[24..30]);
         backend.embed(&table, 1.5, &plan, &mut rows).unwrap();
         let scaled: Vec<f32> = values[54..60].iter().map(|x| x * 1.5).collect();

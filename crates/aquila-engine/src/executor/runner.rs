@@ -38,21 +38,13 @@ impl<B: Backend> Runner<B> {
     ) -> Result<Self> {
         let declaration = algorithm.as_ref().map(Algorithm::declaration);
         let stores = Stores::new(&*backend, &decoder, declaration, config)?;
-        let scratch = decoder.scratch(&backend, config.bounds())?;
+        let scratch = decoder.scratch_in_pieces(&backend, config.bounds(), config.logit_rows())?;
+        let groups = declaration.map_or_else(Vec::new, |declaration| declaration.groups.clone());
+        let drafts = algorithm.as_ref().is_some_and(|algorithm| algorithm.device.is_some());
         let state = backend.state(StateBounds {
-            places: config.max_running_requests,
-            stride: config.longest_sequence(),
-            drafts: algorithm.as_ref().is_some_and(|algorithm| algorithm.device.is_some()),
-            groups: declaration.map_or_else(Vec::new, |declaration| declaration.groups.clone()),
+            drafts,
             hidden: stores.hidden().is_some(),
-            first_parked: config.max_rows(),
-            parked_rows: config.parked_rows,
-            chunk: config.chunked_prefill_size,
-            shape: config.shape,
-            verify: config.verify,
-            vocabulary: decoder.spec().vocab_size,
-            outputs: config.max_outputs(),
-            simulate: config.simulate.clone(),
+            ..config.state_bounds(groups, decoder.spec().vocab_size)
         })?;
         Ok(Self { backend, decoder, scratch, stores, state, algorithm })
     }
@@ -160,8 +152,9 @@ impl<B: Backend> Runner<B> {
             let mut exports = exports.iter().filter(|export| export.group == 0);
             Ok(exports.try_for_each(|export| give_layer(&**backend, kv, store, layer, export))?)
         };
-        decoder.forward_placed(backend, kv, scratch, &mut captures, &mut written)?;
-        Ok(backend.sample(state, scratch.logits())?)
+        let mut told = |logits: &B::Rows, first| Ok(backend.sample(state, logits, first)?);
+        decoder.forward_placed(backend, kv, scratch, &mut captures, &mut written, &mut told)?;
+        Ok(())
     }
 
     /// Accepts what the target confirms.

@@ -44,6 +44,20 @@ fn speculation_is_invisible_in_the_output() {
 }
 
 #[test]
+fn outputs_beyond_the_logits_at_hand_come_in_pieces() {
+    let prompts = prompts().into_iter().map(|(_, ids)| ids);
+    let prompts: Vec<Vec<u32>> = prompts.step_by(2).take(12).collect();
+    let config = |shape| EngineConfig { max_running_requests: 12, ..config(shape) };
+    let wide = config(shape(5, 16, 64));
+    assert!(prompts.len() == 12 && wide.max_outputs() > wide.logit_rows());
+    for mode in [greedy as Change, warm, penalized] {
+        let plain = answers(&mut engine(Algorithm::None, config(Shape::PLAIN)), &prompts, 12, mode);
+        let got = answers(&mut engine(Algorithm::Eagle3, wide.clone()), &prompts, 12, mode);
+        assert_eq!(texts(&got), texts(&plain));
+    }
+}
+
+#[test]
 fn drafts_do_not_depend_on_other_requests_or_memory() {
     let prompts: Vec<Vec<u32>> = prompts().into_iter().step_by(4).map(|(_, ids)| ids).collect();
     for (algorithm, shape, mode) in [

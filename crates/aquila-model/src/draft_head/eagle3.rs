@@ -247,7 +247,7 @@ impl<B: Backend> RecurrentHead<B> for Eagle3Head<B> {
             last: backend.rows(rows, hidden)?,
             gathered: backend.rows(outputs, hidden)?,
             hidden: backend.rows(outputs, hidden)?,
-            logits: backend.rows(outputs, self.spec.draft_vocab_size)?,
+            logits: backend.logits(outputs, self.spec.draft_vocab_size)?,
         })
     }
 
@@ -292,7 +292,7 @@ impl<B: Backend> RecurrentHead<B> for Eagle3Head<B> {
             _ => backend.gather_sources(hidden, &s.work.plan, &mut s.work.residual)?,
         }
         self.run_layers(backend, rows, &mut kv[0], s)?;
-        let seeds = backend.gather_outputs(&s.work.residual, &s.work.plan, &mut s.gathered)?;
+        let seeds = backend.gather_outputs(&s.work.residual, &s.work.plan, 0, &mut s.gathered)?;
         self.read_out(backend, &s.gathered, seeds, &mut s.hidden, &mut s.logits)?;
         let left = if self.spec.norm_output { &s.hidden } else { &s.gathered };
         Ok(backend.scatter_outputs(left, &s.work.plan, &mut s.seeds)?)
@@ -318,7 +318,7 @@ impl<B: Backend> RecurrentHead<B> for Eagle3Head<B> {
         } else {
             backend.copy_columns(&s.work.residual, rows, 0, &mut s.last)?;
         }
-        let outputs = backend.gather_outputs(&s.work.residual, &s.work.plan, &mut s.gathered)?;
+        let outputs = backend.gather_outputs(&s.work.residual, &s.work.plan, 0, &mut s.gathered)?;
         self.read_out(backend, &s.gathered, outputs, &mut s.hidden, &mut s.logits)
     }
 }

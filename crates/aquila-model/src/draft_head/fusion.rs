@@ -180,7 +180,7 @@ impl<B: Backend> FusedHead<B> {
             normed: backend.rows(rows, hidden)?,
             joined: backend.rows(rows, 2 * hidden)?,
             gathered: backend.rows(outputs, hidden)?,
-            logits: backend.rows(outputs, self.lm_head.tokens())?,
+            logits: backend.logits(outputs, self.lm_head.tokens())?,
         })
     }
 
@@ -268,7 +268,7 @@ impl<B: Backend> FusedHead<B> {
 
     /// The logits of the outputs of the plan that was placed.
     fn outputs(&self, backend: &B, s: &mut LayerScratch<B>, states: &B::Rows) -> Result<()> {
-        let outputs = backend.gather_outputs(states, &s.work.plan, &mut s.gathered)?;
+        let outputs = backend.gather_outputs(states, &s.work.plan, 0, &mut s.gathered)?;
         self.lm_head.read_out(backend, &s.gathered, outputs, &mut s.logits)
     }
 }

@@ -157,7 +157,14 @@ impl<B: Backend> RecurrentHead<B> for Decoder<B> {
         kv: &mut [B::Kv],
         scratch: &mut Scratch<B>,
     ) -> Result<()> {
-        self.forward_placed(backend, kv, scratch, &mut [], &mut |_, _, _| Ok(()))
+        self.forward_placed(
+            backend,
+            kv,
+            scratch,
+            &mut [],
+            &mut |_, _, _| Ok(()),
+            &mut |_, _| Ok(()),
+        )
     }
 
     fn expand_placed(
@@ -167,6 +174,13 @@ impl<B: Backend> RecurrentHead<B> for Decoder<B> {
         kv: &mut [B::Kv],
         scratch: &mut Scratch<B>,
     ) -> Result<()> {
-        self.forward_placed(backend, kv, scratch, &mut [], &mut |_, _, _| Ok(()))
+        self.forward_placed(
+            backend,
+            kv,
+            scratch,
+            &mut [],
+            &mut |_, _, _| Ok(()),
+            &mut |_, _| Ok(()),
+        )
     }
 }

@@ -104,7 +104,7 @@ struct SoftCapArgs {
 struct GatherArgs {
     const u32 *count, *list;
     Rows in, out;
-    u32 rows;
+    u32 rows, first;
 };
 
 struct CopyArgs {

@@ -42,7 +42,7 @@ __device__ __forceinline__ void part_of(u32 size, u32 &first, u32 &end) {
 extern "C" __global__ void __launch_bounds__(256) scan(const __grid_constant__ ChooseArgs a) {
     begin();
     const State &s = a.state;
-    u32 o = blockIdx.y, first, end;
+    u32 o = a.first + blockIdx.y, first, end;
     if (o >= s.round->outputs) return;
     part_of(a.size, first, end);
     Question q = question(s, a.logits, a.ids, a.size, a.draft, a.level, o, first, end, reinterpret_cast<u32 *>(dynamic_shared()));
@@ -121,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(256) bucket(const __grid_constant__
     __shared__ u64 weights[BUCKETS];
     begin();
     const State &s = a.state;
-    u32 o = blockIdx.y, first, end;
+    u32 o = a.first + blockIdx.y, first, end;
     if (o >= s.round->outputs) return;
     part_of(a.size, first, end);
     Question q = question(s, a.logits, a.ids, a.size, a.draft, a.level, o, first, end, reinterpret_cast<u32 *>(dynamic_shared()));
@@ -282,7 +282,7 @@ template <bool RAW> __device__ u32 gather_keys(const Scaled<RAW> &row, u32 size,
 extern "C" __global__ void __launch_bounds__(512) rank(const __grid_constant__ ChooseArgs a) {
     begin();
     const State &s = a.state;
-    u32 o = blockIdx.x, thread = threadIdx.x;
+    u32 o = a.first + blockIdx.x, thread = threadIdx.x;
     if (o >= s.round->outputs) return;
     Ranking &r = *reinterpret_cast<Ranking *>(dynamic_shared());
     u32 *words = reinterpret_cast<u32 *>(dynamic_shared() + sizeof(Ranking));
@@ -381,7 +381,7 @@ extern "C" __global__ void __launch_bounds__(256) race(const __grid_constant__ C
     __shared__ u32 is_last;
     begin();
     const State &s = a.state;
-    u32 o = blockIdx.y, first, end, thread = threadIdx.x;
+    u32 o = a.first + blockIdx.y, first, end, thread = threadIdx.x;
     if (o >= s.round->outputs) return;
     Query query = s.queries[o];
     const Row &of = row_of(s, query.row);
@@ -444,7 +444,7 @@ extern "C" __global__ void __launch_bounds__(512) near(const __grid_constant__ C
     __shared__ u64 total;
     begin();
     const State &s = a.state;
-    u32 o = blockIdx.x, thread = threadIdx.x;
+    u32 o = a.first + blockIdx.x, thread = threadIdx.x;
     if (o >= s.round->outputs || s.round->count <= 1) return;
     const Sequence &sequence = sequence_of(s, row_of(s, s.queries[o].row));
     const Sampling &how = sequence.draft;
@@ -525,7 +525,7 @@ extern "C" __global__ void __launch_bounds__(512) near(const __grid_constant__ C
 extern "C" __global__ void __launch_bounds__(128) tell_logprobs(const __grid_constant__ ChooseArgs a) {
     begin();
     const State &s = a.state;
-    u32 o = blockIdx.x * blockDim.x + threadIdx.x;
+    u32 o = a.first + blockIdx.x * blockDim.x + threadIdx.x;
     if (o >= s.round->outputs) return;
     Query query = s.queries[o];
     const Row &row = row_of(s, query.row);

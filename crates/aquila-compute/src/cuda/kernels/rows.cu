@@ -124,12 +124,12 @@ extern "C" __global__ void soft_cap(SoftCapArgs a) {
     if (column < a.rows.width) put(a.rows, row, column, a.cap * tangent(get(a.rows, row, column) / a.cap));
 }
 
-// out[i] = in[list[i]], for as many as `count` says.
+// out[i] = in[list[first + i]], for as many as `count` says.
 extern "C" __global__ void gather(GatherArgs a) {
     begin();
     u32 row = blockIdx.y, column = blockIdx.x * blockDim.x + threadIdx.x;
-    if (row >= *a.count || column >= a.out.width) return;
-    put(a.out, row, column, get(a.in, min(a.list[row], a.rows - 1), column));
+    if (a.first + row >= *a.count || column >= a.out.width) return;
+    put(a.out, row, column, get(a.in, min(a.list[a.first + row], a.rows - 1), column));
 }
 
 // out[list[i]] = in[i], for as many as `count` says.

@@ -237,6 +237,7 @@ struct ChooseArgs {
     u32 *top_counts;
     uint2 *tops;
     u32 size, draft, level, most_tops;
+    u32 first;  // the output whose logits come first; what lies by output in pieces is moved back by it
 };
 
 struct AcceptArgs {

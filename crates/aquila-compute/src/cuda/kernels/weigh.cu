@@ -99,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(WEIGHERS) draw(const __grid_constan
     __shared__ Weighing w;
     begin();
     const State &s = a.state;
-    u32 o = blockIdx.x, thread = threadIdx.x;
+    u32 o = a.first + blockIdx.x, thread = threadIdx.x;
     if (o >= s.round->outputs) return;
     Query query = s.queries[o];
     const Row &row = row_of(s, query.row);

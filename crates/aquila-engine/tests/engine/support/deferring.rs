@@ -359,13 +359,15 @@ impl Backend for Deferring {
         &self,
         input: &Self::Rows,
         plan: &Plan,
+        first: usize,
         out: &mut Self::Rows,
     ) -> Result<usize> {
         let (bound, plan) = (plan.bound.outputs, &plan.placed);
+        let count = (bound - first).min(lock(out).capacity());
         let queued: Result<()> = defer!(self, [input, plan, out], |cpu| {
-            cpu.gather_outputs(&lock(&input), &lock(&plan), &mut lock(&out)).map(drop)
+            cpu.gather_outputs(&lock(&input), &lock(&plan), first, &mut lock(&out)).map(drop)
         });
-        queued.map(|()| bound)
+        queued.map(|()| count)
     }
 
     fn move_slots(&self, kv: &mut Self::Kv, moves: &[(u32, u32)]) -> Result<()> {
@@ -469,8 +471,8 @@ impl Backend for Deferring {
         defer!(self, [state], |cpu| cpu.build_trees(&mut lock(&state)))
     }
 
-    fn sample(&self, state: &mut Self::State, logits: &Self::Rows) -> Result<()> {
-        defer!(self, [state, logits], |cpu| cpu.sample(&mut lock(&state), &lock(&logits)))
+    fn sample(&self, state: &mut Self::State, logits: &Self::Rows, first: usize) -> Result<()> {
+        defer!(self, [state, logits], |cpu| cpu.sample(&mut lock(&state), &lock(&logits), first))
     }
 
     fn accept(&self, state: &mut Self::State, logits: &Self::Rows) -> Result<()> {

@@ -94,6 +94,7 @@ pub fn run_nothing(backend: &CpuBackend, draft: super::shipped::Draft) {
         verify: Verify::Match,
         vocabulary: 0,
         outputs: 0,
+        logits: 0,
         simulate: None,
     });
     let bound = DraftBound { steps: 3, beam: 2, rows: 8, requests: 2 };

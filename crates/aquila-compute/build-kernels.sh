@@ -2,10 +2,11 @@
 # Compiles the CUDA kernels and leaves them, compressed, where the crate includes them: machine code
 # for Hopper (sm_90a), and PTX that the driver of any GPU from sm_80 on compiles.
 #
-#   crates/aquila-compute/build-kernels.sh [--check]
+#   crates/aquila-compute/build-kernels.sh [--check|--usage]
 #
-# NVCC names the compiler; without it, nvcc comes from PyPI's wheels into .cuda/, which needs no GPU.
-# --check compiles, prints what registers and memory the kernels take, and leaves nothing behind.
+# NVCC names the compiler; without it, nvcc comes from PyPI's wheels into .cuda/, which needs no GPU;
+# exits with 3 where those cannot be had. --check compares what comes out with what is shipped, --usage
+# prints what registers and memory the kernels take; both leave nothing behind.
 set -euo pipefail
 cd "$(dirname "$0")"
 root=$(git rev-parse --show-toplevel)
@@ -16,8 +17,10 @@ if [ -z "${NVCC:-}" ]; then
     venv=$root/.cuda/venv
     if [ ! -x "$venv/bin/python3" ]; then
         python3 -m venv "$venv"
-        "$venv/bin/pip" install --quiet nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 \
-            nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85
+        "$venv/bin/pip" install --quiet --disable-pip-version-check \
+            nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 \
+            nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85 ||
+            { rm -rf "$venv"; echo "not compiled: nvcc's wheels are not to be had"; exit 3; }
     fi
     NVCC=$(ls "$venv"/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)
 fi
@@ -26,14 +29,19 @@ fi
 options=(-std=c++17 -I $sources -O3 --fmad=false -Werror all-warnings)
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
-if [ "${1:-}" = --check ]; then
-    "$NVCC" "${options[@]}" -cubin -gencode=arch=compute_90a,code=sm_90a -Xptxas -v \
-        $sources/kernels.cu -o "$out/kernels.cubin"
-    "$NVCC" "${options[@]}" -ptx -arch=compute_80 $sources/kernels.cu -o "$out/kernels.ptx"
+if [ "${1:-}" = --usage ]; then
+    "$NVCC" "${options[@]}" -Xptxas -v -cubin -gencode=arch=compute_90a,code=sm_90a $sources/kernels.cu -o "$out/sm_90a.cubin"
     exit
 fi
 "$NVCC" "${options[@]}" -cubin -gencode=arch=compute_90a,code=sm_90a $sources/kernels.cu -o "$out/sm_90a.cubin"
 "$NVCC" "${options[@]}" -ptx -arch=compute_80 $sources/kernels.cu -o "$out/sm_80.ptx"
+if [ "${1:-}" = --check ]; then
+    for image in sm_90a.cubin sm_80.ptx; do
+        zstd -q -d -c $built/$image.zst | cmp - "$out/$image"
+    done
+    echo "the kernels that are shipped are those of the sources, byte for byte"
+    exit
+fi
 mkdir -p $built
 zstd -q -19 -f "$out/sm_90a.cubin" -o $built/sm_90a.cubin.zst
 zstd -q -19 -f "$out/sm_80.ptx" -o $built/sm_80.ptx.zst

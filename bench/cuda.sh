@@ -1,0 +1,95 @@
+#!/bin/bash
+# Checks and times the CUDA backend on a machine with a GPU and without a toolchain.
+#
+#   cargo build --release --bin aquila --workspace --example cuda_check --example rounds_on_device
+#   bench/cuda.sh FOLDER PART...
+#
+# FOLDER has the three executables. Parts, each of minutes on an H200:
+#   checks    every operation and random rounds against their definitions; golden ids, graphs, grammars,
+#             two engines, the grid of algorithms
+#   decode    plain decoding and EAGLE-3 with simulated acceptance at batches 1, 4, 16 and 64, with and
+#             without graphs and overlap, trees against chains
+#   auto      the policy against plain decoding and fixed trees
+#   start     a process that loads the model, captures its graphs and answers two tokens, twice
+#   sanitize  compute-sanitizer on a small run, where it is installed
+# What a part prints goes to FOLDER/PART.log; a table of the last lines that matter comes at the end.
+set -u
+folder=$(cd "${1:?the folder of the executables}" && pwd)
+shift
+root=$(cd "$(dirname "$0")/.." && pwd)
+export AQUILA_MODELS=${AQUILA_MODELS:-$root/models}
+export AQUILA_FIXTURES=${AQUILA_FIXTURES:-$root/crates/aquila-model/tests/fixtures}
+model=${MODEL:-preset:llama-3.1-8b}
+device=${DEVICE:-cuda}
+nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,temperature.gpu --format=csv,noheader || true
+
+# Runs a command within so many seconds and prints how it ended, how long it took, and its last line.
+try() {
+    local name=$1 limit=$2 began=$SECONDS
+    shift 2
+    timeout "$limit" "$@" > "$folder/last.log" 2>&1
+    local ended=$?
+    { echo "== $name: $*"; cat "$folder/last.log"; } >> "$folder/$part.log"
+    printf '%-34s rc %-3s %4s s  %s\n' "$name" "$ended" $((SECONDS - began)) "$(grep -v '^(' "$folder/last.log" | tail -1)"
+}
+
+# Tokens per second of decoding with these flags, lowest to highest.
+decode() {
+    local name=$1
+    shift
+    try "$name" 120 "$folder/aquila" bench decode "$model" --device "$device" --prompt-tokens 448 --tokens 128 \
+        --repeat 3 "$@"
+}
+
+eagle() {
+    local steps=$1 length=$2
+    shift 2
+    decode "EAGLE-3, $steps steps, $*" --speculative-algorithm EAGLE3 --speculative-num-steps "$steps" \
+        --simulate-acc-len "$length" "$@"
+}
+
+for part in "$@"; do
+    : > "$folder/$part.log"
+    echo "-- $part"
+    case $part in
+    checks)
+        try "operations" 150 "$folder/cuda_check" check
+        try "random rounds" 150 "$folder/cuda_check" rounds 60
+        for word in golden graphs grammars transfer grid; do
+            try "$word" 150 "$folder/rounds_on_device" cuda $word
+        done
+        try "the CPU's bits" 150 "$folder/rounds_on_device" cuda-plain cpu-bits
+        ;;
+    decode)
+        for batch in 1 4 16 64; do
+            decode "plain, $batch" --speculative-algorithm NONE --batch $batch
+            eagle 3 2.90 --batch $batch
+        done
+        eagle 7 3.86 --batch 1
+        decode "plain, 1, no graphs" --speculative-algorithm NONE --batch 1 --disable-cuda-graph
+        decode "plain, 1, no overlap" --speculative-algorithm NONE --batch 1 --disable-overlap-schedule
+        eagle 5 3.52 --batch 1 --speculative-num-draft-tokens 16 --speculative-eagle-topk 4
+        eagle 5 3.52 --batch 1
+        try "steps of a round" 100 "$folder/cuda_check" steps
+        try "passes" 100 "$folder/cuda_check" time
+        ;;
+    auto)
+        for batch in 1 4 16 64; do
+            for rate in 0.25 0.5 0.7; do
+                try "auto, $batch, $rate" 100 "$folder/aquila" bench spec "$model" --device "$device" --batch $batch \
+                    --simulate-acc-rate $rate --shapes auto,3/1/4,plain
+            done
+        done
+        ;;
+    start)
+        try "the first tokens" 100 "$folder/aquila" bench decode "$model" --device "$device" --prompt-tokens 8 \
+            --tokens 2 --repeat 1 --speculative-algorithm NONE
+        ;;
+    sanitize)
+        for tool in memcheck racecheck; do
+            try "$tool" 250 compute-sanitizer --tool $tool "$folder/cuda_check" check small rounds 2
+        done
+        ;;
+    *) echo "no such part: $part" ;;
+    esac
+done

@@ -204,14 +204,21 @@ impl Checks<'_> {
     }
 
     /// Keys and values written, and attention over them.
-    fn attention(&mut self, heads: HeadShape, norms: bool, contexts: &[usize]) -> Result<()> {
+    fn attention(
+        &mut self,
+        heads: HeadShape,
+        norms: bool,
+        window: Option<usize>,
+        contexts: &[usize],
+    ) -> Result<()> {
         const TOKENS: usize = 61;
         const EPSILON: f32 = 1e-6;
         let b = self.b;
         let (d, width) = (heads.head_dim, heads.qkv_width());
         let half = d / 2 - usize::from(norms && d > 16) * 2;
         let frequencies: Vec<f64> = (0..half).map(|i| 0.7f64.powi(i as i32)).collect();
-        let rope = RopeTable::new(4096, &frequencies, 1.0);
+        let positions = contexts.iter().max().map_or(0, |longest| longest + 16);
+        let rope = RopeTable::new(positions, &frequencies, 1.0);
         let head_norms = [0, 1].map(|_| self.random.values(d, Kind::Even));
         let (plan, slots) = self.random.plan(contexts, TOKENS);
         let fill = self.random.fill(&plan, TOKENS);
@@ -242,7 +249,8 @@ impl Checks<'_> {
             b.write_kv(&mut qkv, heads, with_norms, &device_rope, &placed, &mut kv, 1)?;
         }
         let scale = 1.0 / (d as f32).sqrt();
-        b.attend(&qkv, AttentionParams { heads, scale, window: None }, &placed, &kv, 1, &mut out)?;
+        let params = AttentionParams { heads, scale, window };
+        b.attend(&qkv, params, &placed, &kv, 1, &mut out)?;
 
         // The same by definition.
         let turned = |token: u32, position: u32, head: usize| -> Vec<f32> {
@@ -283,7 +291,7 @@ impl Checks<'_> {
                 contract::attend(
                     &half_query,
                     scale,
-                    seen.len(),
+                    params.first_seen(seen.len())..seen.len(),
                     |p| &keys[at(p)],
                     |p| &values[at(p)],
                     out,
@@ -296,7 +304,8 @@ impl Checks<'_> {
         let got: Vec<f32> = b.read(&qkv, rows)?;
         let got: Vec<f32> =
             got.chunks(width).flat_map(|row| row[..heads.q_width()].to_vec()).collect();
-        let what = format!("{heads:?}, norms {norms}, {rows} rows, {contexts:?}");
+        let what =
+            format!("{heads:?}, norms {norms}, window {window:?}, {rows} rows, {contexts:?}");
         self.findings.compare(&format!("write_kv, {what}"), &got, &queries.concat());
         self.compare(&format!("attend, {what}"), &out, rows, &want.concat())
     }
@@ -376,7 +385,11 @@ pub fn check(
         checks.projection(64, 4128, &[5, 16, 20, 66])?;
         checks.norm(301, 3)?;
         checks.by_value(301, 3)?;
-        checks.attention(heads(6, 2, 24), true, &[130, 3, 257])?;
+        for window in [None, Some(1), Some(100), Some(130)] {
+            checks.attention(heads(6, 2, 24), true, window, &[130, 3, 257])?;
+        }
+        // So many blocks that a second launch merges them.
+        checks.attention(heads(2, 1, 16), false, Some(8250), &[8300])?;
         return checks.copies(301, &[0, 3, 0, 7]);
     }
     let few = [1, 2, 3, 5, 7, 8, 9, 12, 15, 16];
@@ -415,11 +428,18 @@ pub fn check(
     ];
     for (i, shape) in shapes.into_iter().enumerate() {
         for contexts in [&[0usize][..], &[5], &[127, 128, 1], &[130, 700, 257, 0]] {
-            checks.attention(shape, i % 2 == 1, contexts)?;
+            checks.attention(shape, i % 2 == 1, None, contexts)?;
+        }
+        for window in [1, 2, 16, 127, 128, 129, 200, 512, 5000] {
+            checks.attention(shape, i % 2 == 1, Some(window), &[130, 700, 257, 0])?;
         }
     }
-    checks.attention(heads(8, 2, 64), false, &[30; 64])?;
-    checks.attention(heads(4, 1, 128), true, &[2500])?;
+    checks.attention(heads(8, 2, 64), false, None, &[30; 64])?;
+    checks.attention(heads(8, 2, 64), false, Some(20), &[30; 64])?;
+    checks.attention(heads(4, 1, 128), true, None, &[2500])?;
+    // So many blocks that a second launch merges them.
+    checks.attention(heads(4, 1, 64), false, None, &[9000])?;
+    checks.attention(heads(4, 1, 64), false, Some(8250), &[9000])?;
     for width in [1, 32, 301, 4096] {
         checks.copies(width, &[0, 3, 0, 7])?;
         checks.copies(width, &[2; 100])?;

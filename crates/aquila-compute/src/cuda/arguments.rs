@@ -98,6 +98,7 @@ c_structures! {
         slots: u32,
         first_row: u32,
         blocks: u32,
+        window: u32,
         scale: f32,
     }
 

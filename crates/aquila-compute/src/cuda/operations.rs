@@ -277,9 +277,6 @@ impl Backend for CudaBackend {
         layer: usize,
         out: &mut CudaRows,
     ) -> Result<()> {
-        if params.window.is_some() {
-            return Err(unavailable("attention within a window"));
-        }
         let (device, kernels, arithmetic) = (&self.device, &self.kernels, self.arithmetic);
         self.attention.attend(device, kernels, arithmetic, qkv, params, plan, kv, layer, out)
     }

@@ -83,6 +83,7 @@ struct AttendArgs {
     float *parts, *stats;
     u32 *arrivals;  // of thread blocks, by row and key head; none where a second kernel merges
     u32 heads, kv_heads, head_dim, slots, first_row, blocks;
+    u32 window;  // positions that a row sees at most
     float scale;
 };
 

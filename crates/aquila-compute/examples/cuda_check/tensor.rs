@@ -15,7 +15,8 @@ use crate::random::{Kind, Random};
 const ACTIVATIONS: [Activation; 2] = [Activation::Silu, Activation::GeluTanh];
 const KINDS: [Kind; 3] = [Kind::Even, Kind::Wide, Kind::Outliers];
 
-fn halves(values: &[f32]) -> Vec<bf16> {
+/// Rounded to bfloat16.
+pub fn halves(values: &[f32]) -> Vec<bf16> {
     values.iter().map(|&x| bf16::from_f32(x)).collect()
 }
 

@@ -17,6 +17,9 @@
 //!   column of ones, are one chain of steps over the positions. Blocks are merged in order. The first
 //!   block may begin within a block of absolute positions, where a window does: in any block, the
 //!   first position that is seen takes the first place of the first step.
+//! - **Experts** are chosen, weighted and added as [`reference`](crate::reference) has it. What one
+//!   makes of a row ([`expert`]) is two projections, with the gated values between them in f32 and
+//!   rounded to bfloat16 for the second.
 //!
 //! The model of a step is Hopper's. On another GPU rows still depend on themselves alone, but other
 //! bits may come out.
@@ -28,6 +31,7 @@ use std::ops::Range;
 use half::bf16;
 
 use crate::math::{exp, fma};
+use crate::{Activation, reference};
 
 /// Products of one step.
 pub const STEP: usize = 16;
@@ -141,6 +145,16 @@ pub fn project(x: &[bf16], w: &[bf16]) -> f32 {
         slices.map(|k| chain(&x[k.clone()], &w[k])).reduce(|sum, slice| sum + slice)
     };
     (0..groups).filter_map(group).reduce(|sum, group| sum + group).unwrap_or(0.0)
+}
+
+/// What an expert makes of a row: `gate_up` has the weights of its gates, then those of its ups, output
+/// by output, and `down` those of the projection back.
+pub fn expert(x: &[bf16], activation: Activation, gate_up: &[bf16], down: &[bf16]) -> Vec<f32> {
+    let both: Vec<f32> = gate_up.chunks(x.len()).map(|w| project(x, w)).collect();
+    let mut gated = vec![0.0; both.len() / 2];
+    reference::gate(activation, &both, &mut gated);
+    let gated: Vec<bf16> = gated.into_iter().map(bf16::from_f32).collect();
+    down.chunks(gated.len()).map(|w| project(&gated, w)).collect()
 }
 
 /// The sum of squares in `lanes` lanes, the upper half added onto the lower until one is left.
@@ -298,6 +312,29 @@ mod tests {
                 (got - want).abs() <= scale * 18.0 / (1 << 22) as f64,
                 "{inputs}: {got} {want}"
             );
+        }
+    }
+
+    #[test]
+    fn an_expert_agrees_with_f64() {
+        let (inputs, gates, outputs) = (50, 24, 19);
+        let mut random = random();
+        let mut values =
+            |count: usize| -> Vec<bf16> { (0..count).map(|_| bf16::from_f32(random())).collect() };
+        let (x, both, down) = (values(inputs), values(2 * gates * inputs), values(outputs * gates));
+        let got = expert(&x, Activation::Silu, &both, &down);
+        let dot = |w: &[bf16], x: &[f64]| -> f64 {
+            w.iter().zip(x).map(|(w, x)| f64::from(w.to_f32()) * x).sum()
+        };
+        let x: Vec<f64> = x.iter().map(|x| f64::from(x.to_f32())).collect();
+        let both: Vec<f64> = both.chunks(inputs).map(|w| dot(w, &x)).collect();
+        let silu = |x: f64| x / (1.0 + (-x).exp());
+        let gated: Vec<f64> = (0..gates).map(|n| silu(both[n]) * both[gates + n]).collect();
+        let most: f64 = gated.iter().map(|x| x.abs()).sum();
+        assert_eq!(got.len(), outputs);
+        for (got, w) in got.iter().zip(down.chunks(gates)) {
+            // Gated values are rounded to 8 bits.
+            assert!((f64::from(*got) - dot(w, &gated)).abs() < most / 256.0);
         }
     }
 

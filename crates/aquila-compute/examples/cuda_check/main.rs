@@ -5,6 +5,7 @@
 //! rows, outputs that hold NaN before. Prints tables last; exits with 1 where a bit differs, with 2
 //! where there is no CUDA device. Needs neither cargo nor a toolkit: copy the executable.
 
+mod attention;
 mod chain;
 mod experts;
 mod plain;

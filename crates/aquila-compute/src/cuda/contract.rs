@@ -17,9 +17,9 @@
 //!   column of ones, are one chain of steps over the positions. Blocks are merged in order. The first
 //!   block may begin within a block of absolute positions, where a window does: in any block, the
 //!   first position that is seen takes the first place of the first step.
-//! - **Experts** are chosen, weighted and added as [`reference`](crate::reference) has it. What one
-//!   makes of a row ([`expert`]) is two projections, with the gated values between them in f32 and
-//!   rounded to bfloat16 for the second.
+//! - **Experts** are chosen, weighted and added as [`mod@reference`] has it. What one makes of a row
+//!   ([`expert`]) is two projections, with the gated values between them in f32 and rounded to
+//!   bfloat16 for the second.
 //!
 //! The model of a step is Hopper's. On another GPU rows still depend on themselves alone, but other
 //! bits may come out.

@@ -46,10 +46,11 @@ struct Function {
     size_t most_shared = SHARED_BYTES_UNASKED;
 };
 
-std::recursive_mutex mutex;
-std::map<uintptr_t, size_t> allocations, pinned;
+// Never destroyed: a process may end while one of its threads still frees memory.
+std::recursive_mutex &mutex = *new std::recursive_mutex;
+std::map<uintptr_t, size_t> &allocations = *new std::map<uintptr_t, size_t>, &pinned = *new std::map<uintptr_t, size_t>;
 size_t allocated = 0;
-Stream default_stream;
+Stream &default_stream = *new Stream;
 
 struct Lock {
     std::lock_guard<std::recursive_mutex> guard{mutex};
@@ -297,7 +298,7 @@ API cuModuleLoadData(void **module, const void *image) {
 API cuModuleUnload(void *) { return 0; }
 API cuModuleGetFunction(void **function, void *, const char *name) {
     Lock lock;
-    static std::map<std::string, Function> functions;
+    static auto &functions = *new std::map<std::string, Function>;
     for (size_t i = 0; i < emulator::KERNEL_COUNT; i++) {
         if (strcmp(emulator::KERNELS[i].name, name) != 0) continue;
         return *function = &functions.try_emplace(name, Function{&emulator::KERNELS[i]}).first->second, 0;

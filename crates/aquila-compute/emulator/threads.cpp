@@ -20,10 +20,10 @@ constexpr size_t STACK = 128 << 10;
 constexpr uint8_t POISON = 0xfb;  // a large negative number, as a float and as an integer
 
 Cluster *running = nullptr;
-std::vector<Thread> pool;
-std::vector<uint8_t *> stacks;
+// Never destroyed: a process may end while a kernel runs.
+std::vector<Thread> &pool = *new std::vector<Thread>;
+std::vector<uint8_t *> &stacks = *new std::vector<uint8_t *>, &shared_pages = *new std::vector<uint8_t *>;
 size_t stacks_used = 0;
-std::vector<uint8_t *> shared_pages;
 void *scheduler_stack = nullptr;
 bool progress = false;
 uint64_t random_state = 0;

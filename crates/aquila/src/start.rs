@@ -142,13 +142,6 @@ where
     let format = model.weight_format()?;
     let checkpoint = Checkpoint::open(&model.find(quiet)?, model.load_format())?;
     let spec = checkpoint.spec().clone();
-    let windowed = spec.layers.iter().any(|layer| layer.attention().window.is_some());
-    if windowed && matches!(model.device()?, Device::Cuda(_)) {
-        return Err(Error::Usage(format!(
-            "--device cuda: {} has attention within a window, which is not available on CUDA yet",
-            model.name()
-        )));
-    }
     let context = model.context_length.unwrap_or(spec.max_positions);
     if context > spec.max_positions {
         return Err(Error::Usage(format!(

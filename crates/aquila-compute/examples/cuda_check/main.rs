@@ -5,7 +5,9 @@
 //! rows, outputs that hold NaN before. Prints tables last; exits with 1 where a bit differs, with 2
 //! where there is no CUDA device. Needs neither cargo nor a toolkit: copy the executable.
 
+mod attention;
 mod chain;
+mod experts;
 mod plain;
 mod random;
 mod requests;
@@ -82,6 +84,7 @@ fn run(words: &[String]) -> Result<bool> {
         println!("{}", backend.describe());
         let mut findings = Findings::default();
         plain::check(&backend, &mut random, asked("small"), &mut findings)?;
+        experts::check_plain(&backend, &mut random, asked("small"), &mut findings)?;
         findings.report("plain arithmetic = CPU backend");
         sound &= findings.failed.is_empty();
 
@@ -89,6 +92,7 @@ fn run(words: &[String]) -> Result<bool> {
         println!("{}", backend.describe());
         let mut findings = Findings::default();
         tensor::check(&backend, &mut random, asked("small"), &mut findings)?;
+        experts::check_tensor(&backend, &mut random, asked("small"), &mut findings)?;
         findings.report("tensor cores = contract");
         sound &= findings.failed.is_empty();
     }

@@ -112,6 +112,11 @@ fn exercise<B: Backend>(
     };
     out.push(("write_kv", queries(b, &qkv)?));
     let scale = 1.0 / (heads.head_dim as f32).sqrt();
+    for window in [1, 2, 50, 63, 64, 65, 130] {
+        let params = AttentionParams { heads, scale, window: Some(window) };
+        b.attend(&qkv, params, &placed, &kv, 1, &mut attended)?;
+        out.push(("attend within a window", b.read(&attended, rows)?));
+    }
     let params = AttentionParams { heads, scale, window: None };
     b.attend(&qkv, params, &placed, &kv, 1, &mut attended)?;
     out.push(("attend", b.read(&attended, rows)?));

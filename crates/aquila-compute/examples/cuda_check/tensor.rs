@@ -4,8 +4,8 @@ use std::thread;
 
 use aquila_compute::cuda::{CudaBackend, CudaRows, contract};
 use aquila_compute::{
-    Accumulate, Activation, AttentionParams, Backend, BlockTables, HeadShape, HostTensor, KvDtype,
-    KvShape, PlanBounds, Result, RopeTable, WeightFormat, reference,
+    Accumulate, Activation, Backend, HeadShape, HostTensor, PlanBounds, Result, WeightFormat,
+    reference,
 };
 use half::bf16;
 
@@ -15,7 +15,8 @@ use crate::random::{Kind, Random};
 const ACTIVATIONS: [Activation; 2] = [Activation::Silu, Activation::GeluTanh];
 const KINDS: [Kind; 3] = [Kind::Even, Kind::Wide, Kind::Outliers];
 
-fn halves(values: &[f32]) -> Vec<bf16> {
+/// Rounded to bfloat16.
+pub fn halves(values: &[f32]) -> Vec<bf16> {
     values.iter().map(|&x| bf16::from_f32(x)).collect()
 }
 
@@ -35,19 +36,26 @@ pub fn parallel<T: Send>(count: usize, f: impl Fn(usize) -> T + Sync) -> Vec<T> 
 }
 
 /// Rows of NaN: what an operation leaves out stays one.
-fn poisoned(b: &CudaBackend, rows: usize, width: usize) -> Result<CudaRows> {
+pub fn poisoned(b: &CudaBackend, rows: usize, width: usize) -> Result<CudaRows> {
     b.rows_of(width, &vec![f32::NAN; rows * width])
 }
 
-struct Checks<'a> {
-    b: &'a CudaBackend,
-    random: &'a mut Random,
-    findings: &'a mut Findings,
+/// A backend, and what is compared on it.
+pub struct Checks<'a> {
+    pub b: &'a CudaBackend,
+    pub random: &'a mut Random,
+    pub findings: &'a mut Findings,
 }
 
 impl Checks<'_> {
     /// Both forms of the first `rows` rows.
-    fn compare(&mut self, what: &str, rows_of: &CudaRows, rows: usize, want: &[f32]) -> Result<()> {
+    pub fn compare(
+        &mut self,
+        what: &str,
+        rows_of: &CudaRows,
+        rows: usize,
+        want: &[f32],
+    ) -> Result<()> {
         self.findings.compare(what, &self.b.read(rows_of, rows)?, want);
         let got: Vec<f32> = self.b.read_halves(rows_of, rows)?.iter().map(|x| x.to_f32()).collect();
         let want: Vec<f32> = want.iter().map(|&x| bf16::from_f32(x).to_f32()).collect();
@@ -203,104 +211,6 @@ impl Checks<'_> {
         self.compare(&format!("soft_cap, {rows} rows of {width}"), &out, rows, &want)
     }
 
-    /// Keys and values written, and attention over them.
-    fn attention(&mut self, heads: HeadShape, norms: bool, contexts: &[usize]) -> Result<()> {
-        const TOKENS: usize = 61;
-        const EPSILON: f32 = 1e-6;
-        let b = self.b;
-        let (d, width) = (heads.head_dim, heads.qkv_width());
-        let half = d / 2 - usize::from(norms && d > 16) * 2;
-        let frequencies: Vec<f64> = (0..half).map(|i| 0.7f64.powi(i as i32)).collect();
-        let rope = RopeTable::new(4096, &frequencies, 1.0);
-        let head_norms = [0, 1].map(|_| self.random.values(d, Kind::Even));
-        let (plan, slots) = self.random.plan(contexts, TOKENS);
-        let fill = self.random.fill(&plan, TOKENS);
-        let (table, rows) = (self.random.values(TOKENS * width, Kind::Even), plan.rows());
-        let table: Vec<f32> = table.iter().map(|&x| bf16::from_f32(3.0 * x).to_f32()).collect();
-
-        let on_device = b.table(&HostTensor::from_f32("table", vec![TOKENS, width], &table)?)?;
-        let vector = |values: &Vec<f32>| b.vector(&[HostTensor::from_f32("n", vec![d], values)?]);
-        let (query_norm, key_norm) = (vector(&head_norms[0])?, vector(&head_norms[1])?);
-        let with_norms = norms.then_some((&query_norm, &key_norm, EPSILON));
-        let shape = KvShape {
-            layers: 2,
-            slots,
-            kv_heads: heads.kv_heads,
-            head_dim: d,
-            dtype: KvDtype::Bf16,
-        };
-        let mut kv = b.kv(shape)?;
-        let capacity = rows.max(fill.rows());
-        let bounds = PlanBounds { rows: capacity, outputs: capacity, slots: 4 * slots + 64 };
-        let mut placed = b.plan(bounds)?;
-        let device_rope = b.rope(&rope)?;
-        let mut qkv = b.rows(capacity, width)?;
-        let mut out = poisoned(b, rows, heads.q_width())?;
-        for plan in [&fill, &plan] {
-            b.place(plan, &mut placed)?;
-            b.embed(&on_device, 1.0, &placed, &mut qkv)?;
-            b.write_kv(&mut qkv, heads, with_norms, &device_rope, &placed, &mut kv, 1)?;
-        }
-        let scale = 1.0 / (d as f32).sqrt();
-        b.attend(&qkv, AttentionParams { heads, scale, window: None }, &placed, &kv, 1, &mut out)?;
-
-        // The same by definition.
-        let turned = |token: u32, position: u32, head: usize| -> Vec<f32> {
-            let mut x = table[token as usize * width + head * d..][..d].to_vec();
-            if norms {
-                let weight = &head_norms[usize::from(head >= heads.heads)];
-                let mut normed = vec![0.0; d];
-                let lanes = contract::HEAD_NORM_LANES;
-                contract::rms_norm(&x, weight, EPSILON, lanes, &mut normed);
-                x = normed;
-            }
-            reference::apply_rope(&mut x, &rope, position as usize);
-            x
-        };
-        let mut keys = vec![vec![bf16::NAN; d]; slots * heads.kv_heads];
-        let mut values = keys.clone();
-        for plan in [&fill, &plan] {
-            for row in 0..plan.rows() {
-                let (token, position, slot) =
-                    (plan.tokens[row], plan.positions[row], plan.writes[row]);
-                for head in 0..heads.kv_heads {
-                    let at = slot as usize * heads.kv_heads + head;
-                    keys[at] = halves(&turned(token, position, heads.heads + head));
-                    let column = width - heads.kv_width() + head * d;
-                    values[at] = halves(&table[token as usize * width + column..][..d]);
-                }
-            }
-        }
-        let mut tables = BlockTables::default();
-        tables.change(&plan);
-        let want: Vec<(Vec<f32>, Vec<f32>)> = parallel(rows, |row| {
-            let seen: Vec<usize> = tables.seen(&plan, row).map(|slot| slot as usize).collect();
-            let (mut queries, mut out) = (Vec::new(), vec![0.0; heads.q_width()]);
-            for (head, out) in out.chunks_mut(d).enumerate() {
-                let query = turned(plan.tokens[row], plan.positions[row], head);
-                let at = |p: usize| seen[p] * heads.kv_heads + head / heads.group();
-                let half_query = halves(&query);
-                contract::attend(
-                    &half_query,
-                    scale,
-                    seen.len(),
-                    |p| &keys[at(p)],
-                    |p| &values[at(p)],
-                    out,
-                );
-                queries.extend(query);
-            }
-            (queries, out)
-        });
-        let (queries, want): (Vec<_>, Vec<_>) = want.into_iter().unzip();
-        let got: Vec<f32> = b.read(&qkv, rows)?;
-        let got: Vec<f32> =
-            got.chunks(width).flat_map(|row| row[..heads.q_width()].to_vec()).collect();
-        let what = format!("{heads:?}, norms {norms}, {rows} rows, {contexts:?}");
-        self.findings.compare(&format!("write_kv, {what}"), &got, &queries.concat());
-        self.compare(&format!("attend, {what}"), &out, rows, &want.concat())
-    }
-
     /// Operations that copy: every value in both its forms.
     fn copies(&mut self, width: usize, contexts: &[usize]) -> Result<()> {
         const TOKENS: usize = 41;
@@ -376,7 +286,11 @@ pub fn check(
         checks.projection(64, 4128, &[5, 16, 20, 66])?;
         checks.norm(301, 3)?;
         checks.by_value(301, 3)?;
-        checks.attention(heads(6, 2, 24), true, &[130, 3, 257])?;
+        for window in [None, Some(1), Some(100), Some(130)] {
+            checks.attention(heads(6, 2, 24), true, window, &[130, 3, 257])?;
+        }
+        // So many blocks that a second launch merges them.
+        checks.attention(heads(2, 1, 16), false, Some(8250), &[8300])?;
         return checks.copies(301, &[0, 3, 0, 7]);
     }
     let few = [1, 2, 3, 5, 7, 8, 9, 12, 15, 16];
@@ -415,11 +329,18 @@ pub fn check(
     ];
     for (i, shape) in shapes.into_iter().enumerate() {
         for contexts in [&[0usize][..], &[5], &[127, 128, 1], &[130, 700, 257, 0]] {
-            checks.attention(shape, i % 2 == 1, contexts)?;
+            checks.attention(shape, i % 2 == 1, None, contexts)?;
+        }
+        for window in [1, 2, 16, 127, 128, 129, 200, 512, 5000] {
+            checks.attention(shape, i % 2 == 1, Some(window), &[130, 700, 257, 0])?;
         }
     }
-    checks.attention(heads(8, 2, 64), false, &[30; 64])?;
-    checks.attention(heads(4, 1, 128), true, &[2500])?;
+    checks.attention(heads(8, 2, 64), false, None, &[30; 64])?;
+    checks.attention(heads(8, 2, 64), false, Some(20), &[30; 64])?;
+    checks.attention(heads(4, 1, 128), true, None, &[2500])?;
+    // So many blocks that a second launch merges them.
+    checks.attention(heads(4, 1, 64), false, None, &[9000])?;
+    checks.attention(heads(4, 1, 64), false, Some(8250), &[9000])?;
     for width in [1, 32, 301, 4096] {
         checks.copies(width, &[0, 3, 0, 7])?;
         checks.copies(width, &[2; 100])?;

@@ -98,8 +98,59 @@ c_structures! {
         slots: u32,
         first_row: u32,
         blocks: u32,
+        window: u32,
         scale: f32,
     }
+
+    /// Arguments of `route`.
+    Route {
+        logits: Rows,
+        likeliest: Address,
+        ascending: Address,
+        weights: Address,
+        experts: u32,
+        per_token: u32,
+        normalize: u32,
+    }
+
+    /// Arguments of `group_pairs`.
+    Group {
+        ascending: Address,
+        places: Address,
+        units: Address,
+        unit_count: Address,
+        pairs: u32,
+        experts: u32,
+    }
+
+    /// Arguments of `project_experts_*`.
+    Experts {
+        input: Rows,
+        out: Rows,
+        matrices: Address,
+        ascending: Address,
+        places: Address,
+        units: Address,
+        unit_count: Address,
+        sharing: u32,
+        inputs: u32,
+        first: u32,
+        end: u32,
+    }
+
+    /// Arguments of `mix_experts`.
+    Mix {
+        input: Rows,
+        out: Rows,
+        weights: Address,
+        per_token: u32,
+        first: u32,
+        width: u32,
+        add: u32,
+    }
+
+    /// Arguments of `routed_experts`.
+    Routed { out: Rows, likeliest: Address, column: u32, per_token: u32 }
 
     /// Arguments of `gate`.
     Gate { input: Rows, out: Rows, width: u32, gelu: u32 }

@@ -83,13 +83,16 @@ impl Attention {
         kernels: &Kernels,
         arithmetic: Arithmetic,
         qkv: &CudaRows,
-        AttentionParams { heads, scale, .. }: AttentionParams,
+        AttentionParams { heads, scale, window }: AttentionParams,
         plan: &CudaPlan,
         kv: &CudaKv,
         layer: usize,
         out: &mut CudaRows,
     ) -> Result<()> {
         fits(heads, plan, kv)?;
+        if window == Some(0) {
+            return Err(Error::Tensor("a window must have at least one position".into()));
+        }
         qkv.hold("attention's queries", plan.rows, heads.qkv_width())?;
         out.hold("attention's result", plan.rows, heads.q_width())?;
         let offset = kv.layer(layer)?;
@@ -108,6 +111,7 @@ impl Attention {
             slots: kv.shape.slots as u32,
             first_row: 0,
             blocks: 0,
+            window: window.map_or(u32::MAX, |window| window.try_into().unwrap_or(u32::MAX)),
             scale,
         };
         let mut names: Vec<&Memory> = plan.memory().into_iter().chain(qkv.memory()).collect();
@@ -119,7 +123,9 @@ impl Attention {
             return unsafe { device.launch(kernel, grid, 128, 0, &arguments, &names) };
         }
 
-        let blocks = plan.longest.div_ceil(BLOCK).max(1);
+        // Positions of a window lie in one block more than they would fill.
+        let within = window.map_or(usize::MAX, |window| (window - 1).div_ceil(BLOCK) + 1);
+        let blocks = plan.longest.div_ceil(BLOCK).clamp(1, within);
         let of_row = heads.heads * blocks;
         let together = (WORKING / (of_row * heads.head_dim * 4)).clamp(1, plan.rows.max(1));
         let working = self.working(device, together * of_row, heads.head_dim)?;

@@ -14,16 +14,24 @@
 //! - **A norm** ([`rms_norm`]) adds squares in 256 lanes, a norm of a head in 32, and folds them.
 //! - **Attention** ([`attend`]) works in blocks of 128 positions aligned to absolute position. A
 //!   block's weights are rounded to bfloat16; its sums of values, and the total of its weights as a
-//!   column of ones, are one chain of steps over the positions. Blocks are merged in order.
+//!   column of ones, are one chain of steps over the positions. Blocks are merged in order. The first
+//!   block may begin within a block of absolute positions, where a window does: in any block, the
+//!   first position that is seen takes the first place of the first step.
+//! - **Experts** are chosen, weighted and added as [`mod@reference`] has it. What one makes of a row
+//!   ([`expert`]) is two projections, with the gated values between them in f32 and rounded to
+//!   bfloat16 for the second.
 //!
 //! The model of a step is Hopper's. On another GPU rows still depend on themselves alone, but other
 //! bits may come out.
 //!
 //! [`Arithmetic::Tensor`]: super::Arithmetic::Tensor
 
+use std::ops::Range;
+
 use half::bf16;
 
 use crate::math::{exp, fma};
+use crate::{Activation, reference};
 
 /// Products of one step.
 pub const STEP: usize = 16;
@@ -139,6 +147,16 @@ pub fn project(x: &[bf16], w: &[bf16]) -> f32 {
     (0..groups).filter_map(group).reduce(|sum, group| sum + group).unwrap_or(0.0)
 }
 
+/// What an expert makes of a row: `gate_up` has the weights of its gates, then those of its ups, output
+/// by output, and `down` those of the projection back.
+pub fn expert(x: &[bf16], activation: Activation, gate_up: &[bf16], down: &[bf16]) -> Vec<f32> {
+    let both: Vec<f32> = gate_up.chunks(x.len()).map(|w| project(x, w)).collect();
+    let mut gated = vec![0.0; both.len() / 2];
+    reference::gate(activation, &both, &mut gated);
+    let gated: Vec<bf16> = gated.into_iter().map(bf16::from_f32).collect();
+    down.chunks(gated.len()).map(|w| project(&gated, w)).collect()
+}
+
 /// The sum of squares in `lanes` lanes, the upper half added onto the lower until one is left.
 fn squares(x: &[f32], lanes: usize) -> f32 {
     let mut sums = vec![0.0f32; lanes];
@@ -160,31 +178,35 @@ pub fn rms_norm(input: &[f32], weight: &[f32], epsilon: f32, lanes: usize, out: 
     }
 }
 
-/// Attention of one head of one row; `keys` and `values` answer the row of a position.
+/// Attention of one head of one row over `positions`, whose last is the row's own; `keys` and
+/// `values` answer the row of a position.
 pub fn attend<'a>(
     query: &[bf16],
     scale: f32,
-    positions: usize,
+    positions: Range<usize>,
     keys: impl Fn(usize) -> &'a [bf16],
     values: impl Fn(usize) -> &'a [bf16],
     out: &mut [f32],
 ) {
     let (mut largest, mut total) = (0.0f32, 0.0f32);
-    for start in (0..positions).step_by(BLOCK) {
-        let seen = start..positions.min(start + BLOCK);
+    let mut start = positions.start;
+    while start < positions.end {
+        let seen = start..positions.end.min((start / BLOCK + 1) * BLOCK);
+        let first = start == positions.start;
         let scores: Vec<f32> = seen.clone().map(|p| chain(query, keys(p)) * scale).collect();
         let block_largest = scores.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
         let weights: Vec<bf16> =
             scores.iter().map(|score| bf16::from_f32(exp(score - block_largest))).collect();
         let block_total = over_positions(&weights, |_| bf16::ONE);
-        let both = if start == 0 || block_largest > largest { block_largest } else { largest };
+        let both = if first || block_largest > largest { block_largest } else { largest };
         let (old, new) = (exp(largest - both), exp(block_largest - both));
-        total = if start == 0 { block_total } else { fma(total, old, block_total * new) };
+        total = if first { block_total } else { fma(total, old, block_total * new) };
         for (column, out) in out.iter_mut().enumerate() {
             let part = over_positions(&weights, |i| values(start + i)[column]);
-            *out = if start == 0 { part } else { fma(*out, old, part * new) };
+            *out = if first { part } else { fma(*out, old, part * new) };
         }
         largest = both;
+        start = seen.end;
     }
     let inverse = 1.0 / total;
     out.iter_mut().for_each(|out| *out *= inverse);
@@ -209,6 +231,15 @@ mod tests {
 
     fn halves(values: &[f32]) -> Vec<bf16> {
         values.iter().map(|&x| bf16::from_f32(x)).collect()
+    }
+
+    /// Numbers between -1 and 1.
+    fn random() -> impl FnMut() -> f32 {
+        let mut state = 1u64;
+        move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+        }
     }
 
     fn one_step(sum: f32, x: &[f32], w: &[f32]) -> f32 {
@@ -268,12 +299,8 @@ mod tests {
     /// Against sums in f64: a step cuts at most 17 terms and its result, each by less than 2^-23 of
     /// the largest.
     #[test]
-    fn projections_and_attention_agree_with_f64() {
-        let mut state = 1u64;
-        let mut random = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-        };
+    fn projections_agree_with_f64() {
+        let mut random = random();
         for inputs in [1, 8, 31, 32, 100, 256, 4096, 5000] {
             let x: Vec<bf16> = (0..inputs).map(|_| bf16::from_f32(random())).collect();
             let w: Vec<bf16> = (0..inputs).map(|_| bf16::from_f32(random())).collect();
@@ -286,24 +313,75 @@ mod tests {
                 "{inputs}: {got} {want}"
             );
         }
-        let (width, positions) = (40, 300);
+    }
+
+    #[test]
+    fn an_expert_agrees_with_f64() {
+        let (inputs, gates, outputs) = (50, 24, 19);
+        let mut random = random();
+        let mut values =
+            |count: usize| -> Vec<bf16> { (0..count).map(|_| bf16::from_f32(random())).collect() };
+        let (x, both, down) = (values(inputs), values(2 * gates * inputs), values(outputs * gates));
+        let got = expert(&x, Activation::Silu, &both, &down);
+        let dot = |w: &[bf16], x: &[f64]| -> f64 {
+            w.iter().zip(x).map(|(w, x)| f64::from(w.to_f32()) * x).sum()
+        };
+        let x: Vec<f64> = x.iter().map(|x| f64::from(x.to_f32())).collect();
+        let both: Vec<f64> = both.chunks(inputs).map(|w| dot(w, &x)).collect();
+        let silu = |x: f64| x / (1.0 + (-x).exp());
+        let gated: Vec<f64> = (0..gates).map(|n| silu(both[n]) * both[gates + n]).collect();
+        let most: f64 = gated.iter().map(|x| x.abs()).sum();
+        assert_eq!(got.len(), outputs);
+        for (got, w) in got.iter().zip(down.chunks(gates)) {
+            // Gated values are rounded to 8 bits.
+            assert!((f64::from(*got) - dot(w, &gated)).abs() < most / 256.0);
+        }
+    }
+
+    /// A query, and as many keys and values.
+    fn random_rows(width: usize, positions: usize) -> (Vec<bf16>, Vec<Vec<bf16>>, Vec<Vec<bf16>>) {
+        let mut random = random();
         let mut rows = |count: usize| -> Vec<Vec<bf16>> {
             let mut row = || (0..width).map(|_| bf16::from_f32(random())).collect();
             (0..count).map(|_| row()).collect()
         };
-        let (query, keys, values) = (rows(1).remove(0), rows(positions), rows(positions));
-        let mut out = vec![0.0; width];
-        attend(&query, 0.3, positions, |p| &keys[p], |p| &values[p], &mut out);
+        (rows(1).remove(0), rows(positions), rows(positions))
+    }
+
+    #[test]
+    fn attention_over_any_window_agrees_with_f64() {
+        let (width, positions) = (40, 300);
+        let (query, keys, values) = random_rows(width, positions);
         let dot = |a: &[bf16], b: &[bf16]| -> f64 {
             a.iter().zip(b).map(|(a, b)| f64::from(a.to_f32()) * f64::from(b.to_f32())).sum()
         };
-        let weights: Vec<f64> = keys.iter().map(|k| (0.3 * dot(&query, k)).exp()).collect();
-        let total: f64 = weights.iter().sum();
-        for (column, &out) in out.iter().enumerate() {
-            let values = values.iter().map(|v| f64::from(v[column].to_f32()));
-            let want: f64 = weights.iter().zip(values).map(|(w, v)| w * v).sum::<f64>() / total;
-            // Weights are rounded to 8 bits.
-            assert!((f64::from(out) - want).abs() < 1e-3, "{out} {want}");
+        for first in [0, 1, 37, 127, 128, 200, 299] {
+            let mut out = vec![0.0; width];
+            attend(&query, 0.3, first..positions, |p| &keys[p], |p| &values[p], &mut out);
+            let weights: Vec<f64> =
+                keys[first..].iter().map(|k| (0.3 * dot(&query, k)).exp()).collect();
+            let total: f64 = weights.iter().sum();
+            for (column, &out) in out.iter().enumerate() {
+                let values = values[first..].iter().map(|v| f64::from(v[column].to_f32()));
+                let want: f64 = weights.iter().zip(values).map(|(w, v)| w * v).sum::<f64>() / total;
+                // Weights are rounded to 8 bits.
+                assert!((f64::from(out) - want).abs() < 1e-3, "{first}: {out} {want}");
+            }
         }
+    }
+
+    #[test]
+    fn whole_blocks_before_a_window_change_no_bit() {
+        let (width, positions) = (40, 200);
+        let (query, keys, values) = random_rows(width, positions);
+        let attended = |before: usize| {
+            let mut out = vec![0.0; width];
+            let seen = 10 + before..positions + before;
+            attend(&query, 0.3, seen, |p| &keys[p - before], |p| &values[p - before], &mut out);
+            out
+        };
+        assert_eq!(attended(0), attended(BLOCK));
+        assert_eq!(attended(0), attended(5 * BLOCK));
+        assert_ne!(attended(0), attended(1));
     }
 }

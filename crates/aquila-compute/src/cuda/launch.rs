@@ -11,6 +11,8 @@ use super::plan::CudaPlan;
 use super::rows::CudaRows;
 use crate::Result;
 
+/// Rows of a grid at most.
+pub(super) const GRID_ROWS: usize = 65_535;
 /// Threads of a block.
 const THREADS: usize = 256;
 

@@ -17,6 +17,7 @@ mod backend;
 mod c_layout;
 mod choose;
 mod device;
+mod experts;
 mod found;
 mod grammar;
 mod graph;
@@ -36,6 +37,7 @@ mod transfer;
 mod weight;
 
 pub use backend::CudaBackend;
+pub use experts::{CudaExperts, CudaRouting};
 pub use found::{FoundDevice, FoundDriver, find_driver, try_device};
 pub use graph::{Graph, Mark};
 pub use memory::{CudaKv, CudaRope, CudaTable, CudaVector};

@@ -1,6 +1,5 @@
 //! The operations, each one launch or a few.
 
-use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -10,6 +9,8 @@ use super::attention::fits;
 use super::backend::CudaBackend;
 use super::choose::Whose;
 use super::device::Memory;
+use super::experts::{CudaExperts, CudaRouting};
+use super::launch::GRID_ROWS;
 use super::memory::{CudaKv, CudaRope, CudaTable, CudaVector, MOVES};
 use super::plan::CudaPlan;
 use super::projection::Projection;
@@ -27,18 +28,11 @@ use crate::{
     HostTensor, KvDtype, KvShape, PlanBounds, Result, RopeTable, WeightFormat,
 };
 
-/// Refuses what has no kernel yet.
-fn unavailable(what: &str) -> Error {
-    Error::Unavailable(format!("{what} is not available on CUDA yet"))
-}
-
 impl Backend for CudaBackend {
     type Rows = CudaRows;
     type Weight = CudaWeight;
-    /// Experts do not run on CUDA yet, so there are none.
-    type Experts = Infallible;
-    /// As [`Self::Experts`].
-    type Routing = Infallible;
+    type Experts = CudaExperts;
+    type Routing = CudaRouting;
     type Vector = CudaVector;
     type Table = CudaTable;
     type Rope = CudaRope;
@@ -67,12 +61,12 @@ impl Backend for CudaBackend {
         Ok(weight)
     }
 
-    fn experts(&self, _: Vec<CudaWeight>, _: Vec<CudaWeight>) -> Result<Infallible> {
-        Err(unavailable("a mixture of experts"))
+    fn experts(&self, gate_up: Vec<CudaWeight>, down: Vec<CudaWeight>) -> Result<CudaExperts> {
+        CudaExperts::new(&self.device, gate_up, down)
     }
 
-    fn routing(&self, _: usize, _: usize) -> Result<Infallible> {
-        Err(unavailable("a mixture of experts"))
+    fn routing(&self, rows: usize, per_token: usize) -> Result<CudaRouting> {
+        CudaRouting::new(&self.device, rows, per_token)
     }
 
     fn vector(&self, parts: &[HostTensor]) -> Result<CudaVector> {
@@ -282,9 +276,6 @@ impl Backend for CudaBackend {
         layer: usize,
         out: &mut CudaRows,
     ) -> Result<()> {
-        if params.window.is_some() {
-            return Err(unavailable("attention within a window"));
-        }
         let (device, kernels, arithmetic) = (&self.device, &self.kernels, self.arithmetic);
         self.attention.attend(device, kernels, arithmetic, qkv, params, plan, kv, layer, out)
     }
@@ -299,38 +290,56 @@ impl Backend for CudaBackend {
         let width = gate_up.width / 2;
         gate_up.hold("gates and ups", rows, 2 * width)?;
         out.hold("gated values", rows, width)?;
-        let arguments = arguments::Gate {
-            input: gate_up.parts(),
-            out: out.parts(),
-            width: width as u32,
-            gelu: u32::from(activation == Activation::GeluTanh),
-        };
-        let names = gate_up.memory().chain(out.memory());
-        // SAFETY: input and result were checked.
-        unsafe { self.by_value(&self.kernels.gate, width, rows, &arguments, names) }
+        // Experts have a row for each row that goes to them, which may be more than a grid has.
+        for first in (0..rows).step_by(GRID_ROWS) {
+            let arguments = arguments::Gate {
+                input: gate_up.parts_from(first),
+                out: out.parts_from(first),
+                width: width as u32,
+                gelu: u32::from(activation == Activation::GeluTanh),
+            };
+            let (names, count) =
+                (gate_up.memory().chain(out.memory()), GRID_ROWS.min(rows - first));
+            // SAFETY: input and result were checked.
+            unsafe { self.by_value(&self.kernels.gate, width, count, &arguments, names) }?;
+        }
+        Ok(())
     }
 
-    fn route(&self, _: &CudaRows, _: usize, _: bool, routing: &mut Infallible) -> Result<()> {
-        match *routing {}
+    fn route(
+        &self,
+        logits: &CudaRows,
+        rows: usize,
+        normalize: bool,
+        out: &mut CudaRouting,
+    ) -> Result<()> {
+        self.choose_experts(logits, rows, normalize, out)
     }
 
     fn project_experts(
         &self,
-        experts: &Infallible,
-        _: Activation,
-        _: &CudaRows,
-        _: usize,
-        _: &Infallible,
-        _: &mut CudaRows,
-        _: &mut CudaRows,
-        _: Accumulate,
-        _: &mut CudaRows,
+        experts: &CudaExperts,
+        activation: Activation,
+        input: &CudaRows,
+        rows: usize,
+        routing: &CudaRouting,
+        both: &mut CudaRows,
+        activated: &mut CudaRows,
+        accumulate: Accumulate,
+        out: &mut CudaRows,
     ) -> Result<()> {
-        match *experts {}
+        let work = (both, activated);
+        self.run_experts(experts, activation, input, rows, routing, work, accumulate, out)
     }
 
-    fn routed(&self, routing: &Infallible, _: usize, _: usize, _: &mut CudaRows) -> Result<()> {
-        match *routing {}
+    fn routed(
+        &self,
+        routing: &CudaRouting,
+        rows: usize,
+        column: usize,
+        out: &mut CudaRows,
+    ) -> Result<()> {
+        self.tell_experts(routing, rows, column, out)
     }
 
     fn copy_columns(

@@ -7,14 +7,13 @@ use super::arguments;
 use super::contract::{GROUP, PAIR};
 use super::device::{Device, Memory};
 use super::kernels::Kernel;
+use super::launch::GRID_ROWS;
 use crate::{DType, Error, HostTensor, Result, WeightFormat};
 
 /// Outputs of one tile.
 pub(super) const TILE: usize = 16;
 /// Bytes of weights that are converted and sent at a time.
 const PIECE: usize = 1 << 25;
-/// Rows of a grid at most.
-const GRID_ROWS: usize = 65_535;
 
 /// How a projection lies in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

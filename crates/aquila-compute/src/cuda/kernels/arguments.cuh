@@ -83,7 +83,45 @@ struct AttendArgs {
     float *parts, *stats;
     u32 *arrivals;  // of thread blocks, by row and key head; none where a second kernel merges
     u32 heads, kv_heads, head_dim, slots, first_row, blocks;
+    u32 window;  // positions that a row sees at most
     float scale;
+};
+
+struct RouteArgs {
+    Rows logits;
+    u32 *likeliest, *ascending;  // experts of each row by probability, and by id
+    float *weights;              // of the ascending ones
+    u32 experts, per_token, normalize;
+};
+
+struct GroupArgs {
+    const u32 *ascending;
+    u32 *places;       // pairs, expert by expert
+    uint2 *units;      // an expert; 16 times the first of its places, and how many
+    u32 *unit_count;
+    u32 pairs, experts;
+};
+
+struct ExpertsArgs {
+    Rows in, out;         // `out` has a row for each pair, and the columns `first` to `end`
+    const u64 *matrices;  // the address of each expert's
+    const u32 *ascending, *places;
+    const uint2 *units;
+    const u32 *unit_count;
+    u32 sharing;  // pairs that read the same row
+    u32 inputs, first, end;
+};
+
+struct MixArgs {
+    Rows in, out;
+    const float *weights;
+    u32 per_token, first, width, add;
+};
+
+struct RoutedArgs {
+    Rows out;
+    const u32 *likeliest;
+    u32 column, per_token;
 };
 
 struct GateArgs {

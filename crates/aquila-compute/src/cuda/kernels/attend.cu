@@ -1,7 +1,8 @@
 // Attention by tensor cores over the slots that each row sees.
 //
 // Positions come in blocks of ATTEND_BLOCK, aligned to absolute position, each with a softmax of its
-// own; the blocks of a row are merged in order, by the last thread block that is done with them or, of
+// own; of the first block that a window reaches into, only the positions within it count, and the
+// blocks before it are skipped. The blocks of a row are merged in order, by the last thread block that is done with them or, of
 // long contexts, by a second kernel. So neither the length of other rows nor the number of thread blocks
 // changes a bit.
 
@@ -9,6 +10,15 @@
 
 #define ATTEND_BLOCK 128
 #define QUERIES 16  // query heads of one key head that a thread block serves
+
+// The blocks that a row has something to see in.
+struct Blocks {
+    u32 first, count;
+    __device__ __forceinline__ Blocks(const Seen &seen) {
+        first = seen.first / ATTEND_BLOCK;
+        count = (seen.end + ATTEND_BLOCK - 1) / ATTEND_BLOCK - first;
+    }
+};
 
 // Merges the blocks of one column of one head of a row, in order. `part` is the first of them.
 __device__ __forceinline__ void merge_column(const AttendArgs &a, size_t part, u32 blocks, u32 row, u32 head, u32 column) {
@@ -36,7 +46,9 @@ extern "C" __global__ void __launch_bounds__(128, 4) attend_tensor(AttendArgs a)
     u32 row = a.first_row + blockIdx.z, thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     if (row >= a.plan.counts[0]) return;
     uint4 span = a.plan.spans[row];
-    u32 length = span.y + span.w, blocks = (length + ATTEND_BLOCK - 1) / ATTEND_BLOCK, d = a.head_dim;
+    Seen seen(span, a.window);
+    Blocks blocks(seen);
+    u32 d = a.head_dim;
     u32 group = a.heads / a.kv_heads, chunks = (group + QUERIES - 1) / QUERIES;
     u32 kv_head = blockIdx.y / chunks, first = blockIdx.y % chunks * QUERIES, heads = min((u32)QUERIES, group - first);
     u32 head = kv_head * group + first, quad = lane % 4, octet = lane / 4;
@@ -44,8 +56,9 @@ extern "C" __global__ void __launch_bounds__(128, 4) attend_tensor(AttendArgs a)
     const u16 *keys = static_cast<const u16 *>(a.keys), *values = static_cast<const u16 *>(a.values);
     const uint4 none = make_uint4(0, 0, 0, 0);
 
-    for (u32 block = blockIdx.x; block < blocks; block += gridDim.x) {
-        u32 start = block * ATTEND_BLOCK, count = min((u32)ATTEND_BLOCK, length - start);
+    for (u32 block = blockIdx.x; block < blocks.count; block += gridDim.x) {
+        u32 aligned = (blocks.first + block) * ATTEND_BLOCK, start = max(aligned, seen.first);
+        u32 count = min(aligned + ATTEND_BLOCK, seen.end) - start;
         __syncthreads();
         slots[thread] = slot_of(a.plan, span, start + min(thread, count - 1), a.slots);
         __syncthreads();
@@ -69,8 +82,8 @@ extern "C" __global__ void __launch_bounds__(128, 4) attend_tensor(AttendArgs a)
         for (int i = 0; i < 4; i++) {
 #pragma unroll
             for (int r = 0; r < 4; r++) {
-                bool seen = warp * 32 + i * 8 + quad * 2 + r % 2 < count;
-                scores[i][r] = seen ? scores[i][r] * a.scale : -INFINITY;
+                bool there = warp * 32 + i * 8 + quad * 2 + r % 2 < count;
+                scores[i][r] = there ? scores[i][r] * a.scale : -INFINITY;
                 largest[r / 2] = fmaxf(largest[r / 2], scores[i][r]);
             }
         }
@@ -148,14 +161,14 @@ extern "C" __global__ void __launch_bounds__(128, 4) attend_tensor(AttendArgs a)
             }
         }
     }
-    if (!a.arrivals || blockIdx.x >= blocks) return;
+    if (!a.arrivals || blockIdx.x >= blocks.count) return;
 
     // The last thread block that is done with the row and these heads merges their blocks.
     __threadfence();
     __syncthreads();
     if (thread == 0) {
         u32 *arrivals = a.arrivals + blockIdx.z * gridDim.y + blockIdx.y;
-        last_one = atomicAdd(arrivals, 1) + 1 == min(blocks, gridDim.x);
+        last_one = atomicAdd(arrivals, 1) + 1 == min(blocks.count, gridDim.x);
         if (last_one) *arrivals = 0;
     }
     __syncthreads();
@@ -163,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(128, 4) attend_tensor(AttendArgs a)
     __threadfence();
     size_t first_part = ((size_t)blockIdx.z * a.heads + head) * a.blocks;
     for (u32 i = thread; i < heads * d; i += 128)
-        merge_column(a, first_part + (size_t)(i / d) * a.blocks, blocks, row, head + i / d, i % d);
+        merge_column(a, first_part + (size_t)(i / d) * a.blocks, blocks.count, row, head + i / d, i % d);
 }
 
 // Merges the blocks of one head of one row, in order.
@@ -171,8 +184,8 @@ extern "C" __global__ void __launch_bounds__(128) attend_merge(AttendArgs a) {
     begin();
     u32 head = blockIdx.x, row = a.first_row + blockIdx.y, d = a.head_dim;
     if (row >= a.plan.counts[0]) return;
-    uint4 span = a.plan.spans[row];
-    u32 blocks = (span.y + span.w + ATTEND_BLOCK - 1) / ATTEND_BLOCK;
+    Blocks blocks(Seen(a.plan.spans[row], a.window));
     size_t part = ((size_t)blockIdx.y * a.heads + head) * a.blocks;
-    for (u32 column = threadIdx.x; column < d; column += blockDim.x) merge_column(a, part, blocks, row, head, column);
+    for (u32 column = threadIdx.x; column < d; column += blockDim.x)
+        merge_column(a, part, blocks.count, row, head, column);
 }

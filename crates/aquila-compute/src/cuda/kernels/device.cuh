@@ -85,6 +85,15 @@ template <int LANES> __device__ __forceinline__ float fold_max(float x) {
     return x;
 }
 
+// The positions that a row sees: those of its span that are within the window.
+struct Seen {
+    u32 first, end;
+    __device__ __forceinline__ Seen(uint4 span, u32 window) {
+        end = span.y + span.w;
+        first = end - min(end, window);
+    }
+};
+
 // The slot of position p of a row.
 __device__ __forceinline__ u32 slot_of(const Plan &plan, uint4 span, u32 p, u32 slots) {
     u32 slot = p < span.y ? plan.tables[span.x + p] : plan.tree_slots[span.z + (p - span.y)];

@@ -8,6 +8,7 @@
 #include "attend.cu"
 #include "begin.cu"
 #include "choose.cu"
+#include "experts.cu"
 #include "pack.cu"
 #include "plain.cu"
 #include "plans.cu"

@@ -42,14 +42,18 @@ template <typename T> __device__ void attend(const AttendArgs &a) {
     u32 head = blockIdx.x, row = blockIdx.y, d = a.head_dim;
     if (row >= a.plan.counts[0]) return;
     uint4 span = a.plan.spans[row];
-    u32 length = span.y + span.w, kv_head = head / (a.heads / a.kv_heads);
+    Seen seen(span, a.window);
+    u32 kv_head = head / (a.heads / a.kv_heads);
     u32 thread = threadIdx.x, lane = thread % 32;
     const T *keys = static_cast<const T *>(a.keys), *values = static_cast<const T *>(a.values);
     for (u32 i = thread; i < d; i += 128) query[i] = get(a.qkv, row, head * d + i);
     float largest = 0.0f, total = 0.0f, sums[PLAIN_WIDTH / 128] = {};
 
-    for (u32 start = 0; start < length; start += PLAIN_BLOCK) {
-        u32 count = min((u32)PLAIN_BLOCK, length - start);
+    // The first block may begin within a block of absolute positions.
+    for (u32 start = seen.first, next; start < seen.end; start = next) {
+        next = min(start / PLAIN_BLOCK * PLAIN_BLOCK + PLAIN_BLOCK, seen.end);
+        u32 count = next - start;
+        bool first_block = start == seen.first;
         __syncthreads();
         if (thread < count) slots[thread] = slot_of(a.plan, span, start + thread, a.slots);
         __syncthreads();
@@ -75,9 +79,9 @@ template <typename T> __device__ void attend(const AttendArgs &a) {
         for (u32 i = lane % 16; i < (count + 15) / 16 * 16; i += 16) lanes += i < count ? scores[i] : 0.0f;
         float block_total = fold<16>(lanes);
 
-        float both = start == 0 || block_largest > largest ? block_largest : largest;
+        float both = first_block || block_largest > largest ? block_largest : largest;
         float old = exponential(largest - both), scale = exponential(block_largest - both);
-        total = start == 0 ? block_total : fmaf(total, old, block_total * scale);
+        total = first_block ? block_total : fmaf(total, old, block_total * scale);
         largest = both;
 #pragma unroll
         for (int j = 0; j < PLAIN_WIDTH / 128; j++) {
@@ -86,7 +90,7 @@ template <typename T> __device__ void attend(const AttendArgs &a) {
             float part = 0.0f;
             for (u32 p = 0; p < count; p++)
                 part = fmaf(scores[p], widen(values[((size_t)slots[p] * a.kv_heads + kv_head) * d + i]), part);
-            sums[j] = start == 0 ? part : fmaf(sums[j], old, part * scale);
+            sums[j] = first_block ? part : fmaf(sums[j], old, part * scale);
         }
     }
     float inverse = 1.0f / total;

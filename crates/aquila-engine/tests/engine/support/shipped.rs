@@ -6,7 +6,9 @@ use aquila_compute::cpu::{CpuBackend, IsaChoice, Watch};
 use aquila_compute::{Backend, KvDtype, WeightFormat};
 use aquila_engine::executor::{GraphSettings, ModelExecutor};
 use aquila_engine::{EngineConfig, Runner, Scheduler};
-use aquila_model::{Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, LoadFormat, resolve};
+use aquila_model::{
+    Checkpoint, Decoder, Eagle3Head, HeadCheckpoint, LoadFormat, Location, resolve,
+};
 use aquila_spec::ngram::{Corpora, NgramScope, NgramSettings, NgramSources};
 use aquila_spec::{
     DraftFor, Drafter, Eagle3, LoadOn, Opened, Opening, RecurrentDraft, Registry, Shape, Standalone,
@@ -148,20 +150,37 @@ pub fn named_on<B: Backend>(
 where
     dyn Opened: LoadOn<B>,
 {
+    let registry = Registry::built_in();
+    let draft = match registry.find(name).unwrap().map(|entry| entry.draft_for("tiny")) {
+        Some(DraftFor::Model(draft)) => Some((draft.clone(), resolve(&draft).unwrap())),
+        _ => None,
+    };
+    model_on(backend, &resolve("tiny").unwrap(), draft, name, config, captured)
+}
+
+/// The same over any model, with any draft where the algorithm needs one.
+pub fn model_on<B: Backend>(
+    backend: Arc<B>,
+    location: &Location,
+    draft: Option<(String, Location)>,
+    name: &str,
+    config: EngineConfig,
+    captured: &[usize],
+) -> Scheduler
+where
+    dyn Opened: LoadOn<B>,
+{
     let scheduler = |runner| {
         let settings = GraphSettings { batches: captured.to_vec(), launch: false };
         let executor = ModelExecutor::new(runner, config.clone()).with_graphs(settings);
         Scheduler::over(executor, config.clone()).unwrap()
     };
-    let target = Checkpoint::open(&resolve("tiny").unwrap(), LoadFormat::Auto).unwrap();
-    let decoder = decoder(&*backend, "tiny", config.context_length);
+    let target = Checkpoint::open(location, LoadFormat::Auto).unwrap();
+    let (format, positions) = (WeightFormat::Bf16, config.context_length);
+    let decoder = Decoder::load(&*backend, &target, format, positions, &mut |_| ()).unwrap();
     let registry = Registry::built_in();
     let Some(entry) = registry.find(name).unwrap() else {
         return scheduler(Runner::new(backend, decoder, None, &config).unwrap());
-    };
-    let draft = match entry.draft_for("tiny") {
-        DraftFor::Model(draft) => Some((draft.clone(), resolve(&draft).unwrap())),
-        _ => None,
     };
     let ngram = NgramSources {
         settings: NgramSettings { scope: NgramScope::Request, ..NgramSettings::default() },
@@ -172,7 +191,7 @@ where
         ngram: Some(&ngram),
         ..Opening::new(&target)
     };
-    let allowance = config.allowance(WeightFormat::Bf16);
+    let allowance = config.allowance(format);
     let algorithm = entry.open(&opening).unwrap().load(&*backend, &decoder, &allowance).unwrap();
     scheduler(Runner::new(backend, decoder, Some(algorithm), &config).unwrap())
 }

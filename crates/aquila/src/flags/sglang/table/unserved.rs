@@ -3,7 +3,7 @@
 use super::Fate::{Ignored, Refused};
 use super::{Flags, flags};
 
-const NO_EXPERTS: &str = "no mixture of experts is served";
+const EXPERTS_AS_THEY_ARE: &str = "experts run on the model's device, and in one way";
 const NO_IMAGES: &str = "only text is served";
 const NO_MAMBA: &str = "no model with recurrent state is served";
 const NO_TRANSFER: &str = "rows go over TCP, and are taken as they come";
@@ -30,9 +30,9 @@ pub const ROWS: &[Flags] = &[
             "--speculative-dspark-block-size N",
         ],
     ),
-    // What is not served at all.
+    // What has no use here, and what is not served at all.
     flags(
-        Ignored(NO_EXPERTS),
+        Ignored(EXPERTS_AS_THEY_ARE),
         &[
             "--moe-a2a-backend NAME",
             "--moe-runner-backend NAME",

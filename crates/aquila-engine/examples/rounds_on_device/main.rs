@@ -1,16 +1,18 @@
 //! Rounds of the shipped models on a device, without cargo and without the sources.
 //!
-//! `rounds_on_device cpu|cuda|cuda-plain [cpu-bits] [golden] [grid] [graphs] [grammars]
-//! [transfer] [tables] [small] [ALGORITHM]...`: by plain arithmetic what the CPU gives, acceptance included; the ids of transformers;
-//! every algorithm, chains and trees, greedy, seeded and with penalties, with and without graphs,
-//! against plain decoding on the same device, ids and log-probabilities without tolerance; rounds that
-//! are replayed against those that are launched, counts and histograms included; answers that keep to a grammar; acceptance beside the
-//! tables of the code that trained the heads. `small`: a few short prompts, for a slow device. Names of
-//! algorithms leave out the others.
+//! `rounds_on_device cpu|cuda|cuda-plain [cpu-bits] [golden] [grid] [graphs] [grammars] [transfer]
+//! [families] [tables] [small] [ALGORITHM]...`: by plain arithmetic what the CPU gives, acceptance
+//! included; the ids of transformers; every algorithm, chains and trees, greedy, seeded and with
+//! penalties, with and without graphs, against plain decoding on the same device, ids and
+//! log-probabilities without tolerance; rounds that are replayed against those that are launched,
+//! counts and histograms included; answers that keep to a grammar; the fixtures of all model families;
+//! acceptance beside the tables of the code that trained the heads. `small`: a few short prompts, for a
+//! slow device. Names of algorithms leave out the others.
 //! `AQUILA_MODELS` names the folder of the archives, `AQUILA_FIXTURES` that of the tables. Exits with 1
 //! where speculation shows or a table is more than 2 % off.
 
-#[path = "../tests/engine/support/mod.rs"]
+mod families;
+#[path = "../../tests/engine/support/mod.rs"]
 mod support;
 
 use std::collections::BTreeMap;
@@ -69,12 +71,14 @@ fn main() {
         Some("cuda-plain") => {
             let backend = cuda(Arithmetic::Plain);
             let device = Device { backend, kv: KvDtype::F32, small, algorithms };
-            (!asked("cpu-bits") || device.equals_cpu()) & device.check(&asked)
+            (!asked("cpu-bits") || device.equals_cpu())
+                & (!asked("families") || device.families_equal_cpu())
+                & device.check(&asked)
         }
         _ => {
             println!(
                 "rounds_on_device cpu|cuda|cuda-plain [cpu-bits] [golden] [grid] [graphs] [grammars] \
-                 [transfer] [tables] [small] [ALGORITHM]..."
+                 [transfer] [families] [tables] [small] [ALGORITHM]..."
             );
             false
         }
@@ -103,6 +107,7 @@ where
             ("graphs", Self::graphs),
             ("grammars", Self::grammars),
             ("transfer", Self::transfer),
+            ("families", Self::families),
             ("tables", Self::tables),
         ] {
             if asked(word) {

@@ -1,0 +1,120 @@
+//! Attention by tensor cores, within windows and without, against the contract.
+
+use aquila_compute::cuda::contract;
+use aquila_compute::{
+    AttentionParams, Backend, BlockTables, HeadShape, HostTensor, KvDtype, KvShape, PlanBounds,
+    Result, RopeTable, reference,
+};
+use half::bf16;
+
+use crate::random::Kind;
+use crate::tensor::{Checks, halves, parallel, poisoned};
+
+impl Checks<'_> {
+    /// Keys and values written, and attention over them.
+    pub fn attention(
+        &mut self,
+        heads: HeadShape,
+        norms: bool,
+        window: Option<usize>,
+        contexts: &[usize],
+    ) -> Result<()> {
+        const TOKENS: usize = 61;
+        const EPSILON: f32 = 1e-6;
+        let b = self.b;
+        let (d, width) = (heads.head_dim, heads.qkv_width());
+        let half = d / 2 - usize::from(norms && d > 16) * 2;
+        let frequencies: Vec<f64> = (0..half).map(|i| 0.7f64.powi(i as i32)).collect();
+        let positions = contexts.iter().max().map_or(0, |longest| longest + 16);
+        let rope = RopeTable::new(positions, &frequencies, 1.0);
+        let head_norms = [0, 1].map(|_| self.random.values(d, Kind::Even));
+        let (plan, slots) = self.random.plan(contexts, TOKENS);
+        let fill = self.random.fill(&plan, TOKENS);
+        let (table, rows) = (self.random.values(TOKENS * width, Kind::Even), plan.rows());
+        let table: Vec<f32> = table.iter().map(|&x| bf16::from_f32(3.0 * x).to_f32()).collect();
+
+        let on_device = b.table(&HostTensor::from_f32("table", vec![TOKENS, width], &table)?)?;
+        let vector = |values: &Vec<f32>| b.vector(&[HostTensor::from_f32("n", vec![d], values)?]);
+        let (query_norm, key_norm) = (vector(&head_norms[0])?, vector(&head_norms[1])?);
+        let with_norms = norms.then_some((&query_norm, &key_norm, EPSILON));
+        let shape = KvShape {
+            layers: 2,
+            slots,
+            kv_heads: heads.kv_heads,
+            head_dim: d,
+            dtype: KvDtype::Bf16,
+        };
+        let mut kv = b.kv(shape)?;
+        let capacity = rows.max(fill.rows());
+        let bounds = PlanBounds { rows: capacity, outputs: capacity, slots: 4 * slots + 64 };
+        let mut placed = b.plan(bounds)?;
+        let device_rope = b.rope(&rope)?;
+        let mut qkv = b.rows(capacity, width)?;
+        let mut out = poisoned(b, rows, heads.q_width())?;
+        for plan in [&fill, &plan] {
+            b.place(plan, &mut placed)?;
+            b.embed(&on_device, 1.0, &placed, &mut qkv)?;
+            b.write_kv(&mut qkv, heads, with_norms, &device_rope, &placed, &mut kv, 1)?;
+        }
+        let scale = 1.0 / (d as f32).sqrt();
+        let params = AttentionParams { heads, scale, window };
+        b.attend(&qkv, params, &placed, &kv, 1, &mut out)?;
+
+        // The same by definition.
+        let turned = |token: u32, position: u32, head: usize| -> Vec<f32> {
+            let mut x = table[token as usize * width + head * d..][..d].to_vec();
+            if norms {
+                let weight = &head_norms[usize::from(head >= heads.heads)];
+                let mut normed = vec![0.0; d];
+                let lanes = contract::HEAD_NORM_LANES;
+                contract::rms_norm(&x, weight, EPSILON, lanes, &mut normed);
+                x = normed;
+            }
+            reference::apply_rope(&mut x, &rope, position as usize);
+            x
+        };
+        let mut keys = vec![vec![bf16::NAN; d]; slots * heads.kv_heads];
+        let mut values = keys.clone();
+        for plan in [&fill, &plan] {
+            for row in 0..plan.rows() {
+                let (token, position, slot) =
+                    (plan.tokens[row], plan.positions[row], plan.writes[row]);
+                for head in 0..heads.kv_heads {
+                    let at = slot as usize * heads.kv_heads + head;
+                    keys[at] = halves(&turned(token, position, heads.heads + head));
+                    let column = width - heads.kv_width() + head * d;
+                    values[at] = halves(&table[token as usize * width + column..][..d]);
+                }
+            }
+        }
+        let mut tables = BlockTables::default();
+        tables.change(&plan);
+        let want: Vec<(Vec<f32>, Vec<f32>)> = parallel(rows, |row| {
+            let seen: Vec<usize> = tables.seen(&plan, row).map(|slot| slot as usize).collect();
+            let (mut queries, mut out) = (Vec::new(), vec![0.0; heads.q_width()]);
+            for (head, out) in out.chunks_mut(d).enumerate() {
+                let query = turned(plan.tokens[row], plan.positions[row], head);
+                let at = |p: usize| seen[p] * heads.kv_heads + head / heads.group();
+                let half_query = halves(&query);
+                contract::attend(
+                    &half_query,
+                    scale,
+                    params.first_seen(seen.len())..seen.len(),
+                    |p| &keys[at(p)],
+                    |p| &values[at(p)],
+                    out,
+                );
+                queries.extend(query);
+            }
+            (queries, out)
+        });
+        let (queries, want): (Vec<_>, Vec<_>) = want.into_iter().unzip();
+        let got: Vec<f32> = b.read(&qkv, rows)?;
+        let got: Vec<f32> =
+            got.chunks(width).flat_map(|row| row[..heads.q_width()].to_vec()).collect();
+        let what =
+            format!("{heads:?}, norms {norms}, window {window:?}, {rows} rows, {contexts:?}");
+        self.findings.compare(&format!("write_kv, {what}"), &got, &queries.concat());
+        self.compare(&format!("attend, {what}"), &out, rows, &want.concat())
+    }
+}

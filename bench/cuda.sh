@@ -55,7 +55,7 @@ for part in "$@"; do
     checks)
         try "operations" 150 "$folder/cuda_check" check
         try "random rounds" 150 "$folder/cuda_check" rounds 60
-        for word in golden graphs grammars transfer grid; do
+        for word in golden families graphs grammars transfer grid; do
             try "$word" 150 "$folder/rounds_on_device" cuda $word
         done
         try "the CPU's bits" 150 "$folder/rounds_on_device" cuda-plain cpu-bits

@@ -3,10 +3,11 @@
 use super::arguments::Rows;
 use super::c_layout::Address;
 use super::device::{Device, HostCopy, Memory};
+use super::host_round::Needs;
 use super::kernels::Kernels;
 use super::layout::{ChooseArgs, State};
 use super::rows::CudaRows;
-use super::state::{BUCKETS, CudaState, MOST_PARTS, Needs};
+use super::state::{BUCKETS, CudaState, MOST_PARTS};
 use crate::{DraftIds, Error, Result};
 
 /// Words of shared memory for the tokens of a path: `MOST_PATH` in `choice.cuh`.
@@ -151,6 +152,7 @@ impl CudaState {
             level: u32::from(whose == Whose::Level),
             most_tops: telling.most as u32,
             first: first as u32,
+            count: outputs as u32,
         };
         let mut names = self.names();
         names.extend(logits.memory().chain(&ids));
@@ -194,8 +196,6 @@ impl CudaState {
     fn of_piece(&self, first: usize) -> State {
         let (parts, back) = (self.parts, |address, bytes| moved_back(address, first, bytes));
         State {
-            part_scores: back(parts.part_scores, 8 * MOST_PARTS),
-            part_tokens: back(parts.part_tokens, 4 * MOST_PARTS),
             arrivals: back(parts.arrivals, 4),
             bucket_weights: back(parts.bucket_weights, 16 * BUCKETS),
             bucket_counts: back(parts.bucket_counts, 8 * BUCKETS),

@@ -8,9 +8,10 @@
 use cudarc::driver::CudaEvent;
 
 use super::device::{Device, Mailbox, Memory, failed};
+use super::host_round::HostRow;
 use super::layout::{ENDED_BY_TOKEN, Row};
 use super::outcome::tree_of;
-use super::state::{CudaState, Held, HostRow};
+use super::state::{CudaState, Held};
 use crate::Result;
 use crate::round::{Ended, Tree};
 use crate::sampling::Choice;

@@ -257,6 +257,7 @@ c_structures! {
         level: u32,
         most_tops: u32,
         first: u32,
+        count: u32,
     }
 
     /// Arguments of `accept` and `accept_weighed`.

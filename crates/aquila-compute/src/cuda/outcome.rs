@@ -2,9 +2,10 @@
 //! for.
 
 use super::device::{Device, HostCopy};
+use super::host_round::HostRow;
 use super::layout::{ENDED_BY_LENGTH, ENDED_BY_TOKEN, Node, Row};
 use super::rows::CudaRows;
-use super::state::{CudaState, HostRow};
+use super::state::CudaState;
 use crate::round::{
     self, DraftFeedback, Ended, RequestOutput, Returned, ReturnedRows, VerifiedTree,
 };

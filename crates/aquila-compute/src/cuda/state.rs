@@ -10,14 +10,11 @@ use super::admission::Lists;
 use super::choose::Telling;
 use super::device::{Device, HostCopy, Mailbox, Memory};
 use super::grammar::Masks;
+use super::host_round::{HostRound, HostRow, Needs};
 use super::kernels::Kernels;
-use super::layout::{
-    Admission, MOST_GROUPS, Node, Offered, Query, Round, Row, Sequence, State, Task,
-};
-use crate::round::{
-    Batch, GrammarRow, GraphKey, Proposal, RequestParams, RowWork, Shape, StateBounds, TreeLimits,
-    Verify,
-};
+use super::layout::{Admission, MOST_GROUPS, Round, State, Task};
+use super::state_sizes::Sizes;
+use crate::round::{Batch, GrammarRow, GraphKey, Proposal, RequestParams, RowWork, StateBounds};
 use crate::{DraftIds, Error, Result};
 
 /// Thread blocks that share a row of logits at most.
@@ -79,166 +76,6 @@ pub(super) struct Held {
     pub grammar: Option<GrammarRow>,
     /// Lists on the device that its row names.
     _lists: Lists,
-}
-
-/// What the host knows of one row of the round that runs.
-#[derive(Clone, Copy)]
-pub(super) struct HostRow {
-    pub place: usize,
-    /// The steps of its tree at most, where it decodes.
-    pub steps: Option<usize>,
-}
-
-/// What the host knows of the round that runs: which kernels it needs.
-#[derive(Default)]
-pub(super) struct HostRound {
-    pub rows: Vec<HostRow>,
-    /// Whether some have a grammar.
-    pub masked: bool,
-    /// Rows that the steps are enqueued for.
-    pub bound: usize,
-    pub limits: TreeLimits,
-    pub number: u64,
-    /// The longest context of a row at most.
-    pub longest: usize,
-    /// The widest tree.
-    pub topk: usize,
-    /// Whether a tree may have branches.
-    pub branches: bool,
-    /// Whether a draft may be paused after the round.
-    pub pauses: bool,
-    /// What requests of the round need of the choice of tokens.
-    pub target: Needs,
-    pub draft: Needs,
-    /// Whether some have distributions verified.
-    pub weighed: bool,
-    /// Likely tokens that are told with a token at most; none where no log-probabilities are.
-    pub tops: Option<usize>,
-    /// Whether some get the trees that are verified for them.
-    pub told_trees: bool,
-}
-
-/// Which parts of the choice of tokens requests need.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Needs {
-    pub sampled: bool,
-    pub filtered: bool,
-    pub drawn: bool,
-}
-
-/// Counts of what a state holds.
-struct Sizes {
-    groups: usize,
-    pool: usize,
-    table_stride: usize,
-    tokens_stride: usize,
-    outputs: usize,
-    /// Rows of logits that come at a time at most.
-    pieces: usize,
-    /// Distributions that drafts were drawn from, and values that verification leaves of them.
-    drawn: usize,
-    rest: usize,
-    /// Bytes of a row's record, and of what the host sends with a batch.
-    record: usize,
-    batch: usize,
-}
-
-impl Sizes {
-    fn of(bounds: &StateBounds) -> Self {
-        let StateBounds { places, stride, shape, vocabulary, .. } = *bounds;
-        let (steps, topk, nodes) = (shape.steps(), shape.topk(), shape.nodes());
-        let tree = bounds.groups.iter().map(|group| group.tree.of(shape)).max().unwrap_or(0);
-        Self {
-            groups: 1 + bounds.groups.len(),
-            pool: Shape::most_nodes(steps, topk),
-            table_stride: stride + nodes.max(tree) + steps + 2,
-            tokens_stride: stride + steps + 2,
-            outputs: bounds.outputs.max(places * topk),
-            pieces: bounds.logits.max(places * topk),
-            drawn: match bounds.verify {
-                Verify::Rejection => places * (1 + (steps.max(1) - 1) * topk),
-                _ => 0,
-            },
-            rest: if bounds.verify == Verify::Match { 0 } else { places * vocabulary },
-            record: size_of::<Row>() + 3 * 4 * (steps + 1),
-            batch: size_of::<Round>() + places * size_of::<Task>(),
-        }
-    }
-
-    /// Where everything is: `room` answers the address of so many bytes. Block tables, records, trees
-    /// and what comes with a batch are made apart from it.
-    fn parts(
-        &self,
-        bounds: &StateBounds,
-        apart: [u64; 4],
-        mut room: impl FnMut(usize) -> Result<u64>,
-    ) -> Result<State> {
-        let StateBounds { places, shape, vocabulary, .. } = *bounds;
-        let (steps, topk, nodes) = (shape.steps(), shape.topk(), shape.nodes());
-        let Self { groups, pool, table_stride, tokens_stride, outputs, pieces, .. } = *self;
-        let [tables, records, trees, batch] = apart;
-        Ok(State {
-            places: places as u32,
-            groups: groups as u32,
-            tokens_stride: tokens_stride as u32,
-            table_stride: table_stride as u32,
-            drafts: u32::from(bounds.drafts),
-            hidden: u32::from(bounds.hidden),
-            first_parked: bounds.first_parked as u32,
-            parked_rows: bounds.parked_rows as u32,
-            chunk: bounds.chunk as u32,
-            pool: pool as u32,
-            nodes: nodes as u32,
-            topk: topk as u32,
-            steps: steps as u32,
-            candidates: topk as u32,
-            record: self.record as u32,
-            vocabulary: vocabulary as u32,
-            lookahead: room(4 * bounds.groups.len())?,
-            prior: room(4 * topk.max(1))?,
-            round: batch,
-            tasks: batch + size_of::<Round>() as u64,
-            records,
-            sequences: room(places * size_of::<Sequence>())?,
-            committed: room(4 * places * MOST_GROUPS)?,
-            tokens: room(4 * places * tokens_stride)?,
-            tables,
-            seed_tokens: room(4 * places * topk)?,
-            seed_probabilities: room(4 * places * topk)?,
-            offered: room(places * pool * size_of::<Offered>())?,
-            beams: room(4 * places * topk)?,
-            trees,
-            extending: room(8 * places * MOST_GROUPS)?,
-            layer_rows: room(4 * places * MOST_GROUPS)?,
-            moves: room(16 * places * (steps + 1))?,
-            queries: room(outputs * size_of::<Query>())?,
-            best: room(8 * outputs)?,
-            raw_best: room(8 * outputs)?,
-            limits: room(8 * outputs)?,
-            leader_scores: room(8 * outputs)?,
-            log_totals: room(8 * outputs)?,
-            part_scores: room(8 * pieces * MOST_PARTS)?,
-            leaders: room(4 * outputs)?,
-            part_tokens: room(4 * pieces * MOST_PARTS)?,
-            arrivals: room(4 * pieces)?,
-            counts: room(4 * outputs)?,
-            candidate_tokens: room(4 * outputs * topk)?,
-            candidate_probabilities: room(4 * outputs * topk)?,
-            bucket_weights: room(8 * pieces * 2 * BUCKETS)?,
-            bucket_counts: room(4 * pieces * 2 * BUCKETS)?,
-            drawn: room(4 * self.drawn * vocabulary)?,
-            drawn_totals: room(8 * self.drawn)?,
-            rest: room(8 * self.rest)?,
-            masks: 0,
-        })
-    }
-
-    /// Bytes of what is made apart.
-    fn apart(&self, bounds: &StateBounds) -> [usize; 4] {
-        let places = bounds.places;
-        let trees = places * bounds.shape.nodes() * size_of::<Node>();
-        [4 * self.groups * places * self.table_stride, places * self.record, trees, self.batch]
-    }
 }
 
 impl CudaState {
@@ -524,43 +361,6 @@ impl CudaState {
     /// How long contexts of a pass may be.
     pub(super) fn longest(&self) -> usize {
         self.round.longest.min(self.parts.table_stride as usize)
-    }
-}
-
-impl HostRound {
-    /// Takes note of what one request needs.
-    fn take(&mut self, params: &RequestParams, work: &RowWork, tokens: usize) {
-        let weighed = params.limits.verify != Verify::Match;
-        self.target.take(&params.sampling);
-        let asked = match work {
-            RowWork::Prefill { rows, outputs, .. } => {
-                self.longest = self.longest.max(rows.end + 1);
-                params.logprobs.max(params.prompt_logprobs).filter(|_| !outputs.is_empty())
-            }
-            RowWork::Decode { shape, pause, .. } => {
-                self.longest = self.longest.max(tokens + shape.steps() + 1);
-                self.topk = self.topk.max(shape.topk());
-                self.branches |= shape.topk() > 1;
-                self.pauses |= *pause || shape.steps() == 0;
-                self.weighed |= weighed;
-                self.told_trees |= params.draft_trees;
-                params.logprobs
-            }
-        };
-        if params.drafts() {
-            self.topk = self.topk.max(params.limits.candidates);
-            self.draft.take(params.draft_sampling.as_ref().unwrap_or(&params.sampling));
-            self.draft.drawn |= params.limits.verify == Verify::Rejection;
-        }
-        self.tops = self.tops.max(asked);
-    }
-}
-
-impl Needs {
-    fn take(&mut self, sampling: &crate::sampling::Sampling) {
-        let sampled = !sampling.is_greedy();
-        self.sampled |= sampled;
-        self.filtered |= sampled && (sampling.top_k > 0 || sampling.top_p < 1.0);
     }
 }
 

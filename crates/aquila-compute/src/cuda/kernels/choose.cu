@@ -419,7 +419,7 @@ extern "C" __global__ void __launch_bounds__(256) race(const __grid_constant__ C
         }
     };
     compare();
-    size_t at = (size_t)o * gridDim.x + blockIdx.x;
+    size_t at = (size_t)(o - a.first) * gridDim.x + blockIdx.x;
     if (thread == 0) {
         s.part_scores[at] = scores[0], s.part_tokens[at] = tokens[0];
         __threadfence();
@@ -428,7 +428,7 @@ extern "C" __global__ void __launch_bounds__(256) race(const __grid_constant__ C
     __syncthreads();
     if (!is_last) return;
     __threadfence();
-    at = (size_t)o * gridDim.x + thread;
+    at = (size_t)(o - a.first) * gridDim.x + thread;
     leader = {-INFINITY, NONE};
     if (thread < gridDim.x) leader = {__ldcg(s.part_scores + at), __ldcg(s.part_tokens + at)};
     compare();
@@ -526,7 +526,7 @@ extern "C" __global__ void __launch_bounds__(128) tell_logprobs(const __grid_con
     begin();
     const State &s = a.state;
     u32 o = a.first + blockIdx.x * blockDim.x + threadIdx.x;
-    if (o >= s.round->outputs) return;
+    if (o >= min(s.round->outputs, a.first + a.count)) return;
     Query query = s.queries[o];
     const Row &row = row_of(s, query.row);
     const Sequence &sequence = sequence_of(s, row);

@@ -238,6 +238,7 @@ struct ChooseArgs {
     uint2 *tops;
     u32 size, draft, level, most_tops;
     u32 first;  // the output whose logits come first; what lies by output in pieces is moved back by it
+    u32 count;  // outputs that have logits
 };
 
 struct AcceptArgs {

@@ -1,0 +1,85 @@
+//! What the host knows of the round that runs: which kernels it needs.
+
+use crate::round::{RequestParams, RowWork, TreeLimits, Verify};
+
+/// What the host knows of one row of the round that runs.
+#[derive(Clone, Copy)]
+pub(super) struct HostRow {
+    pub place: usize,
+    /// The steps of its tree at most, where it decodes.
+    pub steps: Option<usize>,
+}
+
+/// The round that runs, as far as the host knows it.
+#[derive(Default)]
+pub(super) struct HostRound {
+    pub rows: Vec<HostRow>,
+    /// Whether some have a grammar.
+    pub masked: bool,
+    /// Rows that the steps are enqueued for.
+    pub bound: usize,
+    pub limits: TreeLimits,
+    pub number: u64,
+    /// The longest context of a row at most.
+    pub longest: usize,
+    /// The widest tree.
+    pub topk: usize,
+    /// Whether a tree may have branches.
+    pub branches: bool,
+    /// Whether a draft may be paused after the round.
+    pub pauses: bool,
+    /// What requests of the round need of the choice of tokens.
+    pub target: Needs,
+    pub draft: Needs,
+    /// Whether some have distributions verified.
+    pub weighed: bool,
+    /// Likely tokens that are told with a token at most; none where no log-probabilities are.
+    pub tops: Option<usize>,
+    /// Whether some get the trees that are verified for them.
+    pub told_trees: bool,
+}
+
+/// Which parts of the choice of tokens requests need.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Needs {
+    pub sampled: bool,
+    pub filtered: bool,
+    pub drawn: bool,
+}
+
+impl HostRound {
+    /// Takes note of what one request needs.
+    pub fn take(&mut self, params: &RequestParams, work: &RowWork, tokens: usize) {
+        let weighed = params.limits.verify != Verify::Match;
+        self.target.take(&params.sampling);
+        let asked = match work {
+            RowWork::Prefill { rows, outputs, .. } => {
+                self.longest = self.longest.max(rows.end + 1);
+                params.logprobs.max(params.prompt_logprobs).filter(|_| !outputs.is_empty())
+            }
+            RowWork::Decode { shape, pause, .. } => {
+                self.longest = self.longest.max(tokens + shape.steps() + 1);
+                self.topk = self.topk.max(shape.topk());
+                self.branches |= shape.topk() > 1;
+                self.pauses |= *pause || shape.steps() == 0;
+                self.weighed |= weighed;
+                self.told_trees |= params.draft_trees;
+                params.logprobs
+            }
+        };
+        if params.drafts() {
+            self.topk = self.topk.max(params.limits.candidates);
+            self.draft.take(params.draft_sampling.as_ref().unwrap_or(&params.sampling));
+            self.draft.drawn |= params.limits.verify == Verify::Rejection;
+        }
+        self.tops = self.tops.max(asked);
+    }
+}
+
+impl Needs {
+    fn take(&mut self, sampling: &crate::sampling::Sampling) {
+        let sampled = !sampling.is_greedy();
+        self.sampled |= sampled;
+        self.filtered |= sampled && (sampling.top_k > 0 || sampling.top_p < 1.0);
+    }
+}

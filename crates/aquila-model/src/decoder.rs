@@ -200,12 +200,22 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<()> {
         self.check_plan(plan, scratch.bounds)?;
         backend.place(plan, &mut scratch.work.plan)?;
-        self.forward_placed(backend, kv, scratch, captures, &mut |_, _, _| Ok(()), &mut |_, _| {
-            Ok(())
-        })
+        self.forward_unheard(backend, kv, scratch, captures)
     }
 
-    /// The same for the plan that stands in `scratch`; `written` hears of each layer, `told` of each
+    /// The same for the plan that stands in `scratch`.
+    pub(crate) fn forward_unheard(
+        &self,
+        backend: &B,
+        kv: &mut [B::Kv],
+        scratch: &mut Scratch<B>,
+        captures: &mut [&mut Capture<B>],
+    ) -> Result<()> {
+        let (written, told) = (&mut |_: &_, _, _| Ok(()), &mut |_: &_, _| Ok(()));
+        self.forward_placed(backend, kv, scratch, captures, written, told)
+    }
+
+    /// The same; `written` hears of each layer, `told` of each
     /// piece of the logits.
     pub fn forward_placed(
         &self,

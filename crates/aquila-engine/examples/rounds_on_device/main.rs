@@ -257,26 +257,26 @@ where
         sound
     }
 
+    /// A chain and a tree of each algorithm, by number, and plain decoding.
+    fn shapes(&self) -> Vec<(&'static str, usize, Shape)> {
+        let of = |&name: &&'static str| [(name, 0, Shape::chain(3)), (name, 1, shape(3, 4, 12))];
+        self.algorithms.iter().flat_map(of).chain([(PLAIN, 0, Shape::PLAIN)]).collect()
+    }
+
     /// Whether a round that is replayed differs in anything from one that is launched.
     fn graphs(&self) -> bool {
         let prompts = self.prompts();
         let mut sound = true;
-        for name in self.algorithms.iter().copied().chain([PLAIN]) {
-            let shapes = match name {
-                PLAIN => vec![Shape::PLAIN],
-                _ => vec![Shape::chain(3), shape(3, 4, 12)],
+        for (name, at, shape) in self.shapes() {
+            let (mode, change) = MODES[1 + at];
+            let of = |captured: &[usize]| {
+                let mut engine = self.capturing(name, config(shape), captured);
+                answers(&mut engine, &prompts, self.tokens(), change)
             };
-            for (at, shape) in shapes.into_iter().enumerate() {
-                let (mode, change) = MODES[1 + at];
-                let of = |captured: &[usize]| {
-                    let mut engine = self.capturing(name, config(shape), captured);
-                    answers(&mut engine, &prompts, self.tokens(), change)
-                };
-                let (got, want) = (of(&CAPTURED), of(&[]));
-                let differ = got.iter().zip(&want).filter(|(a, b)| a != b).count();
-                println!("graphs, {name}, {shape}, {mode}: {differ} of {} differ", want.len());
-                sound &= differ == 0;
-            }
+            let (got, want) = (of(&CAPTURED), of(&[]));
+            let differ = got.iter().zip(&want).filter(|(a, b)| a != b).count();
+            println!("graphs, {name}, {shape}, {mode}: {differ} of {} differ", want.len());
+            sound &= differ == 0;
         }
         sound
     }
@@ -332,31 +332,24 @@ where
     fn transfer(&self) -> bool {
         let prompts = self.prompts();
         let mut sound = true;
-        for name in self.algorithms.iter().copied().chain([PLAIN]) {
-            let shapes = match name {
-                PLAIN => vec![Shape::PLAIN],
-                _ => vec![Shape::chain(3), shape(3, 4, 12)],
-            };
-            for (at, shape) in shapes.into_iter().enumerate() {
-                let (mode, change) = MODES[at];
-                let config = |page_size| EngineConfig { page_size, ..config(shape) };
-                let want =
-                    answers(&mut self.engine(name, config(1)), &prompts, self.tokens(), change);
-                let decode = self.engine(name, config(1)).overlapped().expect("a thread");
-                let mut pair = EnginePair::new(self.engine(name, config(16)), decode);
-                let got = across(&mut pair, &prompts, self.tokens(), change);
-                let differ = got.iter().zip(&want).filter(|(a, b)| a != b).count();
-                let counts = pair.decode.stats().snapshot();
-                println!(
-                    "two engines, {name}, {shape}, {mode}: {differ} of {} answers differ, {} \
-                     received, {} drafts rebuilt",
-                    got.len(),
-                    counts.received,
-                    counts.rebuilt_drafts
-                );
-                sound &= differ == 0 && counts.received == got.len() as u64;
-                sound &= counts.rebuilt_drafts == 0;
-            }
+        for (name, at, shape) in self.shapes() {
+            let (mode, change) = MODES[at];
+            let config = |page_size| EngineConfig { page_size, ..config(shape) };
+            let want = answers(&mut self.engine(name, config(1)), &prompts, self.tokens(), change);
+            let decode = self.engine(name, config(1)).overlapped().expect("a thread");
+            let mut pair = EnginePair::new(self.engine(name, config(16)), decode);
+            let got = across(&mut pair, &prompts, self.tokens(), change);
+            let differ = got.iter().zip(&want).filter(|(a, b)| a != b).count();
+            let counts = pair.decode.stats().snapshot();
+            println!(
+                "two engines, {name}, {shape}, {mode}: {differ} of {} answers differ, {} \
+                 received, {} drafts rebuilt",
+                got.len(),
+                counts.received,
+                counts.rebuilt_drafts
+            );
+            sound &= differ == 0 && counts.received == got.len() as u64;
+            sound &= counts.rebuilt_drafts == 0;
         }
         sound
     }

@@ -157,14 +157,7 @@ impl<B: Backend> RecurrentHead<B> for Decoder<B> {
         kv: &mut [B::Kv],
         scratch: &mut Scratch<B>,
     ) -> Result<()> {
-        self.forward_placed(
-            backend,
-            kv,
-            scratch,
-            &mut [],
-            &mut |_, _, _| Ok(()),
-            &mut |_, _| Ok(()),
-        )
+        self.forward_unheard(backend, kv, scratch, &mut [])
     }
 
     fn expand_placed(
@@ -174,13 +167,6 @@ impl<B: Backend> RecurrentHead<B> for Decoder<B> {
         kv: &mut [B::Kv],
         scratch: &mut Scratch<B>,
     ) -> Result<()> {
-        self.forward_placed(
-            backend,
-            kv,
-            scratch,
-            &mut [],
-            &mut |_, _, _| Ok(()),
-            &mut |_, _| Ok(()),
-        )
+        self.forward_unheard(backend, kv, scratch, &mut [])
     }
 }

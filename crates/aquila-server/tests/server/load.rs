@@ -97,7 +97,7 @@ fn talk(server: &Running, client: u64, expected: &str) {
 #[test]
 fn sixty_four_clients_get_the_offline_text() {
     // So few slots that requests are retracted and resumed.
-    let config = EngineConfig { max_total_tokens: 640, ..engine_config() };
+    let config = EngineConfig { max_total_tokens: 320, ..engine_config() };
     let server = Arc::new(Running::held(config, settings()));
     server.run_freely();
     let expected: Vec<String> = (0..CLIENTS)

@@ -96,7 +96,7 @@ template <typename T> inline T __ldcg(const T *p) { return *p; }
 
 inline void __syncthreads() { emulator::meet_block(); }
 
-enum Operation { SYNC_WARP, SHUFFLE, BALLOT, MULTIPLY };
+enum Operation { SYNC_WARP, SHUFFLE, BALLOT, MULTIPLY, LOAD_MATRICES };
 inline void __syncwarp() { emulator::exchange(SYNC_WARP, nullptr, 0); }
 // The value of the lane that `from` names.
 template <typename T> inline T shuffled(T x, unsigned from) {

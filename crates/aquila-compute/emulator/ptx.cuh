@@ -86,6 +86,17 @@ inline uint4 load_shared(u32 address) {
     return *reinterpret_cast<uint4 *>(emulator::shared_at(address, 16));
 }
 
+inline uint4 load_matrices(u32 address) {
+    auto all = emulator::exchange(LOAD_MATRICES, &address, 1);
+    u32 lane = lane_of_thread(), words[4];
+    for (u32 matrix = 0; matrix < 4; matrix++) {
+        u32 row = all[matrix * 8 + lane / 4][0];
+        if (row % 16) emulator::wrong("a row of a matrix that is not aligned");
+        words[matrix] = reinterpret_cast<const u32 *>(emulator::shared_at(row, 16))[lane % 4];
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
 inline void copy_async(u32 to, const void *from) {
     if (to % 16 || (size_t)from % 16) emulator::wrong("a copy of 16 bytes that is not aligned");
     emulator::current->copies.push_back({emulator::shared_at(to, 16), static_cast<const u8 *>(from), 16, nullptr});

@@ -6,8 +6,7 @@
 //! and what is done with a finished sum. What is not: how many rows there are, which kernel runs,
 //! and how it divides the work.
 //!
-//! - **A step** ([`step`]) adds 16 products to a sum. Of 32 inputs the first step takes those whose
-//!   number has bit 2 clear, the second step the others.
+//! - **A step** ([`step`]) adds 16 products to a sum, those of 16 neighbouring inputs.
 //! - **A projection** ([`project`]) cuts its blocks of 32 inputs into groups of at most 128 blocks,
 //!   and each group into 8 slices. A slice is one chain of steps. Slices are added in order, then
 //!   groups. What is not bfloat16 is rounded to it, half to even.
@@ -35,7 +34,7 @@ use crate::{Activation, reference};
 
 /// Products of one step.
 pub const STEP: usize = 16;
-/// Inputs that two steps take together.
+/// Inputs of a block: two steps.
 pub const PAIR: usize = 2 * STEP;
 /// Blocks of [`PAIR`] inputs in a group at most.
 pub const GROUP: usize = 128;
@@ -118,19 +117,14 @@ fn power_of_two(exponent: i32) -> f32 {
     }
 }
 
-/// Adds the products of one block of [`PAIR`] inputs, in two steps; what is missing is zero.
-fn block(sum: f32, x: &[bf16], w: &[bf16]) -> f32 {
-    let mut taken = [([bf16::ZERO; STEP], [bf16::ZERO; STEP]); 2];
-    for (k, (&x, &w)) in x.iter().zip(w).enumerate() {
-        let (step, at) = (k / 4 % 2, k / 8 * 4 + k % 4);
-        (taken[step].0[at], taken[step].1[at]) = (x, w);
-    }
-    taken.iter().fold(sum, |sum, (x, w)| step(sum, x, w))
-}
-
-/// One chain of steps over two vectors.
+/// One chain of steps over two vectors; what is missing of the last step is zero.
 pub fn chain(x: &[bf16], w: &[bf16]) -> f32 {
-    x.chunks(PAIR).zip(w.chunks(PAIR)).fold(0.0, |sum, (x, w)| block(sum, x, w))
+    x.chunks(STEP).zip(w.chunks(STEP)).fold(0.0, |sum, (x, w)| {
+        let mut factors = [[bf16::ZERO; STEP]; 2];
+        factors[0][..x.len()].copy_from_slice(x);
+        factors[1][..w.len()].copy_from_slice(w);
+        step(sum, &factors[0], &factors[1])
+    })
 }
 
 /// One output of a projection.

@@ -30,8 +30,9 @@ const MIDDLE_BARRIERS: usize = 2 * 16 + 6;
 /// Rows of the small tile of `project_wide.cu`, and outputs of both tiles.
 const WIDE_ROWS: [usize; 2] = [64, 128];
 const WIDE_OUTPUTS: [usize; 2] = [32, 128];
-/// Stages of `project_wide.cu`.
+/// Stages of `project_wide.cu`, and bytes between rows of 32 inputs in them.
 const WIDE_STAGES: usize = 4;
+const ROW_BYTES: usize = 80;
 
 /// Sums of groups that wait for the others, and how many have arrived.
 #[derive(Clone)]
@@ -176,7 +177,7 @@ impl Projections {
             let units = if gated { tiles / 2 } else { tiles };
             let sums = 2 * SLICES * (if gated { 2 } else { 1 }) * tokens * 128 * 4;
             let blocks = weight.inputs.div_ceil(PAIR).div_ceil(groups).min(GROUP);
-            let fixed = sums + (SLICES * 8 + 2) * 8 + rows * (blocks | 1) * 2 * PAIR;
+            let fixed = sums + (SLICES * 8 + 2) * 8 + rows * (blocks * 2 * PAIR + 16);
             let stages = (self.shared_bytes - fixed) / (SLICES * STAGE_BYTES);
             arguments.stages = stages.min(STAGES) as u32;
             let shared = fixed + arguments.stages as usize * SLICES * STAGE_BYTES;
@@ -193,7 +194,7 @@ impl Projections {
                 let most = if count <= MIDDLE_ROWS / 2 { MIDDLE_ROWS / 2 } else { MIDDLE_ROWS };
                 let sums = 2 * UNIT_OUTPUTS * most * 4;
                 let blocks = weight.inputs.div_ceil(PAIR).div_ceil(groups).div_ceil(SLICES);
-                let fixed = sums + MIDDLE_BARRIERS * 8 + most * (blocks | 1) * 2 * PAIR;
+                let fixed = sums + MIDDLE_BARRIERS * 8 + most * (blocks * 2 * PAIR + 16);
                 let stages = ((self.shared_bytes - fixed) / VISIT_BYTES).min(VISITS);
                 let shared = fixed + stages * VISIT_BYTES;
                 let units = tiles.div_ceil(UNIT_OUTPUTS / TILE);
@@ -217,7 +218,7 @@ impl Projections {
         let kernel = &kernels.wide[size][usize::from(groups > 1)];
         let (tile_rows, tile_outputs) = (WIDE_ROWS[size], WIDE_OUTPUTS[size]);
         let grid = [weight.outputs.div_ceil(tile_outputs), rows.div_ceil(tile_rows), 1];
-        let shared = WIDE_STAGES * (tile_rows + tile_outputs) * 2 * PAIR;
+        let shared = WIDE_STAGES * (tile_rows * ROW_BYTES + tile_outputs * 2 * PAIR);
         // SAFETY: input, bias and result were checked.
         unsafe { device.launch(kernel, grid, 256, shared, &arguments, &names) }
     }

@@ -54,7 +54,6 @@ extern "C" __global__ void __launch_bounds__(128, 4) attend_tensor(AttendArgs a)
     u32 head = kv_head * group + first, quad = lane % 4, octet = lane / 4;
     const u16 *query = a.qkv.halves + (size_t)row * a.qkv.stride + (size_t)head * d;
     const u16 *keys = static_cast<const u16 *>(a.keys), *values = static_cast<const u16 *>(a.values);
-    const uint4 none = make_uint4(0, 0, 0, 0);
 
     for (u32 block = blockIdx.x; block < blocks.count; block += gridDim.x) {
         u32 aligned = (blocks.first + block) * ATTEND_BLOCK, start = max(aligned, seen.first);
@@ -65,16 +64,16 @@ extern "C" __global__ void __launch_bounds__(128, 4) attend_tensor(AttendArgs a)
 
         // Scores of 32 positions per warp, as 16 query heads by four times eight positions.
         float scores[4][4] = {};
-        for (u32 e = quad * 8; e < (d + 31) / 32 * 32; e += 32) {
-            bool there = e < d;
-            uint4 low = there && octet < heads ? *reinterpret_cast<const uint4 *>(query + octet * d + e) : none;
-            uint4 high = there && octet + 8 < heads ? *reinterpret_cast<const uint4 *>(query + (octet + 8) * d + e) : none;
+        for (u32 step = 0; step < d; step += 16) {
+            u32 e = step + quad * 2;
+            auto pair = [&](const u16 *of, bool there, u32 e) { return there && e < d ? *reinterpret_cast<const u32 *>(of + e) : 0; };
+            u32 q[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) q[j] = pair(query + (octet + j % 2 * 8) * d, octet + j % 2 * 8 < heads, e + j / 2 * 8);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                size_t key = ((size_t)slots[warp * 32 + i * 8 + octet] * a.kv_heads + kv_head) * d + e;
-                uint4 k = there ? *reinterpret_cast<const uint4 *>(keys + key) : none;
-                multiply(scores[i], low.x, high.x, low.y, high.y, k.x, k.y);
-                multiply(scores[i], low.z, high.z, low.w, high.w, k.z, k.w);
+                const u16 *key = keys + ((size_t)slots[warp * 32 + i * 8 + octet] * a.kv_heads + kv_head) * d;
+                multiply(scores[i], q[0], q[1], q[2], q[3], pair(key, true, e), pair(key, true, e + 8));
             }
         }
         float largest[2] = {-INFINITY, -INFINITY};

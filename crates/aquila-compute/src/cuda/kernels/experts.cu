@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(256) project_experts_tensor(Experts
     Cut cut(a.inputs);
     const u8 *weight = reinterpret_cast<const u8 *>(a.matrices[unit.x]) + (size_t)tile * cut.blocks * BLOCK_BYTES + lane * 16;
     bool there = lane / 4 < pairs;
-    const u16 *x = a.in.halves + (size_t)(there ? places[lane / 4] / a.sharing : 0) * a.in.stride + lane % 4 * 8;
+    const u16 *x = a.in.halves + (size_t)(there ? places[lane / 4] / a.sharing : 0) * a.in.stride + lane % 4 * 2;
     float total = 0.0f;
     for (u32 g = 0; g < cut.groups; g++) {
         float c[4] = {};
@@ -103,10 +103,13 @@ extern "C" __global__ void __launch_bounds__(256) project_experts_tensor(Experts
 #pragma unroll 4
         for (u32 block = cut.slice(g, warp); block < end; block++) {
             const uint4 *w = reinterpret_cast<const uint4 *>(weight + (size_t)block * BLOCK_BYTES);
-            uint4 b = make_uint4(0, 0, 0, 0);
-            if (there) b = *reinterpret_cast<const uint4 *>(x + block * 32);
-            multiply(c, w[0], b.x, b.y);
-            multiply(c, w[BLOCK_BYTES / 32], b.z, b.w);
+            u32 b[4] = {};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                if (there) b[i] = *reinterpret_cast<const u32 *>(x + block * 32 + i * 8);
+            }
+            multiply(c, w[0], b[0], b[1]);
+            multiply(c, w[BLOCK_BYTES / 32], b[2], b[3]);
         }
         *reinterpret_cast<float4 *>(&sums[warp][lane * 4]) = make_float4(c[0], c[1], c[2], c[3]);
         __syncthreads();

@@ -38,7 +38,7 @@ template <int TOKENS, bool GATED> __device__ void middle(const ProjectArgs &a) {
     u32 tiles = (a.outputs + 15) / 16, half = tiles / 2;
     u32 units = ((GATED ? half : tiles) + (GATED ? UNIT_TILES / 2 : UNIT_TILES) - 1) / (GATED ? UNIT_TILES / 2 : UNIT_TILES);
     u32 mine = units > column ? (units - column + columns - 1) / columns : 0;
-    u32 input_stride = (blocks | 1) * 64;
+    u32 input_stride = blocks * 64 + 16;
     // The number of a unit's tile; beyond the last it may be too large.
     auto tile_of = [&](u32 unit, u32 t) {
         if (!GATED) return unit * UNIT_TILES + t;
@@ -95,7 +95,7 @@ template <int TOKENS, bool GATED> __device__ void middle(const ProjectArgs &a) {
         wait_for_inputs();
         if (blocks > 0) barrier_wait(input_barrier, 0);
         u32 warp_n = warp % 4, warp_m = warp / 4, stage = 0, phase = 0;
-        u32 input = shared_address(inputs) + (warp_m * TOKENS * 8 + lane / 4) * input_stride + lane % 4 * 16;
+        u32 input = shared_address(inputs) + (warp_m * TOKENS * 8 + lane % 8) * input_stride + lane / 8 * 16;
         // What this thread adds of a unit: four sums of one tile, or of a tile of gates and one of ups.
         constexpr u32 ADDERS = GATED ? TOKENS * 32 : 2 * TOKENS * 32;
         u32 tile = GATED ? rank % (UNIT_TILES / 2) : rank;
@@ -166,7 +166,7 @@ template <int TOKENS, bool GATED> __device__ void middle(const ProjectArgs &a) {
                         }
 #pragma unroll
                         for (int m = 0; m < TOKENS; m++) {
-                            uint4 b = load_shared(x + m * 8 * input_stride + q * 64);
+                            uint4 b = load_matrices(x + m * 8 * input_stride + q * 64);
 #pragma unroll
                             for (int t = 0; t < 2; t++) {
                                 multiply(c[t][m], w[t][0], b.x, b.y);

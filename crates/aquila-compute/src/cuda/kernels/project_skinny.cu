@@ -59,8 +59,8 @@ template <int TOKENS, bool GATED> __device__ void skinny(const ProjectArgs &a) {
     }
     wait_for_inputs();
 
-    // Rows are an odd number of 64 bytes apart, so that eight lanes read all banks.
-    u32 input_stride = (group_blocks | 1) * 64;
+    // Rows are 16 bytes more apart than they need, so that eight of them are in all banks.
+    u32 input_stride = group_blocks * 64 + 16;
     __syncthreads();
     if (warp == 0) {
         if (lane == 0) barrier_expect(shared_address(input_barrier), a.rows * group_blocks * 64);
@@ -72,7 +72,11 @@ template <int TOKENS, bool GATED> __device__ void skinny(const ProjectArgs &a) {
     }
     barrier_wait(shared_address(input_barrier), 0);
 
-    u32 input = shared_address(inputs) + (lane / 4) * input_stride + lane % 4 * 16 + (start - group_start) * 64;
+    // Which row of which matrix this lane says; rows that are missing repeat the last, for nobody.
+    u32 input[TOKENS];
+#pragma unroll
+    for (int n = 0; n < TOKENS; n++)
+        input[n] = shared_address(inputs) + min(n * 8 + lane % 8, a.rows - 1) * input_stride + lane / 8 * 16 + (start - group_start) * 64;
     u32 stage = 0, phase = 0, buffer = 0;
     for (u32 i = 0; i < mine; i++) {
         float *unit_sums = sums + buffer * SLICES * SUMS;
@@ -83,7 +87,7 @@ template <int TOKENS, bool GATED> __device__ void skinny(const ProjectArgs &a) {
             for (int n = 0; n < TOKENS; n++) c[n][0] = c[n][1] = c[n][2] = c[n][3] = 0.0f;
 #pragma unroll 1
             for (u32 visit = 0; visit < visits; visit++) {
-                u32 from = ring + stage * STAGE_BYTES + lane * 16, x = input + visit * STAGE_BLOCKS * 64;
+                u32 from = ring + stage * STAGE_BYTES + lane * 16, x = visit * STAGE_BLOCKS * 64;
                 u32 count = visit + 1 == visits ? last_blocks : STAGE_BLOCKS;
                 barrier_wait(barrier + stage * 8, phase);
                 uint4 w[STAGE_BLOCKS][2];
@@ -102,8 +106,7 @@ template <int TOKENS, bool GATED> __device__ void skinny(const ProjectArgs &a) {
                     if (q < count) {
 #pragma unroll
                         for (int n = 0; n < TOKENS; n++) {
-                            uint4 b = make_uint4(0, 0, 0, 0);
-                            if (n * 8 + lane / 4 < a.rows) b = load_shared(x + n * 8 * input_stride + q * 64);
+                            uint4 b = load_matrices(input[n] + x + q * 64);
                             multiply(c[n], w[q][0], b.x, b.y);
                             multiply(c[n], w[q][1], b.z, b.w);
                         }

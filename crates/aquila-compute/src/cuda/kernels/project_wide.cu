@@ -3,12 +3,13 @@
 #include "tensor.cuh"
 
 #define WIDE_STAGES 4
+#define ROW_BYTES 80  // of a row of 32 inputs: eight rows are in all banks
 
 // WARPS_N by WARPS_M warps, each of TILES times 16 outputs by TOKENS times 8 rows. MANY: whether
 // there is more than one group, and so a third level of sums.
 template <int WARPS_N, int WARPS_M, int TILES, int TOKENS, bool MANY> __device__ void wide(const ProjectArgs &a) {
     constexpr u32 THREADS = WARPS_N * WARPS_M * 32, OUTPUT_TILES = WARPS_N * TILES, ROWS = WARPS_M * TOKENS * 8;
-    constexpr u32 WEIGHT_BYTES = OUTPUT_TILES * BLOCK_BYTES, STAGE = WEIGHT_BYTES + ROWS * 64;
+    constexpr u32 WEIGHT_BYTES = OUTPUT_TILES * BLOCK_BYTES, STAGE = WEIGHT_BYTES + ROWS * ROW_BYTES;
     u8 *shared = dynamic_shared();
     u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     u32 warp_n = warp % WARPS_N, warp_m = warp / WARPS_N;
@@ -29,7 +30,7 @@ template <int WARPS_N, int WARPS_M, int TILES, int TOKENS, bool MANY> __device__
 #pragma unroll
             for (u32 i = thread; i < ROWS * 4; i += THREADS) {
                 u32 row = min(first_row + i / 4, a.rows - 1);
-                copy_async(to + WEIGHT_BYTES + i * 16, a.in.halves + (size_t)row * a.in.stride + block * 32 + i % 4 * 8);
+                copy_async(to + WEIGHT_BYTES + i / 4 * ROW_BYTES + i % 4 * 16, a.in.halves + (size_t)row * a.in.stride + block * 32 + i % 4 * 8);
             }
         }
         commit_copies();
@@ -60,7 +61,7 @@ template <int WARPS_N, int WARPS_M, int TILES, int TOKENS, bool MANY> __device__
                 }
 #pragma unroll
                 for (int n = 0; n < TOKENS; n++) {
-                    uint4 b = load_shared(from + WEIGHT_BYTES + ((warp_m * TOKENS + n) * 8 + lane / 4) * 64 + lane % 4 * 16);
+                    uint4 b = load_matrices(from + WEIGHT_BYTES + ((warp_m * TOKENS + n) * 8 + lane % 8) * ROW_BYTES + lane / 8 * 16);
 #pragma unroll
                     for (int t = 0; t < TILES; t++) {
                         multiply(c[t][n], w[t][0], b.x, b.y);

@@ -49,6 +49,17 @@ __device__ __forceinline__ uint4 load_shared(u32 address) {
     return v;
 }
 
+// Four matrices of 8 rows of 16 bytes: lane l says where row l % 8 of matrix l / 8 is, and gets the
+// two halves at 2 * (l % 4) of row l / 4 of each.
+__device__ __forceinline__ uint4 load_matrices(u32 address) {
+    uint4 v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
+
 // Copies of 16 bytes to shared memory, which a thread starts, groups and waits for.
 __device__ __forceinline__ void copy_async(u32 to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));

@@ -1,8 +1,8 @@
 // The tensor cores, and how weights lie in memory for them.
 //
-// `contract.rs` defines what comes out, bit for bit. Of 32 inputs the first step takes those whose
-// number has bit 2 clear, the second the others, so that one load of 16 bytes of a plain row holds
-// a lane's part of both.
+// `contract.rs` defines what comes out, bit for bit. A block of weights is 16 outputs by 32 inputs, as
+// the first factors of two steps, lane by lane; the second factors of both, of eight rows, are the four
+// matrices of 8 by 8 that `load_matrices` reads.
 
 #pragma once
 

@@ -40,7 +40,8 @@ const Kernel KERNELS[] = {
     KERNEL(tell_logprobs), KERNEL(write_kv_plain_bf16), KERNEL(write_kv_plain_f32), KERNEL(write_kv_tensor),
 #if __CUDA_ARCH__ >= 900
     KERNEL(project_skinny_16), KERNEL(project_skinny_8), KERNEL(project_skinny_gated_16), KERNEL(project_skinny_gated_8),
-    CLUSTERS(project_middle_32), CLUSTERS(project_middle_64), CLUSTERS(project_middle_gated_32), CLUSTERS(project_middle_gated_64),
+    CLUSTERS(project_middle_32), CLUSTERS(project_middle_64), CLUSTERS(project_middle_128),
+    CLUSTERS(project_middle_gated_32), CLUSTERS(project_middle_gated_64), CLUSTERS(project_middle_gated_128),
 #endif
 };
 const size_t KERNEL_COUNT = sizeof(KERNELS) / sizeof(KERNELS[0]);

@@ -145,6 +145,54 @@ inline float4 load_cluster(u32 address) { return *reinterpret_cast<float4 *>(emu
 inline void barrier_tell(u32 barrier, u32 rank) { barrier_arrive(of_block(barrier, rank)); }
 inline void barrier_hear(u32 barrier, u32 phase) { barrier_wait(barrier, phase); }
 inline void meet_cluster() { emulator::meet_cluster_threads(); }
-template <int THREADS> inline void meet_some() { emulator::meet(emulator::current->block->some, THREADS); }
+template <int NUMBER, int THREADS> inline void meet_some() { emulator::meet(emulator::current->block->some[NUMBER], THREADS); }
+
+inline u64 matrices_at(u32 address, u32 to_next_inputs, u32 to_next_rows) {
+    if (address % 16 || to_next_inputs % 16 || to_next_rows % 16) emulator::wrong("factors that are not aligned");
+    return (address & 0x3ffff) >> 4 | (u64)(to_next_inputs >> 4) << 16 | (u64)(to_next_rows >> 4) << 32;
+}
+inline void begin_multiplying() {}
+inline void publish_to_multiplying() {}
+inline void commit_multiplying() {
+    emulator::Thread &thread = *emulator::current;
+    thread.committed.push_back(std::move(thread.multiplications));
+    thread.multiplications.clear();
+}
+// As late as they may come.
+template <int LEFT, int GROUPS> inline void wait_for_multiplying(float (&)[GROUPS][4]) {
+    auto &committed = emulator::current->committed;
+    while (committed.size() > LEFT) {
+        for (const auto &multiplication : committed.front()) multiplication();
+        committed.pop_front();
+    }
+}
+template <int ROWS> inline void multiply_group(float (&c)[ROWS / 8][4], const uint4 &a, u64 matrices, bool add) {
+    u32 words[4] = {a.x, a.y, a.z, a.w}, lane = lane_of_thread();
+    auto all = emulator::exchange(MULTIPLY, words, 4);
+    struct {
+        u16 of[2][16];
+    } first;
+    for (u32 upper = 0; upper < 2; upper++) {
+        for (u32 pair = 0; pair < 8; pair++) {
+            u32 both = all[lane / 4 * 4 + pair % 4][pair / 4 * 2 + upper];
+            first.of[upper][2 * pair] = (u16)both, first.of[upper][2 * pair + 1] = (u16)(both >> 16);
+        }
+    }
+    emulator::current->multiplications.push_back([=, &c] {
+        u32 base = emulator::current->block->rank << 24;
+        u32 at = (u32)(matrices & 0x3fff) << 4, next_inputs = (u32)(matrices >> 16 & 0x3fff) << 4, next_rows = (u32)(matrices >> 32 & 0x3fff) << 4;
+        for (u32 n = 0; n < ROWS / 8; n++) {
+            for (u32 odd = 0; odd < 2; odd++) {
+                u16 second[16];
+                for (u32 half = 0; half < 2; half++)
+                    memcpy(second + 8 * half, emulator::shared_at(base | (at + n * next_rows + half * next_inputs + (lane % 4 * 2 + odd) * 16), 16), 16);
+                for (u32 upper = 0; upper < 2; upper++) {
+                    float &sum = c[n][upper * 2 + odd];
+                    sum = add_products(add ? sum : 0.0f, first.of[upper], second);
+                }
+            }
+        }
+    });
+}
 
 #endif

@@ -93,6 +93,7 @@ void leave(Thread &thread) {
     };
     release(block.all, block.live);
     release(running->meeting, running->live);
+    if (!thread.multiplications.empty() || !thread.committed.empty()) wrong("multiplications that nobody waited for");
     if (thread.warp->meeting.arrived > 0) wrong("a lane left while others of its warp wait for it");
 }
 
@@ -280,7 +281,8 @@ void run(const Launch &launch) {
             block.rank = rank, block.live = threads, block.cluster = &cluster;
             block.shared = shared_pages_of(rank, launch.shared_bytes), block.shared_bytes = launch.shared_bytes;
             memset(block.shared, POISON, launch.shared_bytes);
-            block.all = block.some = Meeting();
+            block.all = Meeting();
+            for (Meeting &meeting : block.some) meeting = Meeting();
             block.warps.resize((threads + 31) / 32);
             for (Warp &warp : block.warps) warp.meeting = Meeting(), warp.lanes = 0;
             for (uint32_t t = 0; t < threads; t++) {

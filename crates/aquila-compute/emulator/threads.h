@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <vector>
 
 namespace emulator {
@@ -51,7 +52,7 @@ struct Block {
     uint32_t rank = 0, live = 0;
     uint8_t *shared = nullptr;
     size_t shared_bytes = 0;
-    Meeting all, some;
+    Meeting all, some[16];
     std::vector<Warp> warps;
     struct Cluster *cluster = nullptr;
 };
@@ -65,6 +66,9 @@ struct Thread {
     bool done = false;
     std::vector<Copy> copies;
     std::deque<std::vector<Copy>> groups;
+    // By a warpgroup: begun, and committed.
+    std::vector<std::function<void()>> multiplications;
+    std::deque<std::vector<std::function<void()>>> committed;
 };
 
 struct Launch {

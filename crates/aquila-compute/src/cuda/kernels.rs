@@ -21,8 +21,11 @@ const HOPPER: &[u8] = include_bytes!("kernels/built/sm_90a.cubin.zst");
 /// PTX for compute capability 8.0, which the driver compiles for later devices too.
 const PTX: &[u8] = include_bytes!("kernels/built/sm_80.ptx.zst");
 
-/// Threads of a thread block of `project_middle.cu`: `MULTIPLIERS` there, and a warp.
-pub(super) const MIDDLE_THREADS: u32 = 288;
+/// Threads of a thread block of `project_middle.cu`: `MULTIPLIERS` and `ADDERS` there, and a warp.
+pub(super) const MIDDLE_THREADS: u32 = 416;
+
+/// Rows that its kernels take at a time.
+pub(super) const MIDDLE_ROWS: [usize; 3] = [32, 64, 128];
 
 /// A kernel of the module, which lives as long as all its kernels.
 pub(super) struct Kernel {
@@ -77,9 +80,9 @@ impl ByElement {
 pub(super) struct TensorProjections {
     /// For up to 8 and up to 16 rows, and those of gates and ups; Hopper's alone.
     pub(super) skinny: Option<[[Kernel; 2]; 2]>,
-    /// For up to 32 and up to 64 rows, and those of gates and ups, with the clusters that a device
+    /// For up to 32, 64 and 128 rows, and those of gates and ups, with the clusters that a device
     /// runs at a time; Hopper's alone.
-    pub(super) middle: Option<([[Kernel; 2]; 2], usize)>,
+    pub(super) middle: Option<([[Kernel; 3]; 2], usize)>,
     /// For tiles of 64 and of 128 rows; with one group of inputs and with more.
     pub(super) wide: [[Kernel; 2]; 2],
 }
@@ -246,6 +249,11 @@ impl Kernels {
         let two = |name: &str, ends: [&str; 2]| -> Result<[Kernel; 2]> {
             Ok([large(&format!("{name}{}", ends[0]))?, large(&format!("{name}{}", ends[1]))?])
         };
+        let three = |name: &str| -> Result<[Kernel; 3]> {
+            let of_rows = |rows: usize| large(&format!("{name}{rows}"));
+            let [few, some, many] = MIDDLE_ROWS;
+            Ok([of_rows(few)?, of_rows(some)?, of_rows(many)?])
+        };
         // Machine code has them, PTX for older devices does not.
         let skinny = match load("project_skinny_8") {
             Err(_) => None,
@@ -257,10 +265,7 @@ impl Kernels {
         let middle = match load("project_middle_32") {
             Err(_) => None,
             Ok(_) => {
-                let kernels = [
-                    two("project_middle_", ["32", "64"])?,
-                    two("project_middle_gated_", ["32", "64"])?,
-                ];
+                let kernels = [three("project_middle_")?, three("project_middle_gated_")?];
                 let clusters = clusters(&kernels[0][1], shared_bytes)?;
                 Some((kernels, clusters))
             }

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use super::arguments;
 use super::contract::{GROUP, PAIR, SLICES};
 use super::device::{Device, Memory};
-use super::kernels::{Kernels, MIDDLE_THREADS, TensorProjections};
+use super::kernels::{Kernels, MIDDLE_ROWS, MIDDLE_THREADS, TensorProjections};
 use super::memory::CudaVector;
 use super::rows::CudaRows;
 use super::weight::{CudaWeight, Layout, TILE};
@@ -17,16 +17,14 @@ const SKINNY_ROWS: usize = 16;
 const STAGE_BYTES: usize = 4096;
 /// Stages beyond these do not make a ring faster.
 const STAGES: usize = 4;
-/// Rows of one launch of `project_middle.cu`, and rows that its launches take at most before tiles
-/// are as fast.
-const MIDDLE_ROWS: usize = 64;
+/// Rows that launches of `project_middle.cu` take at most before tiles are as fast.
 const MOST_MIDDLE_ROWS: usize = 384;
 /// Outputs of one unit of `project_middle.cu`, bytes of one stage of its ring, and stages at most.
-const UNIT_OUTPUTS: usize = 128;
+const UNIT_OUTPUTS: usize = 64;
 const VISIT_BYTES: usize = 16 << 10;
 const VISITS: usize = 8;
 /// Words of 8 bytes that `project_middle.cu` has for barriers.
-const MIDDLE_BARRIERS: usize = 2 * 16 + 6;
+const MIDDLE_BARRIERS: usize = 2 * VISITS + 5;
 /// Rows of the small tile of `project_wide.cu`, and outputs of both tiles.
 const WIDE_ROWS: [usize; 2] = [64, 128];
 const WIDE_OUTPUTS: [usize; 2] = [32, 128];
@@ -70,12 +68,14 @@ impl Projections {
             return Ok(());
         }
         let outputs = weight.outputs.next_multiple_of(UNIT_OUTPUTS);
-        let bytes = weight.groups() * outputs * MIDDLE_ROWS * 4;
+        let bytes = weight.groups() * outputs * MIDDLE_ROWS[2] * 4;
         let mut partials = self.partials.lock().unwrap_or_else(PoisonError::into_inner);
         if partials.as_ref().is_none_or(|partials| partials.bytes < bytes) {
             *partials = Some(Partials {
                 sums: device.allocate("sums of projections", bytes)?,
-                arrivals: device.allocate("sums of projections", 4 * self.multiprocessors)?,
+                // One for each thread block that adds the sums of a column, a cluster's at the least.
+                arrivals: device
+                    .allocate("sums of projections", 4 * self.multiprocessors.max(SLICES))?,
                 bytes,
             });
         }
@@ -189,12 +189,13 @@ impl Projections {
             return unsafe { device.launch(kernel, grid, 256, shared, &arguments, &names) };
         }
         if let (Some((middle, clusters)), true) = (&kernels.middle, rows <= MOST_MIDDLE_ROWS) {
-            for first in (0..rows).step_by(MIDDLE_ROWS) {
-                let count = MIDDLE_ROWS.min(rows - first);
-                let most = if count <= MIDDLE_ROWS / 2 { MIDDLE_ROWS / 2 } else { MIDDLE_ROWS };
-                let sums = 2 * UNIT_OUTPUTS * most * 4;
-                let blocks = weight.inputs.div_ceil(PAIR).div_ceil(groups).div_ceil(SLICES);
-                let fixed = sums + MIDDLE_BARRIERS * 8 + most * (blocks * 2 * PAIR + 16);
+            for first in (0..rows).step_by(MIDDLE_ROWS[2]) {
+                let count = MIDDLE_ROWS[2].min(rows - first);
+                let size = MIDDLE_ROWS.iter().position(|&most| count <= most).unwrap_or(2);
+                // The sums of two units, of the most rows of one.
+                let buffers = if size < 2 { 2 } else { 1 };
+                let of_row = buffers * UNIT_OUTPUTS * 4 + GROUP / SLICES * 2 * PAIR;
+                let fixed = MIDDLE_ROWS[size] * of_row + MIDDLE_BARRIERS * 8;
                 let stages = ((self.shared_bytes - fixed) / VISIT_BYTES).min(VISITS);
                 let shared = fixed + stages * VISIT_BYTES;
                 let units = tiles.div_ceil(UNIT_OUTPUTS / TILE);
@@ -202,7 +203,7 @@ impl Projections {
                 (arguments.input, arguments.out) = (input.parts_from(first), out.parts_from(first));
                 (arguments.rows, arguments.stages) = (count as u32, stages as u32);
                 arguments.last_pass = u32::from(first + count == rows);
-                let kernel = &middle[usize::from(gated)][usize::from(most == MIDDLE_ROWS)];
+                let kernel = &middle[usize::from(gated)][size];
                 let grid = [columns * groups * SLICES, 1, 1];
                 // SAFETY: as above, with these rows.
                 unsafe {

@@ -1,34 +1,48 @@
-// Projections of 17 rows to a few hundred, 64 at a time, with the sums of `project_skinny.cu`.
+// Projections of 17 rows to a few hundred, up to 128 at a time, with the sums of `project_skinny.cu`.
 //
 // Eight thread blocks, a cluster, are the eight slices of a group. Each keeps its slice of the rows in
-// shared memory and multiplies it with the weights of one unit of 128 outputs after the other, which
-// bulk copies bring through a ring. Of each unit, every thread block then adds the slices' sums of an
-// eighth, in order, from the shared memory of all eight.
+// shared memory and multiplies it with the weights of one unit of 64 outputs after the other, which
+// bulk copies bring through a ring. Two warpgroups take turns with units. Of each unit, four more warps
+// of every thread block add the slices' sums of an eighth, in order, from the shared memory of all
+// eight, while the next unit is multiplied.
 
 #include "tensor.cuh"
 
 #if __CUDA_ARCH__ >= 900
 
-#define UNIT_TILES 8     // tiles of 16 outputs of a unit
-#define VISIT_BLOCKS 2   // blocks of 32 inputs of one stage
+#define UNIT_TILES 4     // tiles of 16 outputs of a unit: one for each warp of a warpgroup
+#define VISIT_BLOCKS 4   // blocks of 32 inputs of one stage
 #define VISIT_BYTES (UNIT_TILES * VISIT_BLOCKS * BLOCK_BYTES)
-#define MOST_VISITS 16   // stages at most
-#define MULTIPLIERS 256  // threads that multiply; one more warp fetches
+#define MOST_VISITS 8    // stages at most
+#define MULTIPLIERS 256  // threads of the two warpgroups
+#define ADDERS 128       // threads that add, behind them; one more warp fetches
+#define SLICE_STEPS (2 * GROUP / SLICES)  // steps of 16 inputs of a slice at most
 
-__device__ __forceinline__ void meet_multipliers() { meet_some<MULTIPLIERS>(); }
+// Adds the products of some blocks of one tile of weights a warp, which lie at `from`, and of the rows at
+// `x`.
+template <int BLOCKS, int ROWS> __device__ __forceinline__ void multiply_blocks(float (&c)[ROWS / 8][4], u32 from, u32 x) {
+    uint4 w[2 * BLOCKS];
+#pragma unroll
+    for (int s = 0; s < 2 * BLOCKS; s++) w[s] = load_shared(from + s * BLOCK_BYTES / 2);
+    begin_multiplying();
+#pragma unroll
+    for (int s = 0; s < 2 * BLOCKS; s++) multiply_group<ROWS>(c, w[s], matrices_at(x + s * ROWS * 32, ROWS * 16, 128), true);
+    commit_multiplying();
+    wait_for_multiplying<0>(c);
+}
 
-// TOKENS: groups of eight rows of a warp; two warps share the rows, four the outputs. GATED: half of
-// a unit is tiles of gates, the other half their tiles of ups.
-template <int TOKENS, bool GATED> __device__ void middle(const ProjectArgs &a) {
-    constexpr u32 OF_TILE = 2 * TOKENS * 128, SUMS = UNIT_TILES * OF_TILE;
+// ROWS: at a time. BUFFERS: of a unit's sums. GATED: two tiles of a unit are gates, the others their ups.
+template <int ROWS, int BUFFERS, bool GATED> __device__ void middle(const ProjectArgs &a) {
+    constexpr u32 CELLS = UNIT_TILES * ROWS / 8, SUMS = CELLS * 128;  // a cell is 16 outputs by 8 rows
     u8 *shared = dynamic_shared();
-    u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    float *sums = reinterpret_cast<float *>(shared + a.stages * VISIT_BYTES);
-    u64 *barriers = reinterpret_cast<u64 *>(sums + 2 * SUMS);
-    u32 full = shared_address(barriers), empty = full + MOST_VISITS * 8, input_barrier = empty + MOST_VISITS * 8;
-    u32 ready = input_barrier + 8, read = ready + 16;
-    u32 *last_one = reinterpret_cast<u32 *>(barriers + 2 * MOST_VISITS + 5);
-    u8 *inputs = reinterpret_cast<u8 *>(barriers + 2 * MOST_VISITS + 6);
+    // By a shuffle, so that the compiler sees that all lanes of a warp have the same number.
+    u32 thread = threadIdx.x, warp = __shfl_sync(FULL, thread / 32, 0), lane = thread % 32;
+    u32 inputs = shared_address(shared);  // of each 8 inputs a column of rows, 16 bytes a row
+    u32 ring = inputs + SLICE_STEPS * ROWS * 32;
+    float *sums = reinterpret_cast<float *>(shared + SLICE_STEPS * ROWS * 32 + a.stages * VISIT_BYTES);
+    u64 *barriers = reinterpret_cast<u64 *>(sums + BUFFERS * SUMS);
+    u32 full = shared_address(barriers), empty = full + MOST_VISITS * 8, ready = empty + MOST_VISITS * 8, read = ready + 16;
+    u32 *last_one = reinterpret_cast<u32 *>(barriers + 2 * MOST_VISITS + 4);
 
     Cut cut(a.inputs);
     u32 rank = blockIdx.x % SLICES, cluster = blockIdx.x / SLICES;
@@ -36,205 +50,190 @@ template <int TOKENS, bool GATED> __device__ void middle(const ProjectArgs &a) {
     u32 start = cut.slice(group, rank), blocks = cut.slice(group, rank + 1) - start;
     u32 visits = (blocks + VISIT_BLOCKS - 1) / VISIT_BLOCKS;
     u32 tiles = (a.outputs + 15) / 16, half = tiles / 2;
-    u32 units = ((GATED ? half : tiles) + (GATED ? UNIT_TILES / 2 : UNIT_TILES) - 1) / (GATED ? UNIT_TILES / 2 : UNIT_TILES);
+    u32 of_unit = GATED ? UNIT_TILES / 2 : UNIT_TILES, units = ((GATED ? half : tiles) + of_unit - 1) / of_unit;
     u32 mine = units > column ? (units - column + columns - 1) / columns : 0;
-    u32 input_stride = blocks * 64 + 16;
     // The number of a unit's tile; beyond the last it may be too large.
-    auto tile_of = [&](u32 unit, u32 t) {
-        if (!GATED) return unit * UNIT_TILES + t;
-        u32 gate = unit * (UNIT_TILES / 2) + t % (UNIT_TILES / 2);
-        return t < UNIT_TILES / 2 ? gate : half + min(gate, half - 1);
-    };
+    auto tile_of = [&](u32 unit, u32 t) { return unit * of_unit + t % of_unit + (t < of_unit ? 0 : half); };
 
     let_next_begin();
     if (thread == 0) {
-        for (u32 s = 0; s < a.stages; s++) barrier_init(full + s * 8, 1), barrier_init(empty + s * 8, MULTIPLIERS / 32);
-        barrier_init(input_barrier, 1);
-        for (u32 b = 0; b < 2; b++) barrier_init(ready + b * 8, SLICES), barrier_init(read + b * 8, SLICES);
+        for (u32 s = 0; s < a.stages; s++) barrier_init(full + s * 8, 1), barrier_init(empty + s * 8, UNIT_TILES);
+        for (u32 b = 0; b < BUFFERS; b++) barrier_init(ready + b * 8, SLICES), barrier_init(read + b * 8, SLICES);
         publish_barriers();
     }
     __syncwarp();
     meet_cluster();
 
-    if (warp == MULTIPLIERS / 32) {
-        u64 policy = evict_first();
-        // Rows that come in several passes read the weights again.
-        bool once = a.last_pass;
-        u32 all = mine * visits, item = 0, visit = 0, unit = column;
-        auto fetch = [&]() {
-            u32 stage = item % a.stages, count = min((u32)VISIT_BLOCKS, blocks - visit * VISIT_BLOCKS);
-            if (lane == 0) barrier_expect(full + stage * 8, UNIT_TILES * count * BLOCK_BYTES);
-            __syncwarp();
-            if (lane < UNIT_TILES) {
-                size_t block = (size_t)min(tile_of(unit, lane), tiles - 1) * cut.blocks + start + visit * VISIT_BLOCKS;
-                u32 to = shared_address(shared) + stage * VISIT_BYTES + lane * VISIT_BLOCKS * BLOCK_BYTES;
-                const u8 *from = a.weight + block * BLOCK_BYTES;
-                if (once) {
-                    copy_weights(to, from, count * BLOCK_BYTES, full + stage * 8, policy);
-                } else {
-                    copy_input(to, reinterpret_cast<const u16 *>(from), count * BLOCK_BYTES, full + stage * 8);
-                }
-            }
-            item++;
-            if (++visit == visits) visit = 0, unit += columns;
-        };
-        while (item < min(all, a.stages)) fetch();
+    if (warp < MULTIPLIERS / 32) {
         wait_for_inputs();
-        if (blocks > 0) {
-            if (lane == 0) barrier_expect(input_barrier, a.rows * blocks * 64);
-            __syncwarp();
-            for (u32 row = lane; row < a.rows; row += 32)
-                copy_input(shared_address(inputs) + row * input_stride, a.in.halves + (size_t)row * a.in.stride + start * 32,
-                           blocks * 64, input_barrier);
+        // Eight lanes copy 16 bytes of eight rows each, so that they write to all banks.
+        u32 columns_of_8 = blocks * 4;
+        for (u32 i = thread; i < columns_of_8 * ROWS; i += MULTIPLIERS) {
+            u32 row = i / 32 % (ROWS / 8) * 8 + i % 8, at = i / (4 * ROWS) * 4 + i / 8 % 4;
+            if (row < a.rows) copy_async(inputs + (at * ROWS + row) * 16, a.in.halves + (size_t)row * a.in.stride + start * 32 + at * 8);
         }
-        while (item < all) {
-            barrier_wait(empty + item % a.stages * 8, (item / a.stages + 1) & 1);
-            fetch();
-        }
-    } else {
-        wait_for_inputs();
-        if (blocks > 0) barrier_wait(input_barrier, 0);
-        u32 warp_n = warp % 4, warp_m = warp / 4, stage = 0, phase = 0;
-        u32 input = shared_address(inputs) + (warp_m * TOKENS * 8 + lane % 8) * input_stride + lane / 8 * 16;
-        // What this thread adds of a unit: four sums of one tile, or of a tile of gates and one of ups.
-        constexpr u32 ADDERS = GATED ? TOKENS * 32 : 2 * TOKENS * 32;
-        u32 tile = GATED ? rank % (UNIT_TILES / 2) : rank;
-        u32 n = (GATED ? rank / (UNIT_TILES / 2) * TOKENS : 0) + thread / 32;
-        u32 element = tile * OF_TILE + n * 128 + lane * 4;
+        commit_copies();
+        wait_for_copies<0>();
+        publish_to_multiplying();
+        meet_some<1, MULTIPLIERS>();
 
-        auto put_sums = [&](u32 unit, float4 first, float4 second) {
+        u32 warpgroup = warp / UNIT_TILES, tile = warp % UNIT_TILES;
+        for (u32 i = warpgroup; i < mine; i += 2) {
+            float c[ROWS / 8][4];
 #pragma unroll
-            for (int r = 0; r < 4; r++) {
-                float x = r == 0 ? first.x : r == 1 ? first.y : r == 2 ? first.z : first.w;
-                float y = r == 0 ? second.x : r == 1 ? second.y : r == 2 ? second.z : second.w;
-                u32 row = n * 8 + lane % 4 * 2 + r % 2, output = tile_of(unit, tile) * 16 + lane / 4 + r / 2 * 8;
-                if (GATED) {
-                    finish_gated(a, row, output, x, y);
-                } else {
-                    finish(a, row, output, x);
-                }
-            }
-        };
-        auto partial = [&](u32 g, u32 unit) {
-            return a.partial + (((size_t)g * units + unit) * SLICES + rank) * OF_TILE + thread * (GATED ? 8 : 4);
-        };
-        // Adds the slices of unit i of this cluster.
-        auto add = [&](u32 i) {
-            u32 b = i % 2, unit = column + i * columns;
-            barrier_hear(ready + b * 8, (i / 2) & 1);
-            float4 total[2];
-            if (thread < ADDERS) {
-#pragma unroll
-                for (int p = 0; p < (GATED ? 2 : 1); p++) {
-                    u32 at = shared_address(sums + b * SUMS + element + p * (UNIT_TILES / 2) * OF_TILE);
-                    total[p] = load_cluster(of_block(at, 0));
-#pragma unroll
-                    for (u32 s = 1; s < SLICES; s++) {
-                        float4 v = load_cluster(of_block(at, s));
-                        total[p].x += v.x, total[p].y += v.y, total[p].z += v.z, total[p].w += v.w;
-                    }
-                }
-            }
-            meet_multipliers();
-            if (thread < SLICES) barrier_tell(read + b * 8, thread);
-            if (thread >= ADDERS) return;
-            if (cut.groups == 1) {
-                put_sums(unit, total[0], total[GATED]);
-            } else {
-#pragma unroll
-                for (int p = 0; p < (GATED ? 2 : 1); p++) reinterpret_cast<float4 *>(partial(group, unit))[p] = total[p];
-            }
-        };
-
-        for (u32 i = 0; i < mine; i++) {
-            float c[2][TOKENS][4];
-#pragma unroll
-            for (int e = 0; e < 2 * TOKENS * 4; e++) c[e / (TOKENS * 4)][e / 4 % TOKENS][e % 4] = 0.0f;
-#pragma unroll 1
+            for (int e = 0; e < ROWS / 2; e++) c[e / 4][e % 4] = 0.0f;
             for (u32 visit = 0; visit < visits; visit++) {
-                u32 from = shared_address(shared) + stage * VISIT_BYTES + warp_n * 2 * VISIT_BLOCKS * BLOCK_BYTES + lane * 16;
-                u32 x = input + visit * VISIT_BLOCKS * 64, count = min((u32)VISIT_BLOCKS, blocks - visit * VISIT_BLOCKS);
-                barrier_wait(full + stage * 8, phase);
-#pragma unroll
-                for (int q = 0; q < VISIT_BLOCKS; q++) {
-                    if (q < count) {
-                        uint4 w[2][2];
-#pragma unroll
-                        for (int t = 0; t < 2; t++) {
-                            w[t][0] = load_shared(from + (t * VISIT_BLOCKS + q) * BLOCK_BYTES);
-                            w[t][1] = load_shared(from + (t * VISIT_BLOCKS + q) * BLOCK_BYTES + BLOCK_BYTES / 2);
-                        }
-#pragma unroll
-                        for (int m = 0; m < TOKENS; m++) {
-                            uint4 b = load_matrices(x + m * 8 * input_stride + q * 64);
-#pragma unroll
-                            for (int t = 0; t < 2; t++) {
-                                multiply(c[t][m], w[t][0], b.x, b.y);
-                                multiply(c[t][m], w[t][1], b.z, b.w);
-                            }
-                        }
-                    }
+                u32 item = i * visits + visit, stage = item % a.stages, count = min((u32)VISIT_BLOCKS, blocks - visit * VISIT_BLOCKS);
+                u32 from = ring + stage * VISIT_BYTES + tile * VISIT_BLOCKS * BLOCK_BYTES + lane * 16;
+                barrier_wait(full + stage * 8, item / a.stages & 1);
+                u32 x = inputs + visit * VISIT_BLOCKS * ROWS * 64;
+                if (count == VISIT_BLOCKS) {
+                    multiply_blocks<VISIT_BLOCKS, ROWS>(c, from, x);
+                } else {
+                    for (u32 q = 0; q < count; q++) multiply_blocks<1, ROWS>(c, from + q * BLOCK_BYTES, x + q * ROWS * 64);
                 }
                 __syncwarp();
                 if (lane == 0) barrier_arrive(empty + stage * 8);
-                if (++stage == a.stages) stage = 0, phase ^= 1;
             }
-            u32 b = i % 2;
-            if (i >= 2) barrier_hear(read + b * 8, (i / 2 + 1) & 1);
+            u32 b = i % BUFFERS, turn = i / BUFFERS;
+            if (turn > 0) barrier_hear(read + b * 8, (turn - 1) & 1);
+            float *to = sums + b * SUMS + tile * (ROWS / 8) * 128 + lane * 4;
 #pragma unroll
-            for (int t = 0; t < 2; t++) {
-#pragma unroll
-                for (int m = 0; m < TOKENS; m++)
-                    *reinterpret_cast<float4 *>(sums + b * SUMS + (warp_n * 2 + t) * OF_TILE + (warp_m * TOKENS + m) * 128 + lane * 4) =
-                        make_float4(c[t][m][0], c[t][m][1], c[t][m][2], c[t][m][3]);
+            for (int n = 0; n < ROWS / 8; n++)
+                *reinterpret_cast<float4 *>(to + n * 128) = make_float4(c[n][0], c[n][1], c[n][2], c[n][3]);
+            if (warpgroup == 0) {
+                meet_some<2, 128>();
+            } else {
+                meet_some<3, 128>();
             }
-            meet_multipliers();
-            if (thread < SLICES) barrier_tell(ready + b * 8, thread);
-            // A unit late, so that the others have had time.
-            if (i > 0) add(i - 1);
+            if (thread % 128 < SLICES) barrier_tell(ready + b * 8, thread % 128);
         }
-        if (mine > 0) add(mine - 1);
-
+    } else if (warp < (MULTIPLIERS + ADDERS) / 32) {
+        wait_for_inputs();
+        // What this warp adds of a unit: cells, or pairs of a cell of gates and one of ups.
+        constexpr u32 ITEMS = (GATED ? CELLS / 2 : CELLS) / SLICES, TURNS = (ITEMS + 3) / 4, PARTS = GATED ? 2 : 1;
+        u32 adder = warp - MULTIPLIERS / 32;
+        auto put_sums = [&](u32 unit, u32 turn, const float4 (&total)[PARTS]) {
+            u32 cell = rank * ITEMS + turn * 4 + adder, tile = cell / (ROWS / 8), n = cell % (ROWS / 8);
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+                auto of = [r](const float4 &v) { return r == 0 ? v.x : r == 1 ? v.y : r == 2 ? v.z : v.w; };
+                u32 row = n * 8 + lane % 4 * 2 + r % 2, output = tile_of(unit, tile) * 16 + lane / 4 + r / 2 * 8;
+                if (GATED) {
+                    finish_gated(a, row, output, of(total[0]), of(total[PARTS - 1]));
+                } else {
+                    finish(a, row, output, of(total[0]));
+                }
+            }
+        };
+        auto partial = [&](u32 g, u32 unit, u32 turn) {
+            size_t cell = (((size_t)g * units + unit) * SLICES + rank) * ITEMS + turn * 4 + adder;
+            return reinterpret_cast<float4 *>(a.partial + cell * PARTS * 128) + lane;
+        };
+        for (u32 i = 0; i < mine; i++) {
+            u32 b = i % BUFFERS, unit = column + i * columns;
+            barrier_hear(ready + b * 8, (i / BUFFERS) & 1);
+            float4 total[TURNS][PARTS];
+#pragma unroll
+            for (int turn = 0; turn < TURNS; turn++) {
+                if (turn * 4 + adder >= ITEMS) continue;
+#pragma unroll
+                for (int p = 0; p < PARTS; p++) {
+                    u32 at = shared_address(sums + b * SUMS + (rank * ITEMS + turn * 4 + adder + p * CELLS / 2) * 128 + lane * 4);
+                    float4 v[SLICES];
+#pragma unroll
+                    for (u32 s = 0; s < SLICES; s++) v[s] = load_cluster(of_block(at, s));
+                    total[turn][p] = v[0];
+#pragma unroll
+                    for (u32 s = 1; s < SLICES; s++) {
+                        float4 &sum = total[turn][p];
+                        sum.x += v[s].x, sum.y += v[s].y, sum.z += v[s].z, sum.w += v[s].w;
+                    }
+                }
+            }
+            meet_some<4, ADDERS>();
+            if (thread - MULTIPLIERS < SLICES) barrier_tell(read + b * 8, thread - MULTIPLIERS);
+#pragma unroll
+            for (int turn = 0; turn < TURNS; turn++) {
+                if (turn * 4 + adder >= ITEMS) continue;
+                if (cut.groups == 1) {
+                    put_sums(unit, turn, total[turn]);
+                } else {
+#pragma unroll
+                    for (int p = 0; p < PARTS; p++) partial(group, unit, turn)[p * 32] = total[turn][p];
+                }
+            }
+        }
         // The last thread block of a column and an eighth adds the groups' sums, in order.
         if (cut.groups > 1) {
             __threadfence();
-            meet_multipliers();
-            if (thread == 0) {
+            meet_some<4, ADDERS>();
+            if (thread == MULTIPLIERS) {
                 u32 *arrivals = a.arrivals + column * SLICES + rank;
                 *last_one = atomicAdd(arrivals, 1) + 1 == cut.groups;
                 if (*last_one) *arrivals = 0;
             }
-            meet_multipliers();
-            if (*last_one && thread < ADDERS) {
+            meet_some<4, ADDERS>();
+            if (*last_one) {
                 __threadfence();
                 for (u32 unit = column; unit < units; unit += columns) {
-                    float4 total[2];
 #pragma unroll
-                    for (int p = 0; p < (GATED ? 2 : 1); p++) {
-                        total[p] = __ldcg(reinterpret_cast<const float4 *>(partial(0, unit)) + p);
-                        for (u32 g = 1; g < cut.groups; g++) {
-                            float4 v = __ldcg(reinterpret_cast<const float4 *>(partial(g, unit)) + p);
-                            total[p].x += v.x, total[p].y += v.y, total[p].z += v.z, total[p].w += v.w;
+                    for (int turn = 0; turn < TURNS; turn++) {
+                        if (turn * 4 + adder >= ITEMS) continue;
+                        float4 total[PARTS];
+#pragma unroll
+                        for (int p = 0; p < PARTS; p++) {
+                            total[p] = __ldcg(partial(0, unit, turn) + p * 32);
+                            for (u32 g = 1; g < cut.groups; g++) {
+                                float4 v = __ldcg(partial(g, unit, turn) + p * 32);
+                                total[p].x += v.x, total[p].y += v.y, total[p].z += v.z, total[p].w += v.w;
+                            }
                         }
+                        put_sums(unit, turn, total);
                     }
-                    put_sums(unit, total[0], total[GATED]);
                 }
             }
         }
+    } else {
+        u64 policy = evict_first();
+        u32 item = 0;
+        for (u32 unit = column; unit < units; unit += columns) {
+            for (u32 visit = 0; visit < visits; visit++, item++) {
+                u32 stage = item % a.stages, count = min((u32)VISIT_BLOCKS, blocks - visit * VISIT_BLOCKS);
+                if (item >= a.stages) barrier_wait(empty + stage * 8, (item / a.stages + 1) & 1);
+                if (lane == 0) barrier_expect(full + stage * 8, UNIT_TILES * count * BLOCK_BYTES);
+                __syncwarp();
+                if (lane < UNIT_TILES) {
+                    size_t block = (size_t)min(tile_of(unit, lane), tiles - 1) * cut.blocks + start + visit * VISIT_BLOCKS;
+                    u32 to = ring + stage * VISIT_BYTES + lane * VISIT_BLOCKS * BLOCK_BYTES;
+                    const u8 *from = a.weight + block * BLOCK_BYTES;
+                    // Rows that come in several passes read the weights again.
+                    if (a.last_pass) {
+                        copy_weights(to, from, count * BLOCK_BYTES, full + stage * 8, policy);
+                    } else {
+                        copy_input(to, reinterpret_cast<const u16 *>(from), count * BLOCK_BYTES, full + stage * 8);
+                    }
+                }
+            }
+        }
+        wait_for_inputs();
     }
     // Nobody leaves while others read from here.
     __syncwarp();
     meet_cluster();
 }
 
-#define MIDDLE(NAME, TOKENS, GATED)                                                                   \
-    extern "C" __global__ void __cluster_dims__(SLICES, 1, 1) __launch_bounds__(MULTIPLIERS + 32, 1) \
-        NAME(const __grid_constant__ ProjectArgs a) {                                                 \
-        middle<TOKENS, GATED>(a);                                                                     \
+#define MIDDLE(ROWS, BUFFERS)                                                                             \
+    extern "C" __global__ void __cluster_dims__(SLICES, 1, 1) __launch_bounds__(MULTIPLIERS + ADDERS + 32, 1) \
+        project_middle_##ROWS(const __grid_constant__ ProjectArgs a) {                                    \
+        middle<ROWS, BUFFERS, false>(a);                                                                  \
+    }                                                                                                     \
+    extern "C" __global__ void __cluster_dims__(SLICES, 1, 1) __launch_bounds__(MULTIPLIERS + ADDERS + 32, 1) \
+        project_middle_gated_##ROWS(const __grid_constant__ ProjectArgs a) {                              \
+        middle<ROWS, BUFFERS, true>(a);                                                                   \
     }
-MIDDLE(project_middle_32, 2, false)
-MIDDLE(project_middle_64, 4, false)
-MIDDLE(project_middle_gated_32, 2, true)
-MIDDLE(project_middle_gated_64, 4, true)
+MIDDLE(32, 2)
+MIDDLE(64, 2)
+MIDDLE(128, 1)
 
 #endif

@@ -151,6 +151,77 @@ __device__ __forceinline__ void meet_cluster() {
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 // Meets so many threads of the thread block, which are not all of it.
-template <int THREADS> __device__ __forceinline__ void meet_some() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
+// Those that meet at one time and those at another say different numbers, from 1 to 15.
+template <int NUMBER, int THREADS> __device__ __forceinline__ void meet_some() {
+    asm volatile("bar.sync %0, %1;" ::"n"(NUMBER), "n"(THREADS) : "memory");
+}
+
+// Multiplications by a warpgroup, four warps whose first has a number that four divides. They are
+// begun, committed, and waited for; until then nobody may touch the sums, the first factors or the
+// shared memory of the second.
+
+// Where the second factors of a step lie in shared memory: matrices of 8 rows of 16 bytes, row by row;
+// so many bytes from one matrix to that of the next 8 inputs, and to that of the next 8 rows.
+__device__ __forceinline__ u64 matrices_at(u32 address, u32 to_next_inputs, u32 to_next_rows) {
+    return (address & 0x3ffff) >> 4 | (u64)(to_next_inputs >> 4) << 16 | (u64)(to_next_rows >> 4) << 32;
+}
+// Before the first multiplication, and after registers of one were written.
+__device__ __forceinline__ void begin_multiplying() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void commit_multiplying() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most LEFT of the committed groups are left. The sums pass through here, so that the
+// compiler reads none of them before.
+template <int LEFT, int GROUPS> __device__ __forceinline__ void wait_for_multiplying(float (&c)[GROUPS][4]) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+#pragma unroll
+    for (int i = 0; i < GROUPS * 4; i++) asm volatile("" : "+f"(c[i / 4][i % 4])::"memory");
+}
+// Lets multiplications see what this thread has written to shared memory.
+__device__ __forceinline__ void publish_to_multiplying() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+#define SUMS_OF_4(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
+#define SUMS_OF_16(i) SUMS_OF_4(i), SUMS_OF_4(i + 1), SUMS_OF_4(i + 2), SUMS_OF_4(i + 3)
+// Adds the products of one step of 16 to the sums of 64 by ROWS, of which a warp has 16 by ROWS as
+// `multiply` has them; without `add` the sums begin at zero.
+template <int ROWS> __device__ __forceinline__ void multiply_group(float (&c)[ROWS / 8][4], const uint4 &a, u64 matrices, bool add);
+template <> __device__ __forceinline__ void multiply_group<32>(float (&c)[4][4], const uint4 &a, u64 matrices, bool add) {
+    asm volatile(
+        "{\n"
+        ".reg .pred adds;\n"
+        "setp.ne.b32 adds, %21, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+        "{%16, %17, %18, %19}, %20, adds, 1, 1, 0;\n"
+        "}\n"
+        : SUMS_OF_16(0)
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(matrices), "r"((u32)add));
+}
+template <> __device__ __forceinline__ void multiply_group<64>(float (&c)[8][4], const uint4 &a, u64 matrices, bool add) {
+    asm volatile(
+        "{\n"
+        ".reg .pred adds;\n"
+        "setp.ne.b32 adds, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, %36, adds, 1, 1, 0;\n"
+        "}\n"
+        : SUMS_OF_16(0), SUMS_OF_16(4)
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(matrices), "r"((u32)add));
+}
+template <> __device__ __forceinline__ void multiply_group<128>(float (&c)[16][4], const uint4 &a, u64 matrices, bool add) {
+    asm volatile(
+        "{\n"
+        ".reg .pred adds;\n"
+        "setp.ne.b32 adds, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "{%64, %65, %66, %67}, %68, adds, 1, 1, 0;\n"
+        "}\n"
+        : SUMS_OF_16(0), SUMS_OF_16(4), SUMS_OF_16(8), SUMS_OF_16(12)
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(matrices), "r"((u32)add));
+}
 
 #endif

@@ -141,7 +141,12 @@ inline void copy_weights(u32 to, const u8 *from, u32 bytes, u32 barrier, u64) { 
 inline void copy_input(u32 to, const u16 *from, u32 bytes, u32 barrier) { copy_bulk(to, from, bytes, barrier); }
 
 inline u32 of_block(u32 address, u32 rank) { return (address & 0xffffff) | rank << 24; }
-inline float4 load_cluster(u32 address) { return *reinterpret_cast<float4 *>(emulator::shared_at(address, 16)); }
+inline void send_cluster(u32 address, float4 v, u32 barrier, u32 rank) {
+    if (address % 16) emulator::wrong("16 bytes to send that are not aligned");
+    emulator::Copy copy = {emulator::shared_at(of_block(address, rank), 16), nullptr, 16, &barrier_at(of_block(barrier, rank))};
+    memcpy(copy.sent, &v, 16);
+    emulator::start_copy(copy);
+}
 inline void barrier_tell(u32 barrier, u32 rank) { barrier_arrive(of_block(barrier, rank)); }
 inline void barrier_hear(u32 barrier, u32 phase) { barrier_wait(barrier, phase); }
 inline void meet_cluster() { emulator::meet_cluster_threads(); }

@@ -128,7 +128,7 @@ void *new_stack() {
 }
 
 void complete(const Copy &copy) {
-    memcpy(copy.to, copy.from, copy.bytes);
+    memcpy(copy.to, copy.from ? copy.from : copy.sent, copy.bytes);
     if (!copy.barrier) return;
     copy.barrier->bytes -= (int32_t)copy.bytes;
     SharedBarrier &barrier = *copy.barrier;

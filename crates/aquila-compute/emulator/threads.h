@@ -24,6 +24,7 @@ struct Copy {
     const uint8_t *from;
     size_t bytes;
     struct SharedBarrier *barrier;
+    uint8_t sent[16];  // where they come from nowhere else
 };
 
 // A barrier in shared memory (mbarrier), as 8 bytes of it.

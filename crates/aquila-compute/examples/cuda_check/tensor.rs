@@ -284,6 +284,8 @@ pub fn check(
     if small {
         checks.projection(96, 301, &[1, 8, 13, 17, 70])?;
         checks.projection(64, 4128, &[5, 16, 20, 66])?;
+        // So many units that rings go around and warpgroups take turns.
+        checks.projection(400, 4096, &[20, 40, 66])?;
         checks.norm(301, 3)?;
         checks.by_value(301, 3)?;
         for window in [None, Some(1), Some(100), Some(130)] {

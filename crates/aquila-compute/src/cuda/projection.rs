@@ -24,7 +24,7 @@ const UNIT_OUTPUTS: usize = 64;
 const VISIT_BYTES: usize = 16 << 10;
 const VISITS: usize = 8;
 /// Words of 8 bytes that `project_middle.cu` has for barriers.
-const MIDDLE_BARRIERS: usize = 2 * VISITS + 5;
+const MIDDLE_BARRIERS: usize = 3 * VISITS + 5;
 /// Rows of the small tile of `project_wide.cu`, and outputs of both tiles.
 const WIDE_ROWS: [usize; 2] = [64, 128];
 const WIDE_OUTPUTS: [usize; 2] = [32, 128];

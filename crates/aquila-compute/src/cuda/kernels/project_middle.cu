@@ -2,9 +2,9 @@
 //
 // Eight thread blocks, a cluster, are the eight slices of a group. Each keeps its slice of the rows in
 // shared memory and multiplies it with the weights of one unit of 64 outputs after the other, which
-// bulk copies bring through a ring. Two warpgroups take turns with units. Of each unit, four more warps
-// of every thread block add the slices' sums of an eighth, in order, from the shared memory of all
-// eight, while the next unit is multiplied.
+// bulk copies bring through a ring. Two warpgroups take turns with units. Each sends every thread block
+// of the cluster the sums of an eighth of the unit, of which four more warps there add the slices, in
+// order, while the next unit is multiplied.
 
 #include "tensor.cuh"
 
@@ -33,7 +33,9 @@ template <int BLOCKS, int ROWS> __device__ __forceinline__ void multiply_blocks(
 
 // ROWS: at a time. BUFFERS: of a unit's sums. GATED: two tiles of a unit are gates, the others their ups.
 template <int ROWS, int BUFFERS, bool GATED> __device__ void middle(const ProjectArgs &a) {
-    constexpr u32 CELLS = UNIT_TILES * ROWS / 8, SUMS = CELLS * 128;  // a cell is 16 outputs by 8 rows
+    // A cell is 16 outputs by 8 rows; an item a cell, or one of gates and one of ups.
+    constexpr u32 CELLS = UNIT_TILES * ROWS / 8, PARTS = GATED ? 2 : 1, ALL_ITEMS = CELLS / PARTS, ITEMS = ALL_ITEMS / SLICES;
+    constexpr u32 SUMS = CELLS * 128;  // that a thread block gets of a unit: of each slice those of its items
     u8 *shared = dynamic_shared();
     // By a shuffle, so that the compiler sees that all lanes of a warp have the same number.
     u32 thread = threadIdx.x, warp = __shfl_sync(FULL, thread / 32, 0), lane = thread % 32;
@@ -41,8 +43,10 @@ template <int ROWS, int BUFFERS, bool GATED> __device__ void middle(const Projec
     u32 ring = inputs + SLICE_STEPS * ROWS * 32;
     float *sums = reinterpret_cast<float *>(shared + SLICE_STEPS * ROWS * 32 + a.stages * VISIT_BYTES);
     u64 *barriers = reinterpret_cast<u64 *>(sums + BUFFERS * SUMS);
-    u32 full = shared_address(barriers), empty = full + MOST_VISITS * 8, ready = empty + MOST_VISITS * 8, read = ready + 16;
-    u32 *last_one = reinterpret_cast<u32 *>(barriers + 2 * MOST_VISITS + 4);
+    // A stage is full for one of the warpgroups, each of which has a barrier for it: one that saw only
+    // some of the phases of a barrier could not tell them apart.
+    u32 full = shared_address(barriers), empty = full + 2 * MOST_VISITS * 8, ready = empty + MOST_VISITS * 8, read = ready + 16;
+    u32 *last_one = reinterpret_cast<u32 *>(barriers + 3 * MOST_VISITS + 4);
 
     Cut cut(a.inputs);
     u32 rank = blockIdx.x % SLICES, cluster = blockIdx.x / SLICES;
@@ -57,8 +61,11 @@ template <int ROWS, int BUFFERS, bool GATED> __device__ void middle(const Projec
 
     let_next_begin();
     if (thread == 0) {
-        for (u32 s = 0; s < a.stages; s++) barrier_init(full + s * 8, 1), barrier_init(empty + s * 8, UNIT_TILES);
-        for (u32 b = 0; b < BUFFERS; b++) barrier_init(ready + b * 8, SLICES), barrier_init(read + b * 8, SLICES);
+        for (u32 s = 0; s < a.stages; s++) {
+            barrier_init(full + s * 8, 1), barrier_init(full + (MOST_VISITS + s) * 8, 1);
+            barrier_init(empty + s * 8, UNIT_TILES);
+        }
+        for (u32 b = 0; b < BUFFERS; b++) barrier_init(ready + b * 8, 1), barrier_init(read + b * 8, SLICES);
         publish_barriers();
     }
     __syncwarp();
@@ -77,7 +84,8 @@ template <int ROWS, int BUFFERS, bool GATED> __device__ void middle(const Projec
         publish_to_multiplying();
         meet_some<1, MULTIPLIERS>();
 
-        u32 warpgroup = warp / UNIT_TILES, tile = warp % UNIT_TILES;
+        u32 warpgroup = warp / UNIT_TILES, tile = warp % UNIT_TILES, phases = 0;  // a bit for each stage
+        full += warpgroup * MOST_VISITS * 8;
         for (u32 i = warpgroup; i < mine; i += 2) {
             float c[ROWS / 8][4];
 #pragma unroll
@@ -85,7 +93,8 @@ template <int ROWS, int BUFFERS, bool GATED> __device__ void middle(const Projec
             for (u32 visit = 0; visit < visits; visit++) {
                 u32 item = i * visits + visit, stage = item % a.stages, count = min((u32)VISIT_BLOCKS, blocks - visit * VISIT_BLOCKS);
                 u32 from = ring + stage * VISIT_BYTES + tile * VISIT_BLOCKS * BLOCK_BYTES + lane * 16;
-                barrier_wait(full + stage * 8, item / a.stages & 1);
+                barrier_wait(full + stage * 8, phases >> stage & 1);
+                phases ^= 1u << stage;
                 u32 x = inputs + visit * VISIT_BLOCKS * ROWS * 64;
                 if (count == VISIT_BLOCKS) {
                     multiply_blocks<VISIT_BLOCKS, ROWS>(c, from, x);
@@ -97,24 +106,19 @@ template <int ROWS, int BUFFERS, bool GATED> __device__ void middle(const Projec
             }
             u32 b = i % BUFFERS, turn = i / BUFFERS;
             if (turn > 0) barrier_hear(read + b * 8, (turn - 1) & 1);
-            float *to = sums + b * SUMS + tile * (ROWS / 8) * 128 + lane * 4;
 #pragma unroll
-            for (int n = 0; n < ROWS / 8; n++)
-                *reinterpret_cast<float4 *>(to + n * 128) = make_float4(c[n][0], c[n][1], c[n][2], c[n][3]);
-            if (warpgroup == 0) {
-                meet_some<2, 128>();
-            } else {
-                meet_some<3, 128>();
+            for (int n = 0; n < ROWS / 8; n++) {
+                u32 cell = tile * (ROWS / 8) + n, item = cell % ALL_ITEMS, to = (rank * ITEMS + item % ITEMS) * PARTS + cell / ALL_ITEMS;
+                send_cluster(shared_address(sums + b * SUMS + to * 128 + lane * 4), make_float4(c[n][0], c[n][1], c[n][2], c[n][3]),
+                             ready + b * 8, item / ITEMS);
             }
-            if (thread % 128 < SLICES) barrier_tell(ready + b * 8, thread % 128);
         }
     } else if (warp < (MULTIPLIERS + ADDERS) / 32) {
         wait_for_inputs();
-        // What this warp adds of a unit: cells, or pairs of a cell of gates and one of ups.
-        constexpr u32 ITEMS = (GATED ? CELLS / 2 : CELLS) / SLICES, TURNS = (ITEMS + 3) / 4, PARTS = GATED ? 2 : 1;
+        constexpr u32 TURNS = (ITEMS + 3) / 4;
         u32 adder = warp - MULTIPLIERS / 32;
         auto put_sums = [&](u32 unit, u32 turn, const float4 (&total)[PARTS]) {
-            u32 cell = rank * ITEMS + turn * 4 + adder, tile = cell / (ROWS / 8), n = cell % (ROWS / 8);
+            u32 item = rank * ITEMS + turn * 4 + adder, tile = item / (ROWS / 8), n = item % (ROWS / 8);
 #pragma unroll
             for (int r = 0; r < 4; r++) {
                 auto of = [r](const float4 &v) { return r == 0 ? v.x : r == 1 ? v.y : r == 2 ? v.z : v.w; };
@@ -127,31 +131,30 @@ template <int ROWS, int BUFFERS, bool GATED> __device__ void middle(const Projec
             }
         };
         auto partial = [&](u32 g, u32 unit, u32 turn) {
-            size_t cell = (((size_t)g * units + unit) * SLICES + rank) * ITEMS + turn * 4 + adder;
-            return reinterpret_cast<float4 *>(a.partial + cell * PARTS * 128) + lane;
+            size_t item = ((size_t)g * units + unit) * ALL_ITEMS + rank * ITEMS + turn * 4 + adder;
+            return reinterpret_cast<float4 *>(a.partial + item * PARTS * 128) + lane;
         };
         for (u32 i = 0; i < mine; i++) {
             u32 b = i % BUFFERS, unit = column + i * columns;
-            barrier_hear(ready + b * 8, (i / BUFFERS) & 1);
+            if (thread == MULTIPLIERS) barrier_expect(ready + b * 8, SUMS * 4);
+            barrier_wait(ready + b * 8, (i / BUFFERS) & 1);
             float4 total[TURNS][PARTS];
 #pragma unroll
             for (int turn = 0; turn < TURNS; turn++) {
                 if (turn * 4 + adder >= ITEMS) continue;
 #pragma unroll
                 for (int p = 0; p < PARTS; p++) {
-                    u32 at = shared_address(sums + b * SUMS + (rank * ITEMS + turn * 4 + adder + p * CELLS / 2) * 128 + lane * 4);
-                    float4 v[SLICES];
-#pragma unroll
-                    for (u32 s = 0; s < SLICES; s++) v[s] = load_cluster(of_block(at, s));
-                    total[turn][p] = v[0];
+                    const float *from = sums + b * SUMS + ((turn * 4 + adder) * PARTS + p) * 128 + lane * 4;
+                    float4 &sum = total[turn][p];
+                    sum = *reinterpret_cast<const float4 *>(from);
 #pragma unroll
                     for (u32 s = 1; s < SLICES; s++) {
-                        float4 &sum = total[turn][p];
-                        sum.x += v[s].x, sum.y += v[s].y, sum.z += v[s].z, sum.w += v[s].w;
+                        float4 v = *reinterpret_cast<const float4 *>(from + s * ITEMS * PARTS * 128);
+                        sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
                     }
                 }
             }
-            meet_some<4, ADDERS>();
+            meet_some<2, ADDERS>();
             if (thread - MULTIPLIERS < SLICES) barrier_tell(read + b * 8, thread - MULTIPLIERS);
 #pragma unroll
             for (int turn = 0; turn < TURNS; turn++) {
@@ -167,13 +170,13 @@ template <int ROWS, int BUFFERS, bool GATED> __device__ void middle(const Projec
         // The last thread block of a column and an eighth adds the groups' sums, in order.
         if (cut.groups > 1) {
             __threadfence();
-            meet_some<4, ADDERS>();
+            meet_some<2, ADDERS>();
             if (thread == MULTIPLIERS) {
                 u32 *arrivals = a.arrivals + column * SLICES + rank;
                 *last_one = atomicAdd(arrivals, 1) + 1 == cut.groups;
                 if (*last_one) *arrivals = 0;
             }
-            meet_some<4, ADDERS>();
+            meet_some<2, ADDERS>();
             if (*last_one) {
                 __threadfence();
                 for (u32 unit = column; unit < units; unit += columns) {
@@ -196,12 +199,12 @@ template <int ROWS, int BUFFERS, bool GATED> __device__ void middle(const Projec
         }
     } else {
         u64 policy = evict_first();
-        u32 item = 0;
+        u32 item = 0, filled = full;
         for (u32 unit = column; unit < units; unit += columns) {
             for (u32 visit = 0; visit < visits; visit++, item++) {
                 u32 stage = item % a.stages, count = min((u32)VISIT_BLOCKS, blocks - visit * VISIT_BLOCKS);
                 if (item >= a.stages) barrier_wait(empty + stage * 8, (item / a.stages + 1) & 1);
-                if (lane == 0) barrier_expect(full + stage * 8, UNIT_TILES * count * BLOCK_BYTES);
+                if (lane == 0) barrier_expect(filled + stage * 8, UNIT_TILES * count * BLOCK_BYTES);
                 __syncwarp();
                 if (lane < UNIT_TILES) {
                     size_t block = (size_t)min(tile_of(unit, lane), tiles - 1) * cut.blocks + start + visit * VISIT_BLOCKS;
@@ -209,12 +212,13 @@ template <int ROWS, int BUFFERS, bool GATED> __device__ void middle(const Projec
                     const u8 *from = a.weight + block * BLOCK_BYTES;
                     // Rows that come in several passes read the weights again.
                     if (a.last_pass) {
-                        copy_weights(to, from, count * BLOCK_BYTES, full + stage * 8, policy);
+                        copy_weights(to, from, count * BLOCK_BYTES, filled + stage * 8, policy);
                     } else {
-                        copy_input(to, reinterpret_cast<const u16 *>(from), count * BLOCK_BYTES, full + stage * 8);
+                        copy_input(to, reinterpret_cast<const u16 *>(from), count * BLOCK_BYTES, filled + stage * 8);
                     }
                 }
             }
+            filled ^= full ^ (full + MOST_VISITS * 8);
         }
         wait_for_inputs();
     }

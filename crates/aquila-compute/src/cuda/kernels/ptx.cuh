@@ -124,13 +124,12 @@ __device__ __forceinline__ u32 of_block(u32 address, u32 rank) {
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
     return there;
 }
-__device__ __forceinline__ float4 load_cluster(u32 address) {
-    float4 v;
-    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(address)
+// Sends 16 bytes, which the barrier there counts when they have come.
+__device__ __forceinline__ void send_cluster(u32 address, float4 v, u32 barrier, u32 rank) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(
+                     of_block(address, rank)),
+                 "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(of_block(barrier, rank))
                  : "memory");
-    return v;
 }
 // Tells the thread block of this rank, behind all that this thread has seen and done.
 __device__ __forceinline__ void barrier_tell(u32 barrier, u32 rank) {

@@ -286,7 +286,9 @@ pub fn check(
         checks.projection(64, 4128, &[5, 16, 20, 66])?;
         // So many units that rings go around and warpgroups take turns.
         checks.projection(400, 4096, &[20, 40, 66])?;
-        checks.norm(301, 3)?;
+        for width in [301, 4096, 4104, 8200] {
+            checks.norm(width, 3)?;
+        }
         checks.by_value(301, 3)?;
         for window in [None, Some(1), Some(100), Some(130)] {
             checks.attention(heads(6, 2, 24), true, window, &[130, 3, 257])?;
@@ -313,7 +315,7 @@ pub fn check(
             &[1024, 1, 2, 4, 8, 11, 16, 24, 32, 48, 64, 100, 256, 512],
         )?;
     }
-    for width in [8, 64, 301, 4096, 5000] {
+    for width in [8, 64, 301, 4096, 5000, 8200] {
         for rows in [1, 7, 1024] {
             checks.norm(width, rows)?;
             checks.by_value(width, rows)?;

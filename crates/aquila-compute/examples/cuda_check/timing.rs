@@ -51,8 +51,8 @@ pub fn projections(b: &CudaBackend, random: &mut Random) -> Result<()> {
         let copies: Vec<_> = (0..copies)
             .map(|_| b.pack(std::slice::from_ref(&tensor), WeightFormat::Bf16))
             .collect::<Result<_>>()?;
-        let counts = [1, 2, 4, 8, 16, 32, 64, 128, 512, 2048];
-        for rows in counts.into_iter().filter(|&rows| rows <= 64 || name != "head") {
+        let counts = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048];
+        for rows in counts.into_iter().filter(|&rows| rows <= 256 || name != "head") {
             let input = b.rows_of(inputs, &random.values(rows * inputs, Kind::Even))?;
             let mut both = b.rows(rows, outputs)?;
             let mut out = b.rows(rows, outputs / 2)?;

@@ -18,7 +18,7 @@ const STAGE_BYTES: usize = 4096;
 /// Stages beyond these do not make a ring faster.
 const STAGES: usize = 4;
 /// Rows that launches of `project_middle.cu` take at most before tiles are as fast.
-const MOST_MIDDLE_ROWS: usize = 384;
+const MOST_MIDDLE_ROWS: usize = 4096;
 /// Outputs of one unit of `project_middle.cu`, bytes of one stage of its ring, and stages at most.
 const UNIT_OUTPUTS: usize = 64;
 const VISIT_BYTES: usize = 16 << 10;

@@ -85,6 +85,42 @@ template <int LANES> __device__ __forceinline__ float fold_max(float x) {
     return x;
 }
 
+// The factor of a root-mean-square norm of a row whose squares have this sum.
+__device__ __forceinline__ float norm_scale(float squares, u32 width, float epsilon) {
+    return 1.0f / sqrtf(squares / (float)width + epsilon);
+}
+
+// The norm of a row by tensor cores' arithmetic adds squares in NORM_LANES lanes, one a thread: element
+// i goes to lane i mod NORM_LANES.
+#define NORM_LANES 256
+
+// This thread's values of a row, zeros beyond its width.
+template <int EACH> __device__ __forceinline__ void load_lane(float (&x)[EACH], const float *row, u32 width) {
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        u32 i = e * NORM_LANES + threadIdx.x;
+        x[e] = i < width ? row[i] : 0.0f;
+    }
+}
+template <int EACH> __device__ __forceinline__ void add_squares(const float (&x)[EACH], float &sum) {
+#pragma unroll
+    for (int e = 0; e < EACH; e++) sum = fmaf(x[e], x[e], sum);
+}
+
+// Adds up NORM_LANES lanes in shared memory as `fold` does those of a warp; every warp does all of it,
+// so that none waits for another.
+__device__ __forceinline__ float fold_lanes(const float *lanes) {
+    float x[NORM_LANES / 32];
+#pragma unroll
+    for (int e = 0; e < NORM_LANES / 32; e++) x[e] = lanes[e * 32 + threadIdx.x % 32];
+#pragma unroll
+    for (int step = NORM_LANES / 64; step > 0; step >>= 1) {
+#pragma unroll
+        for (int e = 0; e < step; e++) x[e] += x[e + step];
+    }
+    return fold<32>(x[0]);
+}
+
 // The positions that a row sees: those of its span that are within the window.
 struct Seen {
     u32 first, end;

@@ -20,83 +20,111 @@ template <typename T> __device__ void embed(const EmbedArgs &a) {
 extern "C" __global__ void embed_bf16(EmbedArgs a) { embed<Bf16>(a); }
 extern "C" __global__ void embed_f32(EmbedArgs a) { embed<float>(a); }
 
-// The factor of a root-mean-square norm, in a thread block of LANES threads or more: element i goes
-// to lane i mod LANES.
-template <int LANES> __device__ float norm_scale(const float *x, u32 width, float epsilon) {
-    __shared__ float lanes[LANES];
-    u32 thread = threadIdx.x;
-    float sum = 0.0f;
-    if (thread < LANES) {
-        for (u32 i = thread; i < width; i += LANES) sum = fmaf(x[i], x[i], sum);
-        lanes[thread] = sum;
-    }
-#pragma unroll
-    for (int half = LANES / 2; half > 0; half >>= 1) {
-        __syncthreads();
-        if (thread < half) lanes[thread] += lanes[thread + half];
-    }
-    __syncthreads();
-    return 1.0f / sqrtf(lanes[0] / (float)width + epsilon);
-}
-
-template <int LANES> __device__ void rms_norm(const NormArgs &a) {
+// A norm whose squares are added in 16 lanes, as on the CPU: element i goes to lane i mod 16.
+extern "C" __global__ void rms_norm_plain(NormArgs a) {
+    __shared__ float scale;
     begin();
     u32 row = blockIdx.x;
     const float *in = a.in.values + (size_t)row * a.in.stride;
-    float scale = norm_scale<LANES>(in, a.width, a.epsilon);
+    if (threadIdx.x < 32) {
+        float sum = 0.0f;
+        for (u32 i = threadIdx.x; threadIdx.x < 16 && i < a.width; i += 16) sum = fmaf(in[i], in[i], sum);
+        sum = fold<16>(sum);
+        if (threadIdx.x == 0) scale = norm_scale(sum, a.width, a.epsilon);
+    }
+    __syncthreads();
     for (u32 i = threadIdx.x; i < a.width; i += blockDim.x) put(a.out, row, i, (in[i] * scale) * a.weight[i]);
 }
-extern "C" __global__ void rms_norm_plain(NormArgs a) { rms_norm<16>(a); }
-extern "C" __global__ void rms_norm_tensor(NormArgs a) { rms_norm<256>(a); }
 
-// One warp per head of queries, of keys or of values. The norm of a head adds up in LANES lanes.
+// The same in NORM_LANES lanes, which are the threads of the block. A pass of few rows waits for
+// nothing but this, so all loads are under way at once, weights before the row is there, and a row is
+// read once. Of a row wider than EACH values a thread, what comes behind those is read again.
+template <int EACH> __device__ void rms_norm(const NormArgs &a) {
+    __shared__ float lanes[NORM_LANES];
+    u32 row = blockIdx.x, thread = threadIdx.x;
+    const float *in = a.in.values + (size_t)row * a.in.stride;
+    let_next_begin();
+    float w[EACH], x[EACH], sum = 0.0f;
+    load_lane(w, a.weight, a.width);
+    wait_for_inputs();
+    load_lane(x, in, a.width);
+    add_squares(x, sum);
+    for (u32 i = EACH * NORM_LANES + thread; i < a.width; i += NORM_LANES) sum = fmaf(in[i], in[i], sum);
+    lanes[thread] = sum;
+    __syncthreads();
+    float scale = norm_scale(fold_lanes(lanes), a.width, a.epsilon);
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        u32 i = e * NORM_LANES + thread;
+        if (i < a.width) put(a.out, row, i, (x[e] * scale) * w[e]);
+    }
+    for (u32 i = EACH * NORM_LANES + thread; i < a.width; i += NORM_LANES)
+        put(a.out, row, i, (in[i] * scale) * a.weight[i]);
+}
+extern "C" __global__ void __launch_bounds__(NORM_LANES) rms_norm_tensor(const __grid_constant__ NormArgs a) {
+    if (a.width <= 16 * NORM_LANES) {
+        rms_norm<16>(a);
+    } else {
+        rms_norm<32>(a);
+    }
+}
+
+// One warp per head of queries, of keys or of values. The norm of a head adds up in LANES lanes. What
+// does not depend on each other is read before any of it is used: a pass waits for nothing but this.
 template <typename T, int LANES> __device__ void write_kv(const WriteKvArgs &a) {
+    constexpr int EACH = 4;  // values or pairs of a lane at a time
     begin();
     u32 lane = threadIdx.x % 32, head = blockIdx.x * 4 + threadIdx.x / 32, row = blockIdx.y;
     u32 turned = a.heads + a.kv_heads, d = a.head_dim;
-    if (row >= a.plan.counts[0] || head >= turned + a.kv_heads) return;
-    u32 column = head * d;
-    const float *x = a.qkv.values + (size_t)row * a.qkv.stride + column;
-    u32 slot = a.plan.writes[row];
+    u32 rows = a.plan.counts[0], slot = a.plan.writes[row], position = a.plan.positions[row];
+    if (row >= rows || head >= turned + a.kv_heads) return;
     if (slot >= a.slots && head >= a.heads) return;
+    bool query = head < a.heads, value = head >= turned;
+    u32 column = head * d, half = value ? 0 : a.half;
+    const float *x = a.qkv.values + (size_t)row * a.qkv.stride + column;
     size_t kv_row = (size_t)slot * a.kv_heads;
-    if (head >= turned) {
-        T *out = static_cast<T *>(a.values) + (kv_row + head - turned) * d;
-        for (u32 i = lane; i < d; i += 32) narrow(x[i], out + i);
-        return;
-    }
-    bool query = head < a.heads;
-    T *key = static_cast<T *>(a.keys) + (query ? 0 : (kv_row + head - a.heads) * d);
-    const float *weight = query ? a.query_norm : a.key_norm;
+    T *out = value ? static_cast<T *>(a.values) + (kv_row + head - turned) * d
+                   : static_cast<T *>(a.keys) + (query ? 0 : (kv_row + head - a.heads) * d);
+    auto write = [&](u32 i, float result) {
+        if (query) {
+            put(a.qkv, row, column + i, result);
+        } else {
+            narrow(result, out + i);
+        }
+    };
+    const float *weight = value ? nullptr : query ? a.query_norm : a.key_norm;
     float scale = 1.0f;
     if (weight) {
         float sum = 0.0f;
         for (u32 i = lane; lane < LANES && i < d; i += LANES) sum = fmaf(x[i], x[i], sum);
-        sum = __shfl_sync(FULL, fold<LANES>(sum), 0);
-        scale = 1.0f / sqrtf(sum / (float)d + a.epsilon);
+        scale = norm_scale(__shfl_sync(FULL, fold<LANES>(sum), 0), d, a.epsilon);
     }
-    size_t angles = (size_t)min(a.plan.positions[row], a.positions - 1) * a.half;
-    for (u32 i = lane; i < d; i += 32) {
-        // Pairs that turn are done by the lane of their first element.
-        if (i >= a.half && i < 2 * a.half) continue;
-        float low = weight ? (x[i] * scale) * weight[i] : x[i];
-        if (i < a.half) {
-            u32 j = i + a.half;
-            float high = weight ? (x[j] * scale) * weight[j] : x[j];
-            float cos = a.cos[angles + i], sin = a.sin[angles + i];
-            float second = fmaf(high, cos, low * sin);
-            low = fmaf(low, cos, -(high * sin));
-            if (query) {
-                put(a.qkv, row, column + j, second);
-            } else {
-                narrow(second, key + j);
-            }
+    auto normed = [&](u32 i) { return weight ? (x[i] * scale) * weight[i] : x[i]; };
+    size_t angles = (size_t)min(position, a.positions - 1) * a.half;
+    for (u32 first = lane; first < half; first += EACH * 32) {
+        float low[EACH], high[EACH], cos[EACH], sin[EACH];
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            u32 i = first + e * 32;
+            if (i < half) low[e] = normed(i), high[e] = normed(i + half), cos[e] = a.cos[angles + i], sin[e] = a.sin[angles + i];
         }
-        if (query) {
-            put(a.qkv, row, column + i, low);
-        } else {
-            narrow(low, key + i);
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            u32 i = first + e * 32;
+            if (i >= half) break;
+            write(i, fmaf(low[e], cos[e], -(high[e] * sin[e])));
+            write(i + half, fmaf(high[e], cos[e], low[e] * sin[e]));
         }
+    }
+    // What does not turn.
+    for (u32 first = 2 * half + lane; first < d; first += EACH * 32) {
+        float kept[EACH];
+#pragma unroll
+        for (int e = 0; e < EACH; e++)
+            if (first + e * 32 < d) kept[e] = normed(first + e * 32);
+#pragma unroll
+        for (int e = 0; e < EACH; e++)
+            if (first + e * 32 < d) write(first + e * 32, kept[e]);
     }
 }
 extern "C" __global__ void write_kv_plain_bf16(WriteKvArgs a) { write_kv<Bf16, 16>(a); }

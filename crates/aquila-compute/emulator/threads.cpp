@@ -164,14 +164,20 @@ void run_cluster(Cluster &cluster, bool anew) {
     std::vector<uint8_t> untouched;
     if (cluster.blocks.size() > 1 && fixed > 0) untouched.assign(__start_emulated_shared, __stop_emulated_shared);
     if (random_bits() % 4 == 0) shuffle(cluster.unstarted);
+    // Warps that stay behind the others for as long as those get on.
+    uint64_t slow = 0;
+    progress = true;
     while (cluster.live > 0) {
+        bool all = !progress;
         progress = false;
+        if (random_bits() % 64 == 0) slow = random_bits() % 2 ? random_bits() & random_bits() : 0;
         // Those that wait are asked in any order whether they still have to.
         if (random_bits() % 4 == 0) shuffle(cluster.waiting);
         size_t left = 0;
         for (size_t i = 0; i < cluster.waiting.size(); i++) {
             current = cluster.waiting[i];
-            emulator_switch(&scheduler_stack, current->stack_pointer);
+            uint32_t warp = current->block->rank * 13 + current->index.x / 32;
+            if (all || !(slow >> warp % 64 & 1)) emulator_switch(&scheduler_stack, current->stack_pointer);
             if (!cluster.waiting[i]->done) cluster.waiting[left++] = cluster.waiting[i];
         }
         cluster.waiting.resize(left);
@@ -181,7 +187,7 @@ void run_cluster(Cluster &cluster, bool anew) {
         }
         current = nullptr;
         bool copied = complete_copies(!progress);
-        if (!progress && !copied) {
+        if (!progress && !copied && all) {
             current = cluster.waiting.back();
             wrong("its threads wait for each other for ever");
         }

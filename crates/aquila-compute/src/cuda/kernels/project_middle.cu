@@ -43,8 +43,8 @@ template <int ROWS, int BUFFERS, bool GATED> __device__ void middle(const Projec
     u32 ring = inputs + SLICE_STEPS * ROWS * 32;
     float *sums = reinterpret_cast<float *>(shared + SLICE_STEPS * ROWS * 32 + a.stages * VISIT_BYTES);
     u64 *barriers = reinterpret_cast<u64 *>(sums + BUFFERS * SUMS);
-    // A stage is full for one of the warpgroups, each of which has a barrier for it: one that saw only
-    // some of the phases of a barrier could not tell them apart.
+    // A stage is full for one of the warpgroups, and a buffer read for one, each of which has barriers
+    // of its own: one that saw only some of the phases of a barrier could not tell them apart.
     u32 full = shared_address(barriers), empty = full + 2 * MOST_VISITS * 8, ready = empty + MOST_VISITS * 8, read = ready + 16;
     u32 *last_one = reinterpret_cast<u32 *>(barriers + 3 * MOST_VISITS + 4);
 
@@ -65,7 +65,7 @@ template <int ROWS, int BUFFERS, bool GATED> __device__ void middle(const Projec
             barrier_init(full + s * 8, 1), barrier_init(full + (MOST_VISITS + s) * 8, 1);
             barrier_init(empty + s * 8, UNIT_TILES);
         }
-        for (u32 b = 0; b < BUFFERS; b++) barrier_init(ready + b * 8, 1), barrier_init(read + b * 8, SLICES);
+        for (u32 b = 0; b < 2; b++) barrier_init(ready + b * 8, 1), barrier_init(read + b * 8, SLICES);
         publish_barriers();
     }
     __syncwarp();
@@ -84,7 +84,8 @@ template <int ROWS, int BUFFERS, bool GATED> __device__ void middle(const Projec
         publish_to_multiplying();
         meet_some<1, MULTIPLIERS>();
 
-        u32 warpgroup = warp / UNIT_TILES, tile = warp % UNIT_TILES, phases = 0;  // a bit for each stage
+        u32 warpgroup = warp / UNIT_TILES, tile = warp % UNIT_TILES;
+        u32 phases = 0;  // of the stages, a bit each
         full += warpgroup * MOST_VISITS * 8;
         for (u32 i = warpgroup; i < mine; i += 2) {
             float c[ROWS / 8][4];
@@ -104,8 +105,8 @@ template <int ROWS, int BUFFERS, bool GATED> __device__ void middle(const Projec
                 __syncwarp();
                 if (lane == 0) barrier_arrive(empty + stage * 8);
             }
-            u32 b = i % BUFFERS, turn = i / BUFFERS;
-            if (turn > 0) barrier_hear(read + b * 8, (turn - 1) & 1);
+            u32 b = i % BUFFERS;
+            if (i >= BUFFERS) barrier_hear(read + (i - BUFFERS) % 2 * 8, (i - BUFFERS) / 2 & 1);
 #pragma unroll
             for (int n = 0; n < ROWS / 8; n++) {
                 u32 cell = tile * (ROWS / 8) + n, item = cell % ALL_ITEMS, to = (rank * ITEMS + item % ITEMS) * PARTS + cell / ALL_ITEMS;
@@ -155,7 +156,7 @@ template <int ROWS, int BUFFERS, bool GATED> __device__ void middle(const Projec
                 }
             }
             meet_some<2, ADDERS>();
-            if (thread - MULTIPLIERS < SLICES) barrier_tell(read + b * 8, thread - MULTIPLIERS);
+            if (thread - MULTIPLIERS < SLICES) barrier_tell(read + i % 2 * 8, thread - MULTIPLIERS);
 #pragma unroll
             for (int turn = 0; turn < TURNS; turn++) {
                 if (turn * 4 + adder >= ITEMS) continue;

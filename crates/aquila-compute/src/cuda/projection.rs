@@ -19,12 +19,12 @@ const STAGE_BYTES: usize = 4096;
 const STAGES: usize = 4;
 /// Rows that launches of `project_middle.cu` take at most before tiles are as fast.
 const MOST_MIDDLE_ROWS: usize = 4096;
-/// Outputs of one unit of `project_middle.cu`, bytes of one stage of its ring, and stages at most.
+/// Outputs of one unit of `project_middle.cu`, and stages of its ring at most.
 const UNIT_OUTPUTS: usize = 64;
-const VISIT_BYTES: usize = 16 << 10;
 const VISITS: usize = 8;
-/// Words of 8 bytes that `project_middle.cu` has for barriers.
-const MIDDLE_BARRIERS: usize = 3 * VISITS + 5;
+/// Of each size of `MIDDLE_ROWS`: bytes of one stage, and buffers of a unit's sums.
+const VISIT_BYTES: [usize; 3] = [16 << 10, 16 << 10, 8 << 10];
+const BUFFERS: [usize; 3] = [4, 4, 2];
 /// Rows of the small tile of `project_wide.cu`, and outputs of both tiles.
 const WIDE_ROWS: [usize; 2] = [64, 128];
 const WIDE_OUTPUTS: [usize; 2] = [32, 128];
@@ -192,12 +192,11 @@ impl Projections {
             for first in (0..rows).step_by(MIDDLE_ROWS[2]) {
                 let count = MIDDLE_ROWS[2].min(rows - first);
                 let size = MIDDLE_ROWS.iter().position(|&most| count <= most).unwrap_or(2);
-                // The sums of two units, of the most rows of one.
-                let buffers = if size < 2 { 2 } else { 1 };
-                let of_row = buffers * UNIT_OUTPUTS * 4 + GROUP / SLICES * 2 * PAIR;
-                let fixed = MIDDLE_ROWS[size] * of_row + MIDDLE_BARRIERS * 8;
-                let stages = ((self.shared_bytes - fixed) / VISIT_BYTES).min(VISITS);
-                let shared = fixed + stages * VISIT_BYTES;
+                let of_row = BUFFERS[size] * UNIT_OUTPUTS * 4 + GROUP / SLICES * 2 * PAIR;
+                let barriers = (4 * VISITS + 2 * BUFFERS[size] + 1) * 8;
+                let fixed = MIDDLE_ROWS[size] * of_row + barriers;
+                let stages = ((self.shared_bytes - fixed) / VISIT_BYTES[size]).min(VISITS);
+                let shared = fixed + stages * VISIT_BYTES[size];
                 let units = tiles.div_ceil(UNIT_OUTPUTS / TILE);
                 let columns = (clusters / groups).clamp(1, units);
                 (arguments.input, arguments.out) = (input.parts_from(first), out.parts_from(first));

@@ -40,6 +40,7 @@ const Kernel KERNELS[] = {
     KERNEL(tell_logprobs), KERNEL(write_kv_plain_bf16), KERNEL(write_kv_plain_f32), KERNEL(write_kv_tensor),
 #if __CUDA_ARCH__ >= 900
     KERNEL(project_skinny_16), KERNEL(project_skinny_8), KERNEL(project_skinny_gated_16), KERNEL(project_skinny_gated_8),
+    KERNEL(project_many), KERNEL(project_many_groups), KERNEL(project_many_gated), KERNEL(project_many_gated_groups),
     CLUSTERS(project_middle_32), CLUSTERS(project_middle_64), CLUSTERS(project_middle_128),
     CLUSTERS(project_middle_gated_32), CLUSTERS(project_middle_gated_64), CLUSTERS(project_middle_gated_128),
 #endif

@@ -152,6 +152,9 @@ inline void barrier_hear(u32 barrier, u32 phase) { barrier_wait(barrier, phase);
 inline void meet_cluster() { emulator::meet_cluster_threads(); }
 template <int NUMBER, int THREADS> inline void meet_some() { emulator::meet(emulator::current->block->some[NUMBER], THREADS); }
 
+template <int COUNT> inline void give_registers() {}
+template <int COUNT> inline void take_registers() {}
+
 inline u64 matrices_at(u32 address, u32 to_next_inputs, u32 to_next_rows) {
     if (address % 16 || to_next_inputs % 16 || to_next_rows % 16) emulator::wrong("factors that are not aligned");
     return (address & 0x3ffff) >> 4 | (u64)(to_next_inputs >> 4) << 16 | (u64)(to_next_rows >> 4) << 32;

@@ -282,8 +282,8 @@ pub fn check(
     let mut checks = Checks { b, random, findings };
     let heads = |heads, kv_heads, head_dim| HeadShape { heads, kv_heads, head_dim };
     if small {
-        checks.projection(96, 301, &[1, 8, 13, 17, 70])?;
-        checks.projection(64, 4128, &[5, 16, 20, 66])?;
+        checks.projection(96, 301, &[1, 8, 13, 17, 70, 150])?;
+        checks.projection(64, 4128, &[5, 16, 20, 66, 130])?;
         // So many units that rings go around and warpgroups take turns.
         checks.projection(400, 4096, &[20, 40, 66])?;
         for width in [301, 4096, 4104, 8200] {

@@ -83,6 +83,8 @@ pub(super) struct TensorProjections {
     /// For up to 32, 64 and 128 rows, and those of gates and ups, with the clusters that a device
     /// runs at a time; Hopper's alone.
     pub(super) middle: Option<([[Kernel; 3]; 2], usize)>,
+    /// For more rows, and those of gates and ups; with one group of inputs and with more; Hopper's alone.
+    pub(super) many: Option<[[Kernel; 2]; 2]>,
     /// For tiles of 64 and of 128 rows; with one group of inputs and with more.
     pub(super) wide: [[Kernel; 2]; 2],
 }
@@ -270,6 +272,13 @@ impl Kernels {
                 Some((kernels, clusters))
             }
         };
+        let many = match load("project_many") {
+            Err(_) => None,
+            Ok(_) => Some([
+                two("project_many", ["", "_groups"])?,
+                two("project_many_gated", ["", "_groups"])?,
+            ]),
+        };
         let steps = Steps {
             admit: load("admit")?,
             change_slots: load("change_slots")?,
@@ -311,6 +320,7 @@ impl Kernels {
             project_tensor: TensorProjections {
                 skinny,
                 middle,
+                many,
                 wide: [
                     two("project_wide_64", ["", "_many"])?,
                     two("project_wide_128", ["", "_many"])?,

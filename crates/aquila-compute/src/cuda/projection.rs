@@ -17,14 +17,21 @@ const SKINNY_ROWS: usize = 16;
 const STAGE_BYTES: usize = 4096;
 /// Stages beyond these do not make a ring faster.
 const STAGES: usize = 4;
-/// Rows that launches of `project_middle.cu` take at most before tiles are as fast.
-const MOST_MIDDLE_ROWS: usize = 4096;
+/// Rows beyond which `project_many.cu` is faster than `project_middle.cu`.
+const MOST_MIDDLE_ROWS: usize = 128;
 /// Outputs of one unit of `project_middle.cu`, and stages of its ring at most.
 const UNIT_OUTPUTS: usize = 64;
 const VISITS: usize = 8;
 /// Of each size of `MIDDLE_ROWS`: bytes of one stage, and buffers of a unit's sums.
 const VISIT_BYTES: [usize; 3] = [16 << 10, 16 << 10, 8 << 10];
 const BUFFERS: [usize; 3] = [4, 4, 2];
+/// Rows and tiles of outputs of a thread block of `project_many.cu`, its stages, the blocks of inputs of
+/// one, and its threads.
+const MANY_ROWS: usize = 128;
+const MANY_TILES: usize = 8;
+const MANY_STAGES: usize = 6;
+const MANY_BLOCKS: usize = 2;
+const MANY_THREADS: u32 = 384;
 /// Rows of the small tile of `project_wide.cu`, and outputs of both tiles.
 const WIDE_ROWS: [usize; 2] = [64, 128];
 const WIDE_OUTPUTS: [usize; 2] = [32, 128];
@@ -88,7 +95,7 @@ impl Projections {
         weight.layout == Layout::Tiles
             && weight.outputs.is_multiple_of(2 * TILE)
             && (rows <= SKINNY_ROWS && kernels.skinny.is_some()
-                || rows <= MOST_MIDDLE_ROWS && kernels.middle.is_some())
+                || kernels.middle.is_some() && kernels.many.is_some())
     }
 
     /// Projects, and gates what comes out where asked to.
@@ -210,6 +217,23 @@ impl Projections {
                 }
             }
             return Ok(());
+        }
+        if let Some(many) = &kernels.many {
+            let kernel = &many[usize::from(gated)][usize::from(groups > 1)];
+            let units = if gated {
+                (tiles / 2).div_ceil(MANY_TILES / 2)
+            } else {
+                tiles.div_ceil(MANY_TILES)
+            };
+            // Thread blocks that read the same weights run at the same time.
+            let grid = [rows.div_ceil(MANY_ROWS), units, 1];
+            let ups = if gated { MANY_ROWS * MANY_TILES / 2 * TILE * 4 } else { 0 };
+            let stage = (MANY_TILES * TILE + MANY_ROWS) * MANY_BLOCKS * 2 * PAIR;
+            let shared = MANY_STAGES * (stage + 2 * 8) + ups;
+            // SAFETY: input, bias and result were checked.
+            return unsafe {
+                device.launch(kernel, grid, MANY_THREADS, shared, &arguments, &names)
+            };
         }
         if gated {
             return Err(Error::Device("gates of many rows are not computed in one launch".into()));

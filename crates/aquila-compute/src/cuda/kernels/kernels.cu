@@ -12,6 +12,7 @@
 #include "pack.cu"
 #include "plain.cu"
 #include "plans.cu"
+#include "project_many.cu"
 #include "project_middle.cu"
 #include "project_skinny.cu"
 #include "project_wide.cu"

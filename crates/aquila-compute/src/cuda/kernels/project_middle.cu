@@ -17,21 +17,6 @@
 #define MIDDLE_THREADS (MULTIPLIERS + ADDERS + 32)
 #define SLICE_STEPS (2 * GROUP / SLICES)  // steps of 16 inputs of a slice at most
 
-// Adds the products of some blocks of one tile of weights a warp, which lie at `from`, and of the rows at
-// `x`. Once the weights are in registers, `release` is told, if it is a barrier.
-template <int BLOCKS, int ROWS> __device__ __forceinline__ void multiply_blocks(float (&c)[ROWS / 8][4], u32 from, u32 x, u32 release) {
-    uint4 w[2 * BLOCKS];
-#pragma unroll
-    for (int s = 0; s < 2 * BLOCKS; s++) w[s] = load_shared(from + s * BLOCK_BYTES / 2);
-    __syncwarp();
-    if (release && threadIdx.x % 32 == 0) barrier_arrive(release);
-    begin_multiplying();
-#pragma unroll
-    for (int s = 0; s < 2 * BLOCKS; s++) multiply_group<ROWS>(c, w[s], matrices_at(x + s * ROWS * 32, ROWS * 16, 128), true);
-    commit_multiplying();
-    wait_for_multiplying<0>(c);
-}
-
 // Waits until at most so many groups of copies of this thread are under way.
 __device__ __forceinline__ void wait_for_copies_but(u32 left) {
     switch (left) {

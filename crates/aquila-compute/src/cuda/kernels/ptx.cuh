@@ -155,6 +155,10 @@ template <int NUMBER, int THREADS> __device__ __forceinline__ void meet_some() {
     asm volatile("bar.sync %0, %1;" ::"n"(NUMBER), "n"(THREADS) : "memory");
 }
 
+// The registers that each thread of a warpgroup has: fewer or more than it began with.
+template <int COUNT> __device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+template <int COUNT> __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+
 // Multiplications by a warpgroup, four warps whose first has a number that four divides. They are
 // begun, committed, and waited for; until then nobody may touch the sums, the first factors or the
 // shared memory of the second.

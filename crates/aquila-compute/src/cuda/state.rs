@@ -19,8 +19,9 @@ use crate::{DraftIds, Error, Result};
 
 /// Thread blocks that share a row of logits at most.
 pub(super) const MOST_PARTS: usize = 32;
-/// Buckets of `choose.cu`, twice for each output.
-pub(super) const BUCKETS: usize = 1024;
+/// Largest values and listed tokens of a row of `choose.cu`, both twice for each output.
+pub(super) const MAXIMA: usize = 256;
+pub(super) const LISTED: usize = 2048;
 /// Positions of the shortest context that passes which may be captured are enqueued for; longer
 /// ones come in powers of two.
 const SHORTEST: usize = 1024;

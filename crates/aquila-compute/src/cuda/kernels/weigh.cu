@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(WEIGHERS) draw(const __grid_constan
     u32 place = row.task.place;
     u32 to = a.level ? drawn_of_level(s, place, offered_of(s, query.row)[query.node].depth, o - row.first_query) : drawn_of_seed(s, place);
     float *weights = s.drawn + (size_t)to * s.vocabulary;
-    Question q = question(s, a.logits, a.ids, a.size, a.draft, a.level, o, 0, a.size, reinterpret_cast<u32 *>(dynamic_shared()));
+    Question q = question(s, a.logits, a.ids, a.size, a.draft, a.level, o, whole_row(), reinterpret_cast<u32 *>(dynamic_shared()));
     Filtered kept(s, q, o);
     // Where nothing is possible, the lowest token is certain, whether the draft knows it or not.
     u32 certain = kept.nothing ? lowest_allowed(sequence, q.mask, q.banned, s.vocabulary) : NONE;
@@ -174,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(WEIGHERS) accept_weighed(const __gr
     while (true) {
         u32 depth = length - 1, o = row.first_output + node;
         u64 coins = noise_key(seed ^ ACCEPT_STREAM, sequence.choice, position + depth);
-        Question q = question(s, a.logits, nullptr, a.size, 0, 0, o, 0, a.size, reinterpret_cast<u32 *>(dynamic_shared()));
+        Question q = question(s, a.logits, nullptr, a.size, 0, 0, o, whole_row(), reinterpret_cast<u32 *>(dynamic_shared()));
         Filtered kept(s, q, o);
         u32 only = NONE;
         if (q.how->greedy) {

@@ -169,7 +169,8 @@ impl CudaState {
         // The largest power of two of so many.
         let parts = 1 << shared.ilog2();
         let (by_part, by_output) = ([parts, outputs, 1], [outputs, 1, 1]);
-        let (of_part, of_row) = (question_bytes(size.div_ceil(RUN * parts) * RUN), question_bytes(size));
+        let (of_part, of_row) =
+            (question_bytes(size.div_ceil(RUN * parts) * RUN), question_bytes(size));
         let steps = &kernels.steps;
         // SAFETY: the logits have `outputs` rows, the state has room for as many queries, and kernels
         // look at no more than there are.

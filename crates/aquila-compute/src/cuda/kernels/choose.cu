@@ -338,7 +338,7 @@ template <bool RAW> struct Order {
 };
 
 // What top-k and top-p keep, the likeliest tokens, and totals.
-extern "C" __global__ void __launch_bounds__(CHOOSERS) rank(const __grid_constant__ ChooseArgs a) {
+extern "C" __global__ void __launch_bounds__(CHOOSERS, 3) rank(const __grid_constant__ ChooseArgs a) {
     begin();
     const State &s = a.state;
     u32 o = a.first + blockIdx.y, thread = threadIdx.x;
@@ -445,7 +445,7 @@ template <typename Act> __device__ __forceinline__ void each_score(const Questio
 }
 
 // The winner of each sampled row: the largest sum of quotient and noise among what is kept.
-extern "C" __global__ void __launch_bounds__(CHOOSERS) race(const __grid_constant__ ChooseArgs a) {
+extern "C" __global__ void __launch_bounds__(CHOOSERS, 3) race(const __grid_constant__ ChooseArgs a) {
     begin();
     const State &s = a.state;
     u32 o = a.first + blockIdx.y, thread = threadIdx.x;
@@ -480,7 +480,7 @@ extern "C" __global__ void __launch_bounds__(CHOOSERS) race(const __grid_constan
 }
 
 // The best of the tokens whose scores are nearly the winner's, for trees of sampled requests.
-extern "C" __global__ void __launch_bounds__(CHOOSERS) near(const __grid_constant__ ChooseArgs a) {
+extern "C" __global__ void __launch_bounds__(CHOOSERS, 3) near(const __grid_constant__ ChooseArgs a) {
     begin();
     const State &s = a.state;
     u32 o = a.first + blockIdx.y, thread = threadIdx.x;

@@ -46,6 +46,7 @@ inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
 inline double __longlong_as_double(long long x) { return bits_as<double>(x); }
 inline long long __double_as_longlong(double x) { return bits_as<long long>(x); }
 inline int __ffs(unsigned x) { return __builtin_ffs((int)x); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(unsigned x) { return x ? __builtin_clz(x) : 32; }
 inline unsigned long long __float2ull_rn(float x) { return (unsigned long long)llrintf(x); }
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned s) {

@@ -58,7 +58,8 @@ pub enum Logits {
 }
 
 impl Setting {
-    pub fn random(random: &mut Random) -> Self {
+    /// What is random of life `life`.
+    pub fn random(random: &mut Random, life: usize) -> Self {
         let draft = match random.below(5) {
             0 => Draft::None,
             1 => Draft::Layers { layers: 1 + random.below(4), chained: random.below(2) == 0 },
@@ -73,7 +74,7 @@ impl Setting {
             Draft::Layers { chained, .. } => Draft::Layers { layers: shape.steps(), chained },
             draft => draft,
         };
-        let vocabulary = [7, 40, 300, 5000, 20_000][random.below(5)];
+        let vocabulary = [7, 40, 300, 5000, 20_000][life % 5];
         // Rows that many thread blocks share, but few of them.
         let long = vocabulary > 5000;
         let some = random.below(3) == 0 && draft != Draft::None;
@@ -230,7 +231,7 @@ impl<'a> Life<'a> {
         let sampling = Sampling {
             temperature: if greedy { 0.0 } else { [0.1, 0.7, 1.0, 3.0][random.below(4)] },
             top_k: [0, 0, 1, 3, 50, 600, 100_000][random.below(7)],
-            top_p: [1.0, 1.0, 0.9, 0.3, 0.0][random.below(5)],
+            top_p: [1.0, 1.0, 0.95, 0.9, 0.3, 0.0][random.below(6)],
             min_p: [0.0, 0.0, 0.05, 0.9, 1.0][random.below(5)],
             repetition_penalty: if penalties { [1.0, 1.3, 0.8][random.below(3)] } else { 1.0 },
             presence_penalty: if penalties { 0.5 } else { 0.0 },

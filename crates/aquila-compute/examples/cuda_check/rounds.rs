@@ -304,7 +304,7 @@ pub fn check(
     };
     let on_cuda = |width: usize, values: &[f32]| cuda.rows_of(width, values);
     for life in 0..lives {
-        let setting = Setting::random(random);
+        let setting = Setting::random(random, life);
         let failed = findings.failed.len();
         let mut first = Player::new(&cpu, &setting, true, &on_cpu)?;
         let mut second = Player::new(cuda, &setting, false, &on_cuda)?;

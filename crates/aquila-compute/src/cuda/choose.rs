@@ -143,10 +143,10 @@ impl CudaState {
         let ids = self.draft_ids(device, ids)?;
         let size = logits.width;
         let telling = self.telling.addresses(tops);
-        let Needs { sampled, filtered, drawn } =
+        let Needs { greedy, sampled, filtered, drawn } =
             if target { self.round.target } else { self.round.draft };
         let several = !target && self.round.topk > 1;
-        let ranks = filtered || several || tops.is_some();
+        let ranks = filtered || (greedy && several) || tops.is_some();
         let arguments = ChooseArgs {
             state: self.of_piece(first),
             logits: rows_of_piece(logits, first),

@@ -319,8 +319,9 @@ impl CudaState {
             told_trees: _,
         } = &self.round;
         let needs = |needs: &Needs| {
-            let Needs { sampled, filtered, drawn } = *needs;
-            u64::from(sampled) | u64::from(filtered) << 1 | u64::from(drawn) << 2
+            let Needs { greedy, sampled, filtered, drawn } = *needs;
+            let bits = [greedy, sampled, filtered, drawn];
+            bits.iter().fold(0, |all, &bit| all << 1 | u64::from(bit))
         };
         let key = || {
             GraphKey(vec![

@@ -231,11 +231,12 @@ __device__ __forceinline__ Question question(const State &s, const Rows &logits,
 
 // Calls `act` with those values of a part of which `test`, which sees all of them, says so; RAW: before
 // anything changed them. `test` is short: several vectors of values are on their way at a time, and `act`
-// fetches its value once more. A thread of RUN / 4 meets its values in ascending order.
+// fetches its value once more. A thread meets its values in ascending order. Thread blocks that share a
+// row have RUN / 4 threads.
 #define VECTORS 4
 template <bool RAW, typename Test, typename Act> __device__ __forceinline__ void each_value(const Question &q, Test test, Act act) {
-    u32 step = RUN << q.part.log_parts;
-    for (u32 start = q.part.at * RUN + 4 * threadIdx.x; start < q.size; start += VECTORS * step) {
+    u32 run = 4 * blockDim.x, step = run << q.part.log_parts;
+    for (u32 start = q.part.at * run + 4 * threadIdx.x; start < q.size; start += VECTORS * step) {
         u32 found = 0;
         if (!RAW && (q.special || q.mask)) {
             for (u32 v = 0; v < 4 * VECTORS; v++) {
@@ -303,11 +304,12 @@ struct Filtered {
         limit = q.how->top_k > 0 || q.how->top_p < 1.0f ? s.limits[o] : NO_KEY;
     }
     __device__ __forceinline__ bool admits(float z, u32 token) const {
-        return z > NEG_INFINITY && (double)z - (double)max >= floor && key_of(z, token) <= limit;
+        if (!(z > NEG_INFINITY) || key_of(z, token) > limit) return false;
+        return floor == -INFINITY || (double)z - (double)max >= floor;
     }
-    __device__ __forceinline__ u64 units(const Question &q, u32 i) const {
-        float z = scaled(q.value(i), temperature);
-        return admits(z, q.token(i)) ? weight_units(z - max) : 0;
+    __device__ __forceinline__ u64 units(float value, u32 token) const {
+        float z = scaled(value, temperature);
+        return admits(z, token) ? weight_units(z - max) : 0;
     }
 };
 

@@ -99,8 +99,8 @@ impl Setting {
             },
             hidden: draft != Draft::None && random.below(3) > 0,
             parked_rows: [0, 2, 64][random.below(3)],
-            chunk: 1 + random.below(12),
-            rounds: if long { 8 } else { 12 + random.below(30) },
+            chunk: 1 + random.below(if long { 40 } else { 12 }),
+            rounds: if long { 10 } else { 12 + random.below(30) },
             simulate: match random.below(8) {
                 0 => Some(Simulate::Length {
                     mean: 1.0 + random.below(40) as f64 / 10.0,
@@ -228,9 +228,14 @@ impl<'a> Life<'a> {
         let vocabulary = setting.vocabulary;
         let token = |random: &mut Random| random.below(vocabulary) as u32;
         let penalties = random.below(3) == 0;
+        // Of long rows, more than the device lists is to be kept and told.
+        let (top_k, tops): (&[u32], &[usize]) = match vocabulary {
+            5000.. => (&[0, 0, 0, 50, 600], &[3, 300]),
+            _ => (&[0, 0, 1, 3, 50, 100_000], &[0, 1, 3, 20]),
+        };
         let sampling = Sampling {
             temperature: if greedy { 0.0 } else { [0.1, 0.7, 1.0, 3.0][random.below(4)] },
-            top_k: [0, 0, 1, 3, 50, 600, 100_000][random.below(7)],
+            top_k: top_k[random.below(top_k.len())],
             top_p: [1.0, 1.0, 0.95, 0.9, 0.3, 0.0][random.below(6)],
             min_p: [0.0, 0.0, 0.05, 0.9, 1.0][random.below(5)],
             repetition_penalty: if penalties { [1.0, 1.3, 0.8][random.below(3)] } else { 1.0 },
@@ -260,7 +265,7 @@ impl<'a> Life<'a> {
         }
         let likely = || Sampling { temperature: 0.0, ..sampling.clone() };
         let told = |random: &mut Random| match random.below(4) {
-            0 => Some([0, 1, 3, 20, 300][random.below(5)]),
+            0 => Some(tops[random.below(tops.len())]),
             _ => None,
         };
         RequestParams {

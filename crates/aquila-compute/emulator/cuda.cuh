@@ -46,6 +46,9 @@ inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
 inline double __longlong_as_double(long long x) { return bits_as<double>(x); }
 inline long long __double_as_longlong(double x) { return bits_as<long long>(x); }
 inline int __ffs(unsigned x) { return __builtin_ffs((int)x); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __clz(unsigned x) { return x ? __builtin_clz(x) : 32; }
+inline unsigned long long __float2ull_rn(float x) { return (unsigned long long)llrintf(x); }
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned s) {
     unsigned long long both = (unsigned long long)y << 32 | x;
     unsigned out = 0;
@@ -113,6 +116,10 @@ template <typename T> inline T __shfl_sync(unsigned, T x, unsigned lane) { retur
 template <typename T> inline T __shfl_down_sync(unsigned, T x, unsigned by) {
     unsigned lane = lane_of_thread();
     return shuffled(x, lane + by < 32 ? lane + by : lane);
+}
+template <typename T> inline T __shfl_up_sync(unsigned, T x, unsigned by) {
+    unsigned lane = lane_of_thread();
+    return shuffled(x, lane >= by ? lane - by : lane);
 }
 inline unsigned __ballot_sync(unsigned, bool vote) {
     unsigned word = vote, votes = 0;

@@ -27,7 +27,7 @@ namespace emulator {
 const Kernel KERNELS[] = {
     KERNEL(accept), KERNEL(accept_weighed), KERNEL(add), KERNEL(admit), KERNEL(attend_merge), KERNEL(attend_plain_bf16),
     KERNEL(attend_plain_f32), KERNEL(attend_tensor), KERNEL(begin_catch_up), KERNEL(begin_extend), KERNEL(begin_rows),
-    KERNEL(bucket), KERNEL(build_trees), KERNEL(change_slots), KERNEL(change_tables), KERNEL(clear_first),
+    KERNEL(build_trees), KERNEL(change_slots), KERNEL(change_tables), KERNEL(clear_first),
     KERNEL(compact_rows), KERNEL(compact_slots), KERNEL(copy_columns), KERNEL(draw), KERNEL(embed_bf16),
     KERNEL(embed_f32), KERNEL(gate), KERNEL(gather), KERNEL(group_pairs), KERNEL(grow), KERNEL(keep_states),
     KERNEL(mix_experts), KERNEL(move_rows), KERNEL(move_slots), KERNEL(near), KERNEL(pack), KERNEL(park_rows),

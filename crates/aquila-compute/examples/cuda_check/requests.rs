@@ -51,12 +51,15 @@ pub enum Logits {
     Ties,
     /// One value for all tokens.
     Flat,
+    /// The likeliest tokens one behind the other.
+    Sorted,
     /// Infinities, what is not a number, zeros of both signs.
     Odd,
 }
 
 impl Setting {
-    pub fn random(random: &mut Random) -> Self {
+    /// What is random of life `life`.
+    pub fn random(random: &mut Random, life: usize) -> Self {
         let draft = match random.below(5) {
             0 => Draft::None,
             1 => Draft::Layers { layers: 1 + random.below(4), chained: random.below(2) == 0 },
@@ -71,13 +74,15 @@ impl Setting {
             Draft::Layers { chained, .. } => Draft::Layers { layers: shape.steps(), chained },
             draft => draft,
         };
-        let vocabulary = [7, 40, 300, 5000][random.below(4)];
+        let vocabulary = [7, 40, 300, 5000, 20_000][life % 5];
+        // Rows that many thread blocks share, but few of them.
+        let long = vocabulary > 5000;
         let some = random.below(3) == 0 && draft != Draft::None;
         let ids = some.then(|| (0..vocabulary as u32).filter(|_| random.below(3) > 0).collect());
-        let longest = 24 + random.below(60);
+        let longest = 24 + random.below(if long { 6 } else { 60 });
         Self {
             seed: random.next(),
-            places: 1 + random.below(9),
+            places: 1 + random.below(if long { 2 } else { 9 }),
             longest,
             table: longest + 4 * shape.nodes().max(shape.draft_rows()) + 80,
             vocabulary,
@@ -94,8 +99,8 @@ impl Setting {
             },
             hidden: draft != Draft::None && random.below(3) > 0,
             parked_rows: [0, 2, 64][random.below(3)],
-            chunk: 1 + random.below(12),
-            rounds: 12 + random.below(30),
+            chunk: 1 + random.below(if long { 40 } else { 12 }),
+            rounds: if long { 10 } else { 12 + random.below(30) },
             simulate: match random.below(8) {
                 0 => Some(Simulate::Length {
                     mean: 1.0 + random.below(40) as f64 / 10.0,
@@ -105,10 +110,11 @@ impl Setting {
                 2 => Some(Simulate::Rate(RateSchedule { rates: vec![(0.8, 3), (0.3, 2)] })),
                 _ => None,
             },
-            kind: match random.below(8) {
+            kind: match random.below(9) {
                 0 => Logits::Ties,
                 1 => Logits::Flat,
-                2 => Logits::Odd,
+                2 => Logits::Sorted,
+                3 => Logits::Odd,
                 _ => Logits::Alike,
             },
         }
@@ -170,12 +176,13 @@ impl Script {
         let base: Vec<f32> = (0..width).map(|_| 9.0 * common.value(Kind::Even)).collect();
         let mut values = Vec::with_capacity(rows * width);
         for _ in 0..rows {
-            for &base in &base {
+            for (token, &base) in base.iter().enumerate() {
                 let noise = random.value(Kind::Even);
                 values.push(match self.kind {
                     Logits::Alike => base + 0.7 * noise,
                     Logits::Ties => (base + noise).round() / 2.0,
                     Logits::Flat => 0.25,
+                    Logits::Sorted => (0.01 * noise - token as f32) * 9.0 / width as f32,
                     Logits::Odd => match random.below(12) {
                         0 => f32::NAN,
                         1 => f32::NEG_INFINITY,
@@ -221,10 +228,15 @@ impl<'a> Life<'a> {
         let vocabulary = setting.vocabulary;
         let token = |random: &mut Random| random.below(vocabulary) as u32;
         let penalties = random.below(3) == 0;
+        // Of long rows, more than the device lists is to be kept and told.
+        let (top_k, tops): (&[u32], &[usize]) = match vocabulary {
+            5000.. => (&[0, 0, 0, 50, 600], &[3, 300]),
+            _ => (&[0, 0, 1, 3, 50, 100_000], &[0, 1, 3, 20]),
+        };
         let sampling = Sampling {
             temperature: if greedy { 0.0 } else { [0.1, 0.7, 1.0, 3.0][random.below(4)] },
-            top_k: [0, 0, 1, 3, 50, 100_000][random.below(6)],
-            top_p: [1.0, 1.0, 0.9, 0.3, 0.0][random.below(5)],
+            top_k: top_k[random.below(top_k.len())],
+            top_p: [1.0, 1.0, 0.95, 0.9, 0.3, 0.0][random.below(6)],
             min_p: [0.0, 0.0, 0.05, 0.9, 1.0][random.below(5)],
             repetition_penalty: if penalties { [1.0, 1.3, 0.8][random.below(3)] } else { 1.0 },
             presence_penalty: if penalties { 0.5 } else { 0.0 },
@@ -253,7 +265,7 @@ impl<'a> Life<'a> {
         }
         let likely = || Sampling { temperature: 0.0, ..sampling.clone() };
         let told = |random: &mut Random| match random.below(4) {
-            0 => Some([0, 1, 3, 20][random.below(4)]),
+            0 => Some(tops[random.below(tops.len())]),
             _ => None,
         };
         RequestParams {

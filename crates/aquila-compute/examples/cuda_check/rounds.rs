@@ -304,7 +304,7 @@ pub fn check(
     };
     let on_cuda = |width: usize, values: &[f32]| cuda.rows_of(width, values);
     for life in 0..lives {
-        let setting = Setting::random(random);
+        let setting = Setting::random(random, life);
         let failed = findings.failed.len();
         let mut first = Player::new(&cpu, &setting, true, &on_cpu)?;
         let mut second = Player::new(cuda, &setting, false, &on_cuda)?;
@@ -343,7 +343,8 @@ pub fn random_shape(random: &mut Random, steps: usize) -> Shape {
     match random.below(3) {
         0 => Shape::chain(1 + random.below(steps)),
         _ => {
-            let (steps, topk) = (1 + random.below(steps), 1 + random.below(5));
+            let widest = if random.below(8) == 0 { 48 } else { 5 };
+            let (steps, topk) = (1 + random.below(steps), 1 + random.below(widest));
             let most = Shape::most_nodes(steps, topk);
             Shape::new(steps, topk, 2 + random.below((most - 1).min(24))).expect("it is possible")
         }

@@ -7,23 +7,26 @@ use super::host_round::Needs;
 use super::kernels::Kernels;
 use super::layout::{ChooseArgs, State};
 use super::rows::CudaRows;
-use super::state::{BUCKETS, CudaState, MOST_PARTS};
+use super::state::{CudaState, LISTED, MAXIMA, MOST_PARTS};
 use crate::{DraftIds, Error, Result};
 
 /// Words of shared memory for the tokens of a path: `MOST_PATH` in `choice.cuh`.
 const PATH_WORDS: usize = 64;
-/// Bytes of `Ranking` in `choose.cu`.
-const RANKING_BYTES: usize = 1024 * 12 + 4096 * 8 + 16;
+/// Bytes of `Ranking` in `choose.cu`, and of the leaders that `near` sorts there.
+const RANKING_BYTES: usize = 4096 * 8 + 24;
+const LEADERS_BYTES: usize = LISTED * 16;
 /// Likely tokens that can be told with a token: `LIST` in `choose.cu`.
 const MOST_TOPS: usize = 4096;
-/// Values of a row that a thread block should have at least.
+/// Values of a row that a thread block takes at a time (`RUN` in `choice.cuh`), and that it should have
+/// at least.
+const RUN: usize = 1024;
 const LEAST_PART: usize = 2048;
 /// Thread blocks that keep a device busy with rows of logits.
 const BUSY: usize = 512;
 
 /// Bytes of shared memory for a question about `values` values of a row.
 pub(super) fn question_bytes(values: usize) -> usize {
-    4 * (PATH_WORDS + values.div_ceil(32))
+    4 * (PATH_WORDS + values.next_multiple_of(RUN) / 32)
 }
 
 /// Log-probabilities on the device and on the host.
@@ -140,6 +143,10 @@ impl CudaState {
         let ids = self.draft_ids(device, ids)?;
         let size = logits.width;
         let telling = self.telling.addresses(tops);
+        let Needs { greedy, sampled, filtered, drawn } =
+            if target { self.round.target } else { self.round.draft };
+        let several = !target && self.round.topk > 1;
+        let ranks = filtered || (greedy && several) || tops.is_some();
         let arguments = ChooseArgs {
             state: self.of_piece(first),
             logits: rows_of_piece(logits, first),
@@ -153,32 +160,32 @@ impl CudaState {
             most_tops: telling.most as u32,
             first: first as u32,
             count: outputs as u32,
+            ranks: u32::from(ranks),
         };
         let mut names = self.names();
         names.extend(logits.memory().chain(&ids));
         names.extend(self.telling.memory().chain(self.masks.memory()));
-        let parts = (BUSY / outputs).min(size / LEAST_PART).clamp(1, MOST_PARTS);
-        let part = size.div_ceil(parts).next_multiple_of(32);
+        let shared = (BUSY / outputs).min(size / LEAST_PART).clamp(1, MOST_PARTS);
+        // The largest power of two of so many.
+        let parts = 1 << shared.ilog2();
         let (by_part, by_output) = ([parts, outputs, 1], [outputs, 1, 1]);
-        let (of_part, of_row) = (question_bytes(part), question_bytes(size));
-        let Needs { sampled, filtered, drawn } =
-            if target { self.round.target } else { self.round.draft };
-        let several = !target && self.round.topk > 1;
+        let (of_part, of_row) =
+            (question_bytes(size.div_ceil(RUN * parts) * RUN), question_bytes(size));
         let steps = &kernels.steps;
         // SAFETY: the logits have `outputs` rows, the state has room for as many queries, and kernels
         // look at no more than there are.
         unsafe {
             device.launch(&steps.scan, by_part, 256, of_part, &arguments, &names)?;
-            if filtered || several || tops.is_some() {
-                device.launch(&steps.bucket, by_part, 256, of_part, &arguments, &names)?;
+            if ranks {
                 let shared = RANKING_BYTES + of_row;
-                device.launch(&steps.rank, by_output, 512, shared, &arguments, &names)?;
+                device.launch(&steps.rank, by_part, 256, shared, &arguments, &names)?;
             }
             if sampled {
                 device.launch(&steps.race, by_part, 256, of_part, &arguments, &names)?;
             }
             if sampled && several {
-                device.launch(&steps.near, by_output, 512, of_row, &arguments, &names)?;
+                let shared = LEADERS_BYTES + of_row;
+                device.launch(&steps.near, by_part, 256, shared, &arguments, &names)?;
             }
             if drawn && !target {
                 device.launch(&steps.draw, by_output, 512, of_row, &arguments, &names)?;
@@ -197,8 +204,10 @@ impl CudaState {
         let (parts, back) = (self.parts, |address, bytes| moved_back(address, first, bytes));
         State {
             arrivals: back(parts.arrivals, 4),
-            bucket_weights: back(parts.bucket_weights, 16 * BUCKETS),
-            bucket_counts: back(parts.bucket_counts, 8 * BUCKETS),
+            maxima: back(parts.maxima, 16 * MAXIMA),
+            lists: back(parts.lists, 16 * LISTED),
+            totals: back(parts.totals, 16),
+            list_counts: back(parts.list_counts, 8),
             ..parts
         }
     }

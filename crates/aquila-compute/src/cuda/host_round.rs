@@ -42,6 +42,7 @@ pub(super) struct HostRound {
 /// Which parts of the choice of tokens requests need.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Needs {
+    pub greedy: bool,
     pub sampled: bool,
     pub filtered: bool,
     pub drawn: bool,
@@ -79,6 +80,7 @@ impl HostRound {
 impl Needs {
     fn take(&mut self, sampling: &crate::sampling::Sampling) {
         let sampled = !sampling.is_greedy();
+        self.greedy |= !sampled;
         self.sampled |= sampled;
         self.filtered |= sampled && (sampling.top_k > 0 || sampling.top_p < 1.0);
     }

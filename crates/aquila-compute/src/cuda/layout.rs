@@ -204,8 +204,10 @@ c_structures! {
         counts: Address,
         candidate_tokens: Address,
         candidate_probabilities: Address,
-        bucket_weights: Address,
-        bucket_counts: Address,
+        maxima: Address,
+        lists: Address,
+        totals: Address,
+        list_counts: Address,
         drawn: Address,
         drawn_totals: Address,
         rest: Address,
@@ -258,6 +260,7 @@ c_structures! {
         most_tops: u32,
         first: u32,
         count: u32,
+        ranks: u32,
     }
 
     /// Arguments of `accept` and `accept_weighed`.

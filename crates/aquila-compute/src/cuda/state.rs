@@ -19,8 +19,11 @@ use crate::{DraftIds, Error, Result};
 
 /// Thread blocks that share a row of logits at most.
 pub(super) const MOST_PARTS: usize = 32;
-/// Buckets of `choose.cu`, twice for each output.
-pub(super) const BUCKETS: usize = 1024;
+/// Largest values and listed tokens of a row of `choose.cu`, both twice for each output.
+pub(super) const MAXIMA: usize = 256;
+pub(super) const LISTED: usize = 2048;
+/// Nodes of a level of a tree that go on at most: `MOST_BEAM` of `trees.cu`.
+const MOST_BEAM: usize = 256;
 /// Positions of the shortest context that passes which may be captured are enqueued for; longer
 /// ones come in powers of two.
 const SHORTEST: usize = 1024;
@@ -97,6 +100,9 @@ impl CudaState {
         let Sizes { groups, outputs, pieces, .. } = sizes;
         if groups > MOST_GROUPS {
             return Err(Error::Tensor(format!("{groups} KV groups, {MOST_GROUPS} at most")));
+        }
+        if topk > MOST_BEAM {
+            return Err(Error::Tensor(format!("trees with a topk of {topk}, {MOST_BEAM} at most")));
         }
         let [tables, records, trees, batch] = sizes.apart(&bounds);
         let tables = device.allocate("block tables", tables)?;
@@ -313,8 +319,9 @@ impl CudaState {
             told_trees: _,
         } = &self.round;
         let needs = |needs: &Needs| {
-            let Needs { sampled, filtered, drawn } = *needs;
-            u64::from(sampled) | u64::from(filtered) << 1 | u64::from(drawn) << 2
+            let Needs { greedy, sampled, filtered, drawn } = *needs;
+            let bits = [greedy, sampled, filtered, drawn];
+            bits.iter().fold(0, |all, &bit| all << 1 | u64::from(bit))
         };
         let key = || {
             GraphKey(vec![

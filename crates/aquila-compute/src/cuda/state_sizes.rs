@@ -2,7 +2,7 @@
 //! table at start, and then made.
 
 use super::layout::{MOST_GROUPS, Node, Offered, Query, Round, Row, Sequence, State, Task};
-use super::state::{BUCKETS, MOST_PARTS};
+use super::state::{LISTED, MAXIMA, MOST_PARTS};
 use crate::Result;
 use crate::round::{Shape, StateBounds, Verify};
 
@@ -104,8 +104,10 @@ impl Sizes {
             counts: room(4 * outputs)?,
             candidate_tokens: room(4 * outputs * topk)?,
             candidate_probabilities: room(4 * outputs * topk)?,
-            bucket_weights: room(8 * pieces * 2 * BUCKETS)?,
-            bucket_counts: room(4 * pieces * 2 * BUCKETS)?,
+            maxima: room(8 * pieces * 2 * MAXIMA)?,
+            lists: room(8 * pieces * 2 * LISTED)?,
+            totals: room(8 * pieces * 2)?,
+            list_counts: room(4 * pieces * 2)?,
             drawn: room(4 * self.drawn * vocabulary)?,
             drawn_totals: room(8 * self.drawn)?,
             rest: room(8 * self.rest)?,

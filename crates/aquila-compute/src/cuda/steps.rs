@@ -165,7 +165,7 @@ impl CudaState {
             return Ok(());
         }
         self.by_block(device, &steps.prune_trees, 128)?;
-        self.by_block(device, &steps.retain_nodes, 32)
+        self.by_block(device, &steps.retain_nodes, 128)
     }
 
     pub(super) fn accept(

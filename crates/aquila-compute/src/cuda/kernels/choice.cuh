@@ -60,15 +60,14 @@ __device__ __forceinline__ u64 weight_units(float d) {
     p = (p * (r * r) + r) + 1.0f;
     u32 bits = __float_as_uint(shifted) - __float_as_uint(round);
     float power = __uint_as_float((bits + 127) << 23);
-    float e = d >= -24.3f ? p * power : 0.0f;
-    double rounded = ((double)e + 393216.0) - 393216.0;
-    return (u64)(rounded * 17179869184.0);
+    // Exact but for the last step, which rounds half to even.
+    return __float2ull_rn(d >= -24.3f ? p * power * 17179869184.0f : 0.0f);
 }
 __device__ __forceinline__ double weight_of_units(u64 units) { return (double)units * (1.0 / 17179869184.0); }
 
 // A logit divided by the temperature, kept from overflowing upwards.
 __device__ __forceinline__ float scaled(float logit, float temperature) {
-    float z = logit / temperature;
+    float z = temperature == 1.0f ? logit : logit / temperature;
     return z > LARGEST ? LARGEST : z;
 }
 
@@ -77,6 +76,23 @@ __device__ __forceinline__ u32 reverse(u32 bits) { return bits ^ (((u32)((int)bi
 __device__ __forceinline__ u64 key_of(float logit, u32 token) { return (u64)reverse(__float_as_uint(logit + 0.0f)) << 32 | token; }
 __device__ __forceinline__ float key_logit(u64 key) { return __uint_as_float(reverse((u32)(key >> 32))); }
 #define NO_KEY 0xffffffffffffffffull
+
+// The thread blocks of a row take runs of so many values in turn, so that likely tokens, whose ids are
+// often close, are spread among them. Their number is a power of two.
+#define RUN 1024
+struct Part {
+    u32 at, log_parts;
+
+    __device__ __forceinline__ bool has(u32 i) const { return (i / RUN & ((1u << log_parts) - 1)) == at; }
+    // Where value i of the row is among those of this part.
+    __device__ __forceinline__ u32 place(u32 i) const { return (i / RUN >> log_parts) * RUN + i % RUN; }
+    // No value of a row of `size` has this place or a later one.
+    __device__ __forceinline__ u32 end(u32 size) const {
+        u32 runs = (size + RUN - 1) / RUN;
+        return ((runs + (1u << log_parts) - 1) >> log_parts) * RUN;
+    }
+};
+__device__ __forceinline__ Part whole_row() { return {0, 0}; }
 
 // What is asked about one row of logits, and the row as penalties, bias and bans leave it.
 struct Question {
@@ -90,7 +106,8 @@ struct Question {
     u32 size;            // values of the row
     u32 depth;           // of the row below the bonus
     u32 banned;          // how many of the stop tokens are banned
-    u32 first, *flags;   // from which value on flags say which values have more to them than history
+    Part part;           // the values that are looked at
+    u32 *flags;          // which of those have more to them than history
     bool special;
 
     __device__ __forceinline__ u32 position() const { return sequence->tokens + depth; }
@@ -142,8 +159,8 @@ struct Question {
         if (mask && !(mask[i / 32] >> (i % 32) & 1)) return NEG_INFINITY;
         float x = raw[i];
         if (special) {
-            u32 flag = flags[(i - first) / 32] >> ((i - first) % 32) & 1;
-            if (flag) {
+            u32 place = part.place(i);
+            if (flags[place / 32] >> (place % 32) & 1) {
                 x = special_value(x, token(i));
             } else if (history) {
                 u32 seen = history[token(i)];
@@ -162,11 +179,11 @@ __device__ __forceinline__ const u32 *mask_of(const State &s, const Query &query
     return at == NONE ? nullptr : s.masks + at;
 }
 
-// Makes the question of output `o` for the values from `first` to `end`. `words` is shared memory of
-// MOST_PATH words, then one bit for each of those values. All threads of a thread block call this.
+// Makes the question of output `o` for a part of its row. `words` is shared memory of MOST_PATH words,
+// then one bit for each value of the part. All threads of a thread block call this.
 #define MOST_PATH 64
 __device__ __forceinline__ Question question(const State &s, const Rows &logits, const u32 *ids, u32 size, u32 draft, u32 level, u32 o,
-                                             u32 first, u32 end, u32 *words) {
+                                             Part part, u32 *words) {
     Query query = s.queries[o];
     const Row &row = row_of(s, query.row);
     Question q;
@@ -178,7 +195,7 @@ __device__ __forceinline__ Question question(const State &s, const Rows &logits,
     q.history = q.sequence->history;
     q.path = words;
     q.mask = draft ? nullptr : mask_of(s, query);
-    q.first = first;
+    q.part = part;
     q.flags = words + MOST_PATH;
     const Offered *offered = offered_of(s, query.row);
     const Node *tree = tree_of(s, query.row);
@@ -191,7 +208,7 @@ __device__ __forceinline__ Question question(const State &s, const Rows &logits,
 
     u32 thread = threadIdx.x;
     __syncthreads();
-    for (u32 i = thread; i < (end - first + 31) / 32; i += blockDim.x) q.flags[i] = 0;
+    for (u32 i = thread; i < part.end(size) / 32; i += blockDim.x) q.flags[i] = 0;
     if (thread == 0 && q.history) {
         u32 at = query.node;
         for (u32 d = q.depth; d > 0; d--) {
@@ -206,10 +223,50 @@ __device__ __forceinline__ Question question(const State &s, const Rows &logits,
                     : i < on_path + q.how->bias_count ? q.how->biases[i - on_path].x
                                                       : q.sequence->stops[i - on_path - q.how->bias_count];
         u32 at = q.find(token);
-        if (at != NONE && at >= first && at < end) atomicOr(&q.flags[(at - first) / 32], 1u << (at - first) % 32);
+        if (at != NONE && part.has(at)) atomicOr(&q.flags[part.place(at) / 32], 1u << part.place(at) % 32);
     }
     __syncthreads();
     return q;
+}
+
+// Calls `act` with those values of a part of which `test`, which sees all of them, says so; RAW: before
+// anything changed them. `test` is short: several vectors of values are on their way at a time, and `act`
+// fetches its value once more. A thread meets its values in ascending order. Thread blocks that share a
+// row have RUN / 4 threads.
+#define VECTORS 4
+template <bool RAW, typename Test, typename Act> __device__ __forceinline__ void each_value(const Question &q, Test test, Act act) {
+    u32 run = 4 * blockDim.x, step = run << q.part.log_parts;
+    for (u32 start = q.part.at * run + 4 * threadIdx.x; start < q.size; start += VECTORS * step) {
+        u32 found = 0;
+        if (!RAW && (q.special || q.mask)) {
+            for (u32 v = 0; v < 4 * VECTORS; v++) {
+                u32 i = start + v / 4 * step + v % 4;
+                if (i < q.size && test(i, q.value(i))) found |= 1u << v;
+            }
+        } else {
+            // Rows end at a multiple of four values.
+            float4 x[VECTORS];
+#pragma unroll
+            for (u32 v = 0; v < VECTORS; v++) {
+                u32 i = start + v * step;
+                x[v] = i < q.size ? *reinterpret_cast<const float4 *>(q.raw + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            }
+#pragma unroll
+            for (u32 v = 0; v < VECTORS; v++) {
+                const float values[4] = {x[v].x, x[v].y, x[v].z, x[v].w};
+#pragma unroll
+                for (u32 c = 0; c < 4; c++) {
+                    u32 i = start + v * step + c;
+                    float value = values[c] != values[c] ? NEG_INFINITY : values[c];
+                    if (i < q.size && test(i, value)) found |= 1u << (4 * v + c);
+                }
+            }
+        }
+        for (; found; found &= found - 1) {
+            u32 v = __ffs(found) - 1, i = start + v / 4 * step + v % 4;
+            act(i, RAW ? q.raw_value(i) : q.value(i));
+        }
+    }
 }
 
 // Whether drafts of this request are drawn from the draft's own distribution.
@@ -247,11 +304,12 @@ struct Filtered {
         limit = q.how->top_k > 0 || q.how->top_p < 1.0f ? s.limits[o] : NO_KEY;
     }
     __device__ __forceinline__ bool admits(float z, u32 token) const {
-        return z > NEG_INFINITY && (double)z - (double)max >= floor && key_of(z, token) <= limit;
+        if (!(z > NEG_INFINITY) || key_of(z, token) > limit) return false;
+        return floor == -INFINITY || (double)z - (double)max >= floor;
     }
-    __device__ __forceinline__ u64 units(const Question &q, u32 i) const {
-        float z = scaled(q.value(i), temperature);
-        return admits(z, q.token(i)) ? weight_units(z - max) : 0;
+    __device__ __forceinline__ u64 units(float value, u32 token) const {
+        float z = scaled(value, temperature);
+        return admits(z, token) ? weight_units(z - max) : 0;
     }
 };
 

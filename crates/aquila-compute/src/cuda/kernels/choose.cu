@@ -1,68 +1,105 @@
 // The choice of tokens: at the target's outputs, and what a draft proposes.
 //
-// `scan` finds the largest value of each row. `bucket` and `rank` find what top-k and top-p keep, the
-// likeliest tokens and sums of weights; `race` adds noise and finds the winner; `near` finds the best
-// of those that nearly won. The host leaves out the kernels that no request of a batch needs.
+// `scan` finds the largest value of each row. `rank` finds what top-k and top-p keep and the likeliest
+// tokens; `race` adds noise and finds the winner; `near` finds the best of those that nearly won. The
+// host leaves out the kernels that no request of a batch needs. Several thread blocks share a row, and
+// the last of them to arrive concludes from what all have found.
 //
 // Weights are whole numbers and keys are unique, so no order of adding or comparing is part of the
 // result.
 
 #include "choice.cuh"
 
-#define BUCKETS 1024        // of distances from the largest value, 32 to a unit
-#define LIST 4096           // keys of one bucket that are sorted at once
-#define NEAR 6.0            // scores this far below the best count for nothing
-#define NEAR_LIST 2048      // tokens near the best that are sorted at once
+#define CHOOSERS 256   // threads of a thread block: RUN / 4
+#define MAXIMA 256     // shares of a row of which the largest value is kept, one for each thread
+#define RANKED 192     // likeliest tokens that these find; more of them would let too many others through
+#define LISTED 2048    // tokens of a row that are listed at most
+#define LIST 4096      // keys that are sorted at once
+#define LOG_DIGITS 10  // bits of a key that are looked at at a time
+#define DIGITS (1u << LOG_DIGITS)
+#define NEAR 6.0       // scores this far below the best count for nothing
 
-// The smallest of the keys of all threads of a thread block; thread 0 has it.
-__device__ __forceinline__ u64 smallest(u64 key) {
-    __shared__ u64 of_warps[32];
-#pragma unroll
-    for (int step = 16; step > 0; step >>= 1) {
-        u64 other = __shfl_xor_sync(FULL, key, step);
-        key = other < key ? other : key;
-    }
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = key;
+__device__ __forceinline__ Part part_of_block() { return {blockIdx.x, 31 - (u32)__clz(gridDim.x)}; }
+
+__device__ __forceinline__ Question question_of(const ChooseArgs &a, u32 o, Part part, u8 *words) {
+    return question(a.state, a.logits, a.ids, a.size, a.draft, a.level, o, part, reinterpret_cast<u32 *>(words));
+}
+
+// Whether this thread block is the last of its row; then it sees what the others wrote before.
+__device__ bool is_last(const State &s, u32 o) {
+    __shared__ u32 last;
     __syncthreads();
     if (threadIdx.x == 0) {
-        for (u32 w = 1; w < blockDim.x / 32; w++) key = of_warps[w] < key ? of_warps[w] : key;
+        __threadfence();
+        last = atomicInc(&s.arrivals[o], gridDim.x - 1) == gridDim.x - 1;
+        __threadfence();
     }
-    return key;
+    __syncthreads();
+    return last;
 }
 
-// The part of a row that a thread block looks at.
-__device__ __forceinline__ void part_of(u32 size, u32 &first, u32 &end) {
-    u32 part = ((size + gridDim.x - 1) / gridDim.x + 31) / 32 * 32;
-    first = min(size, blockIdx.x * part), end = min(size, first + part);
+// Adds up `mine` of this thread and of those before it, and of all.
+template <typename T> __device__ T sum_up(T mine, T &all) {
+    __shared__ T of_warps[CHOOSERS / 32];
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (u32 step = 1; step < 32; step *= 2) {
+        T before = __shfl_up_sync(FULL, mine, step);
+        if (lane >= step) mine += before;
+    }
+    __syncthreads();
+    if (lane == 31) of_warps[warp] = mine;
+    __syncthreads();
+    all = 0;
+#pragma unroll
+    for (u32 w = 0; w < CHOOSERS / 32; w++) {
+        if (w == warp) mine += all;
+        all += of_warps[w];
+    }
+    return mine;
 }
 
-// The largest value of each row as a key, after penalties, bias and bans; and before them where
-// log-probabilities are asked for.
-extern "C" __global__ void __launch_bounds__(256) scan(const __grid_constant__ ChooseArgs a) {
-    begin();
+// Lists of a row, and what lies beside them: of its tokens, and of those before anything changed them.
+__device__ __forceinline__ size_t list_of(u32 o, bool raw) { return 2 * (size_t)o + raw; }
+
+// Leaves the largest value of each row as a key, and where tokens are ranked those of its shares.
+template <bool RAW> __device__ void find_largest(const ChooseArgs &a, const Question &q, u32 o) {
+    __shared__ u64 of_warps[CHOOSERS / 32];
     const State &s = a.state;
-    u32 o = a.first + blockIdx.y, first, end;
-    if (o >= s.round->outputs) return;
-    part_of(a.size, first, end);
-    Question q = question(s, a.logits, a.ids, a.size, a.draft, a.level, o, first, end, reinterpret_cast<u32 *>(dynamic_shared()));
-    u64 best = NO_KEY;
-    for (u32 i = first + threadIdx.x; i < end; i += blockDim.x) {
-        float x = q.value(i);
-        u64 key = key_of(x, q.token(i));
-        if (x > NEG_INFINITY && key < best) best = key;
+    u32 thread = threadIdx.x, parts = gridDim.x, at = NONE;
+    float largest = NEG_INFINITY;
+    auto compare = [&](u32 i, float x) {
+        if (x > largest) largest = x, at = i;
+        return false;
+    };
+    each_value<RAW>(q, compare, [](u32, float) {});
+    u64 best = at == NONE ? NO_KEY : key_of(largest, q.token(at));
+    // As many lanes as there are parts have a share, so that all parts together have as many as a
+    // thread block has threads.
+#pragma unroll
+    for (u32 lanes = 1; lanes <= 32; lanes *= 2) {
+        if (a.ranks && lanes == parts && thread % lanes == 0) {
+            s.maxima[list_of(o, RAW) * MAXIMA + (blockIdx.x * MAXIMA + thread) / parts] = best;
+        }
+        if (lanes < 32) best = min(best, __shfl_xor_sync(FULL, best, lanes));
     }
-    best = smallest(best);
-    if (threadIdx.x == 0 && best != NO_KEY) atomicMin(&s.best[o], best);
-    if (!a.logprobs) return;
-    best = NO_KEY;
-    for (u32 i = first + threadIdx.x; i < end; i += blockDim.x) {
-        float x = q.raw_value(i);
-        u64 key = key_of(x, i);
-        if (x > NEG_INFINITY && key < best) best = key;
-    }
-    best = smallest(best);
-    if (threadIdx.x == 0 && best != NO_KEY) atomicMin(&s.raw_best[o], best);
+    __syncthreads();
+    if (thread % 32 == 0) of_warps[thread / 32] = best;
+    __syncthreads();
+    if (thread > 0) return;
+    for (u32 w = 1; w < CHOOSERS / 32; w++) best = min(best, of_warps[w]);
+    if (best != NO_KEY) atomicMin(RAW ? &s.raw_best[o] : &s.best[o], best);
+}
+
+// The largest value of each row, after penalties, bias and bans; and before them where
+// log-probabilities are asked for.
+extern "C" __global__ void __launch_bounds__(CHOOSERS) scan(const __grid_constant__ ChooseArgs a) {
+    begin();
+    u32 o = a.first + blockIdx.y;
+    if (o >= a.state.round->outputs) return;
+    Question q = question_of(a, o, part_of_block(), dynamic_shared());
+    find_largest<false>(a, q, o);
+    if (a.logprobs) find_largest<true>(a, q, o);
 }
 
 // What is wanted of a row beside its largest value.
@@ -78,277 +115,277 @@ struct Wanted {
         candidates = a.draft && how.greedy && a.state.round->count > 1;
         u32 told = query.given == NONE ? q.sequence->logprobs : q.sequence->prompt_logprobs;
         logprobs = a.logprobs && told > 0;
-        tops = told > 0 ? told - 1 : 0;
+        tops = told > 0 ? min(told - 1, a.most_tops) : 0;
     }
 };
 
-__device__ __forceinline__ u32 bucket_of(float z, float max) {
-    float steps = (max - z) * 32.0f;
-    return steps < (float)(BUCKETS - 1) ? (u32)steps : BUCKETS - 1;
-}
-
-// Values of a row at a temperature, by distance from the largest.
-template <bool RAW> struct Scaled {
-    const Question &q;
-    float temperature, max;
-    __device__ __forceinline__ float z(u32 i) const { return scaled(RAW ? q.raw_value(i) : q.value(i), temperature); }
-    __device__ __forceinline__ u64 key(u32 i, float z) const { return key_of(z, q.token(i)); }
-};
-
-template <bool RAW> __device__ void fill_buckets(const State &s, const Scaled<RAW> &row, u32 first, u32 end, u32 *counts, u64 *weights, u32 to) {
-    for (u32 b = threadIdx.x; b < BUCKETS; b += blockDim.x) counts[b] = 0, weights[b] = 0;
-    __syncthreads();
-    for (u32 i = first + threadIdx.x; i < end; i += blockDim.x) {
-        float z = row.z(i);
-        if (!(z > NEG_INFINITY)) continue;
-        u32 b = bucket_of(z, row.max);
-        u64 w = weight_units(z - row.max);
-        atomicAdd(&counts[b], 1u);
-        if (w) atomicAdd(&weights[b], w);
-    }
-    __syncthreads();
-    for (u32 b = threadIdx.x; b < BUCKETS; b += blockDim.x) {
-        if (!counts[b]) continue;
-        atomicAdd(&s.bucket_counts[(size_t)to * BUCKETS + b], counts[b]);
-        if (weights[b]) atomicAdd(&s.bucket_weights[(size_t)to * BUCKETS + b], weights[b]);
-    }
-    __syncthreads();
-}
-
-// Counts the values of rows and adds their weights, by distance from the largest.
-extern "C" __global__ void __launch_bounds__(256) bucket(const __grid_constant__ ChooseArgs a) {
-    __shared__ u32 counts[BUCKETS];
-    __shared__ u64 weights[BUCKETS];
-    begin();
-    const State &s = a.state;
-    u32 o = a.first + blockIdx.y, first, end;
-    if (o >= s.round->outputs) return;
-    part_of(a.size, first, end);
-    Question q = question(s, a.logits, a.ids, a.size, a.draft, a.level, o, first, end, reinterpret_cast<u32 *>(dynamic_shared()));
-    Wanted wanted(a, q, s.queries[o]);
-    if ((wanted.filter || wanted.candidates) && s.best[o] != NO_KEY) {
-        float temperature = wanted.candidates ? 1.0f : q.how->temperature;
-        Scaled<false> row = {q, temperature, scaled(key_logit(s.best[o]), temperature)};
-        fill_buckets(s, row, first, end, counts, weights, 2 * o);
-    }
-    if (wanted.logprobs && s.raw_best[o] != NO_KEY) {
-        Scaled<true> row = {q, 1.0f, scaled(key_logit(s.raw_best[o]), 1.0f)};
-        fill_buckets(s, row, first, end, counts, weights, 2 * o + 1);
-    }
-}
-
-// The buckets of one row, added up, and room to sort keys.
+// Shared memory of a thread block that ranks.
 struct Ranking {
-    u32 counts[BUCKETS];   // of this bucket and all before it
-    u64 weights[BUCKETS];  // the same
-    u64 keys[LIST];
-    u32 used, cut;
-    u64 found;
+    union {
+        u64 keys[LIST];
+        struct {
+            u64 weights[DIGITS];
+            u32 counts[DIGITS];
+        } digits;
+    };
+    u64 last, sum;
+    u32 at, count;
 };
 
-// Adds up the buckets of a row and leaves zeros behind, for the next one.
-__device__ void add_up(const State &s, Ranking &r, u32 from) {
-    u32 thread = threadIdx.x;
-    for (u32 b = thread; b < BUCKETS; b += blockDim.x) {
-        size_t at = (size_t)from * BUCKETS + b;
-        r.counts[b] = s.bucket_counts[at], r.weights[b] = s.bucket_weights[at];
-        s.bucket_counts[at] = 0, s.bucket_weights[at] = 0;
-    }
-    for (u32 step = 1; step < BUCKETS; step <<= 1) {
-        u32 counts[BUCKETS / 512];
-        u64 weights[BUCKETS / 512];
-        __syncthreads();
-#pragma unroll
-        for (u32 j = 0; j < BUCKETS / 512; j++) {
-            u32 b = thread + j * 512;
-            counts[j] = b >= step ? r.counts[b - step] : 0, weights[j] = b >= step ? r.weights[b - step] : 0;
-        }
-        __syncthreads();
-#pragma unroll
-        for (u32 j = 0; j < BUCKETS / 512; j++) r.counts[thread + j * 512] += counts[j], r.weights[thread + j * 512] += weights[j];
-    }
-    __syncthreads();
-}
-
-// Sorts the first `used` keys, ascending; the others up to the next power of two are NO_KEY then.
-__device__ void sort_keys(u64 *keys, u32 used) {
+// Sorts the first `used` of items, ascending; those up to the next power of two are `last` then.
+template <typename T> __device__ void sort(T *items, u32 used, T last) {
     u32 size = 1;
     while (size < used) size *= 2;
-    for (u32 i = used + threadIdx.x; i < size; i += blockDim.x) keys[i] = NO_KEY;
+    for (u32 i = used + threadIdx.x; i < size; i += CHOOSERS) items[i] = last;
     __syncthreads();
     for (u32 width = 2; width <= size; width *= 2) {
         for (u32 step = width / 2; step > 0; step /= 2) {
-            for (u32 i = threadIdx.x; i < size; i += blockDim.x) {
-                u32 other = i ^ step;
-                if (other > i) {
-                    u64 x = keys[i], y = keys[other];
-                    if ((x > y) == ((i & width) == 0)) keys[i] = y, keys[other] = x;
-                }
+            for (u32 pair = threadIdx.x; pair < size / 2; pair += CHOOSERS) {
+                u32 i = 2 * pair - pair % step, other = i + step;
+                T x = items[i], y = items[other];
+                if ((y < x) == ((i & width) == 0)) items[i] = y, items[other] = x;
             }
             __syncthreads();
         }
     }
 }
 
-// The key of the last token that is kept: the fewest likeliest ones, at least one, that are `count`
-// or whose weights reach `target`, of those not above `upper`. With `by_count`, NO_KEY where there are
-// fewer.
-template <bool RAW>
-__device__ u64 limit_of(const Scaled<RAW> &row, u32 size, Ranking &r, bool by_count, u32 count, double target, u64 upper) {
-    u32 thread = threadIdx.x;
-    if (thread == 0) r.cut = NONE, r.used = 0, r.found = upper;
-    __syncthreads();
-    auto reached = [&](u32 b) { return by_count ? r.counts[b] >= count : r.counts[b] > 0 && weight_of_units(r.weights[b]) >= target; };
-    for (u32 b = thread; b < BUCKETS; b += blockDim.x) {
-        if (reached(b) && (b == 0 || !reached(b - 1))) r.cut = b;
+// The likeliest tokens down to one: its key, or NO_KEY where those are all, and what they weigh.
+struct Kept {
+    u64 last, weight;
+};
+
+// The tokens of a row from the likeliest on, by value at a temperature; RAW: before anything changed
+// the values. Every thread of a thread block calls what this has.
+template <bool RAW> struct Order {
+    const ChooseArgs &a;
+    Ranking &r;
+    u32 o;
+    float temperature, max;
+    u32 listed = 0;     // keys that are listed: the likeliest ones, and in shared memory at the end
+    bool whole = false;  // whether those are all
+    u64 total = 0;
+
+    __device__ Order(const ChooseArgs &a, Ranking &r, u32 o, float temperature) : a(a), r(r), o(o), temperature(temperature) {
+        u64 best = RAW ? a.state.raw_best[o] : a.state.best[o];
+        max = best == NO_KEY ? NEG_INFINITY : scaled(key_logit(best), temperature);
     }
-    __syncthreads();
-    u32 cut = r.cut;
-    if (cut == NONE) return upper;
-    u32 counted = cut == 0 ? 0 : r.counts[cut - 1];
-    u64 weighed = cut == 0 ? 0 : r.weights[cut - 1];
-    for (u32 i = thread; i < size; i += blockDim.x) {
-        float z = row.z(i);
-        if (!(z > NEG_INFINITY) || bucket_of(z, row.max) != cut) continue;
-        u64 key = row.key(i, z);
-        if (key > upper) continue;
-        u32 at = atomicAdd(&r.used, 1u);
-        if (at < LIST) r.keys[at] = key;
+    __device__ __forceinline__ u64 key(float z, u32 token) const { return z > NEG_INFINITY ? key_of(z, token) : NO_KEY; }
+
+    // The key that at least so many tokens do not come behind: of the largest values of as many shares,
+    // the last. Where so many shares have none, no token comes behind it.
+    __device__ u64 least_of(u32 count) {
+        u64 own = a.state.maxima[list_of(o, RAW) * MAXIMA + threadIdx.x];
+        if (own != NO_KEY) own = key(scaled(key_logit(own), temperature), (u32)own);
+        __syncthreads();
+        r.keys[threadIdx.x] = own;
+        if (threadIdx.x == 0) r.last = NO_KEY - 1;
+        __syncthreads();
+        u32 before = 0;
+#pragma unroll 16
+        for (u32 i = 0; i < MAXIMA; i++) before += r.keys[i] < own;
+        if (own != NO_KEY && before + 1 == count) r.last = own;
+        __syncthreads();
+        return r.last;
     }
-    __syncthreads();
-    u32 used = r.used;
-    if (used <= LIST) {
-        sort_keys(r.keys, used);
-        if (thread == 0) {
-            u64 last = upper;
-            for (u32 i = 0; i < used; i++) {
-                counted++, weighed += weight_units(key_logit(r.keys[i]) - row.max);
-                last = r.keys[i];
-                if (by_count ? counted >= count : weight_of_units(weighed) >= target) break;
+
+    // Lists the likeliest tokens of a part, `count` of the row at least unless there are fewer, and adds
+    // up the weights of all.
+    __device__ void list(const Question &q, u32 count, bool weighed) {
+        size_t at = list_of(o, RAW);
+        u64 last = least_of(count), mine = 0, all;
+        whole = last == NO_KEY - 1;
+        float least = whole ? -LARGEST : key_logit(last);
+        auto test = [&](u32, float x) {
+            float z = scaled(x, temperature);
+            if (weighed) mine += weight_units(z - max);
+            return z >= least;
+        };
+        auto act = [&](u32 i, float x) {
+            u64 own = key_of(scaled(x, temperature), q.token(i));
+            if (own > last) return;
+            u32 place = atomicAdd(&a.state.list_counts[at], 1u);
+            if (place < LISTED) a.state.lists[at * LISTED + place] = own;
+        };
+        each_value<RAW>(q, test, act);
+        if (!weighed) return;
+        sum_up(mine, all);
+        if (threadIdx.x == 0 && all) atomicAdd(&a.state.totals[at], all);
+    }
+
+    // Takes what all parts have listed, and leaves nothing behind for the next row.
+    __device__ void take() {
+        size_t at = list_of(o, RAW);
+        const State &s = a.state;
+        listed = __ldcg(s.list_counts + at), total = __ldcg(s.totals + at);
+        __syncthreads();
+        if (threadIdx.x == 0) s.list_counts[at] = 0, s.totals[at] = 0;
+        if (listed > LISTED) {
+            listed = 0, whole = false;
+            return;
+        }
+        for (u32 i = threadIdx.x; i < listed; i += CHOOSERS) r.keys[i] = __ldcg(s.lists + at * LISTED + i);
+        sort(r.keys, listed, NO_KEY);
+    }
+
+    // The same as `keep` among so many sorted keys, behind others of which there are `counted` that weigh
+    // `weighed`.
+    __device__ Kept keep_sorted(u32 keys, u32 counted, u64 weighed, u32 count, double target) {
+        u32 thread = threadIdx.x;
+        __syncthreads();
+        if (thread == 0) r.at = NONE;
+        for (u32 first = 0; first < keys; first += CHOOSERS) {
+            u32 i = first + thread;
+            u64 all, sum = weighed + sum_up(i < keys ? weight_units(key_logit(r.keys[i]) - max) : 0, all);
+            if (i < keys && (counted + i + 1 >= count || weight_of_units(sum) >= target)) atomicMin(&r.at, i);
+            __syncthreads();
+            if (r.at != NONE) {
+                if (i == r.at) r.last = r.keys[i], r.sum = sum;
+                __syncthreads();
+                return {r.last, r.sum};
             }
-            r.found = last;
+            weighed += all;
         }
-        __syncthreads();
-        return r.found;
+        return {NO_KEY, weighed};
     }
-    // More equal values than fit: the key is found bit by bit.
-    u64 low = 0, high = upper;
-    while (low < high) {
-        u64 middle = low + (high - low) / 2;
-        __syncthreads();
-        if (thread == 0) r.used = 0, r.found = 0;
-        __syncthreads();
-        u32 counted_here = 0;
-        u64 weighed_here = 0;
-        for (u32 i = thread; i < size; i += blockDim.x) {
-            float z = row.z(i);
-            if (!(z > NEG_INFINITY) || bucket_of(z, row.max) != cut || row.key(i, z) > middle) continue;
-            counted_here++, weighed_here += weight_units(z - row.max);
-        }
-        atomicAdd(&r.used, counted_here);
-        atomicAdd(&r.found, weighed_here);
-        __syncthreads();
-        bool enough = by_count ? counted + r.used >= count : counted + r.used > 0 && weight_of_units(weighed + r.found) >= target;
-        if (enough) {
-            high = middle;
-        } else {
-            low = middle + 1;
-        }
-    }
-    __syncthreads();
-    return low;
-}
 
-// The keys not above `limit`, best first; answers how many, `most` at most.
-template <bool RAW> __device__ u32 gather_keys(const Scaled<RAW> &row, u32 size, Ranking &r, u64 limit, u32 most) {
-    __syncthreads();
-    if (threadIdx.x == 0) r.used = 0;
-    __syncthreads();
-    for (u32 i = threadIdx.x; i < size; i += blockDim.x) {
-        float z = row.z(i);
-        if (!(z > NEG_INFINITY)) continue;
-        u64 key = row.key(i, z);
-        if (key > limit) continue;
-        u32 at = atomicAdd(&r.used, 1u);
-        if (at < most) r.keys[at] = key;
+    // The fewest likeliest tokens, at least one, that are `count` or weigh `target`; all where all are
+    // fewer and weigh less.
+    __device__ Kept keep(u32 count, double target) {
+        if (listed > 0 || whole) {
+            Kept kept = keep_sorted(listed, 0, 0, count, target);
+            if (kept.last != NO_KEY || whole) return kept;
+        }
+        listed = 0;
+        return search(count, target);
     }
-    __syncthreads();
-    u32 used = min(r.used, most);
-    sort_keys(r.keys, used);
-    return used;
-}
 
-// What top-k and top-p keep, the likeliest tokens, and totals: a thread block of 512 for each row.
-extern "C" __global__ void __launch_bounds__(512) rank(const __grid_constant__ ChooseArgs a) {
+    // The question of the whole row, for what the lists do not say.
+    __device__ Question all_of_row() { return question_of(a, o, whole_row(), dynamic_shared() + sizeof(Ranking)); }
+
+    // The same as `keep` among all tokens, digit after digit of their keys.
+    __device__ Kept search(u32 count, double target) {
+        Question q = all_of_row();
+        u32 thread = threadIdx.x, counted = 0, shift = 64;
+        u64 low = 0, high = NO_KEY - 1, weighed = 0;
+        do {
+            shift = shift > LOG_DIGITS ? shift - LOG_DIGITS : 0;
+            __syncthreads();
+            for (u32 d = thread; d < DIGITS; d += CHOOSERS) r.digits.counts[d] = 0, r.digits.weights[d] = 0;
+            if (thread == 0) r.at = NONE;
+            __syncthreads();
+            auto add = [&](u32 i, float x) {
+                float z = scaled(x, temperature);
+                u64 own = key(z, q.token(i));
+                if (own < low || own > high) return;
+                atomicAdd(&r.digits.counts[(own - low) >> shift], 1u);
+                atomicAdd(&r.digits.weights[(own - low) >> shift], weight_units(z - max));
+            };
+            each_value<RAW>(q, [&](u32, float x) { return x > NEG_INFINITY; }, add);
+            __syncthreads();
+            const u32 each = DIGITS / CHOOSERS;
+            u32 counts = 0, all;
+            u64 weights = 0, whole_weight;
+            for (u32 d = thread * each; d < (thread + 1) * each; d++) counts += r.digits.counts[d], weights += r.digits.weights[d];
+            u32 count_before = counted + sum_up(counts, all) - counts;
+            u64 weight_before = weighed + sum_up(weights, whole_weight) - weights;
+            for (u32 d = thread * each; d < (thread + 1) * each; d++) {
+                u32 until = count_before + r.digits.counts[d];
+                u64 sum = weight_before + r.digits.weights[d];
+                auto reaches = [&](u32 n, u64 w) { return n > 0 && (n >= count || weight_of_units(w) >= target); };
+                if (reaches(until, sum) && !reaches(count_before, weight_before)) {
+                    r.at = d, r.count = count_before, r.sum = weight_before;
+                }
+                count_before = until, weight_before = sum;
+            }
+            __syncthreads();
+            if (r.at == NONE) return {NO_KEY, weighed + whole_weight};
+            counted = r.count, weighed = r.sum;
+            listed = r.digits.counts[r.at];
+            low += (u64)r.at << shift, high = min(high, low + ((u64)1 << shift) - 1);
+        } while (listed > LIST);
+        gather(q, low, high);
+        Kept kept = keep_sorted(listed, counted, weighed, count, target);
+        listed = 0;
+        return kept;
+    }
+
+    // Sorts the keys from `low` to `high`, of which there are LIST at most.
+    __device__ void gather(const Question &q, u64 low, u64 high) {
+        __syncthreads();
+        if (threadIdx.x == 0) r.count = 0;
+        __syncthreads();
+        auto add = [&](u32 i, float x) {
+            u64 own = key(scaled(x, temperature), q.token(i));
+            if (own < low || own > high) return;
+            u32 place = atomicAdd(&r.count, 1u);
+            if (place < LIST) r.keys[place] = own;
+        };
+        each_value<RAW>(q, [&](u32, float x) { return x > NEG_INFINITY; }, add);
+        __syncthreads();
+        listed = min(r.count, (u32)LIST);
+        sort(r.keys, listed, NO_KEY);
+    }
+
+    // Leaves the likeliest tokens in shared memory, best first; answers how many, `count` at most.
+    __device__ u32 likeliest(u32 count) {
+        if (listed < count && !whole) {
+            Kept kept = search(count, INFINITY);
+            gather(all_of_row(), 0, min(kept.last, NO_KEY - 1));
+        }
+        return min(listed, count);
+    }
+};
+
+// What top-k and top-p keep, the likeliest tokens, and totals.
+extern "C" __global__ void __launch_bounds__(CHOOSERS, 3) rank(const __grid_constant__ ChooseArgs a) {
     begin();
     const State &s = a.state;
-    u32 o = a.first + blockIdx.x, thread = threadIdx.x;
+    u32 o = a.first + blockIdx.y, thread = threadIdx.x;
     if (o >= s.round->outputs) return;
     Ranking &r = *reinterpret_cast<Ranking *>(dynamic_shared());
-    u32 *words = reinterpret_cast<u32 *>(dynamic_shared() + sizeof(Ranking));
-    Question q = question(s, a.logits, a.ids, a.size, a.draft, a.level, o, 0, a.size, words);
+    Question q = question_of(a, o, part_of_block(), dynamic_shared() + sizeof(Ranking));
     Wanted wanted(a, q, s.queries[o]);
-    if (wanted.filter && s.best[o] != NO_KEY) {
-        const Sampling &how = *q.how;
-        add_up(s, r, 2 * o);
-        Scaled<false> row = {q, how.temperature, scaled(key_logit(s.best[o]), how.temperature)};
-        u64 limit = NO_KEY;
-        u64 kept = r.weights[BUCKETS - 1];
-        if (how.top_k > 0 && how.top_k < r.counts[BUCKETS - 1]) {
-            limit = limit_of(row, a.size, r, true, how.top_k, 0.0, NO_KEY);
-            // The weight of what is kept: all buckets before the cut, and a part of the cut.
-            u64 mine = 0;
-            u32 cut = r.cut;
-            kept = cut == 0 ? 0 : r.weights[cut - 1];
-            __syncthreads();
-            if (thread == 0) r.found = 0;
-            __syncthreads();
-            for (u32 i = thread; i < a.size; i += blockDim.x) {
-                float z = row.z(i);
-                if (z > NEG_INFINITY && bucket_of(z, row.max) == cut && row.key(i, z) <= limit) mine += weight_units(z - row.max);
-            }
-            if (mine) atomicAdd(&r.found, mine);
-            __syncthreads();
-            kept += r.found;
-            __syncthreads();
+    if (!wanted.filter && !wanted.candidates && !wanted.logprobs) return;
+    const Sampling &how = *q.how;
+    // As many as the row has values are all.
+    u32 top_k = how.top_k > 0 && how.top_k < a.size ? how.top_k : NONE;
+    u32 count = min(min(s.round->count, s.candidates), LIST);
+    Order<false> order(a, r, o, wanted.candidates ? 1.0f : how.temperature);
+    Order<true> raw(a, r, o, 1.0f);
+    if (wanted.filter || wanted.candidates) order.list(q, min(wanted.filter ? top_k : count, RANKED), wanted.candidates || top_k == NONE);
+    if (wanted.logprobs) raw.list(q, min(max(wanted.tops, 1u), RANKED), true);
+    if (!is_last(s, o)) return;
+
+    if (wanted.filter) {
+        order.take();
+        Kept kept = {NO_KEY, order.total};
+        if (top_k != NONE) kept = order.keep(top_k, INFINITY);
+        if (how.top_p < 1.0f) {
+            Kept nucleus = order.keep(NONE, (double)how.top_p * weight_of_units(kept.weight));
+            kept.last = min(kept.last, nucleus.last);
         }
-        if (how.top_p < 1.0f) limit = limit_of(row, a.size, r, false, 0, (double)how.top_p * weight_of_units(kept), limit);
-        if (thread == 0) s.limits[o] = limit;
-        __syncthreads();
+        if (thread == 0) s.limits[o] = kept.last;
     }
     if (wanted.candidates) {
-        u32 count = min(s.round->count, s.candidates), used = 0;
-        if (s.best[o] != NO_KEY) {
-            add_up(s, r, 2 * o);
-            Scaled<false> row = {q, 1.0f, scaled(key_logit(s.best[o]), 1.0f)};
-            double total = weight_of_units(r.weights[BUCKETS - 1]);
-            u64 limit = limit_of(row, a.size, r, true, count, 0.0, NO_KEY);
-            used = gather_keys(row, a.size, r, limit, count);
-            for (u32 i = thread; i < used; i += blockDim.x) {
-                u64 units = weight_units(key_logit(r.keys[i]) - row.max);
-                s.candidate_tokens[(size_t)o * s.candidates + i] = (u32)r.keys[i];
-                s.candidate_probabilities[(size_t)o * s.candidates + i] = (float)(weight_of_units(units) / total);
-            }
+        order.take();
+        double total = weight_of_units(order.total);
+        u32 used = order.likeliest(count);
+        for (u32 i = thread; i < used; i += CHOOSERS) {
+            u64 units = weight_units(key_logit(r.keys[i]) - order.max);
+            s.candidate_tokens[(size_t)o * s.candidates + i] = (u32)r.keys[i];
+            s.candidate_probabilities[(size_t)o * s.candidates + i] = (float)(weight_of_units(units) / total);
         }
         if (thread == 0) s.counts[o] = used;
-        __syncthreads();
     }
     if (wanted.logprobs) {
-        double log_total = 0.0;
-        u32 used = 0;
-        if (s.raw_best[o] != NO_KEY) {
-            add_up(s, r, 2 * o + 1);
-            Scaled<true> row = {q, 1.0f, scaled(key_logit(s.raw_best[o]), 1.0f)};
-            log_total = logarithm(weight_of_units(r.weights[BUCKETS - 1]));
-            u32 tops = min(wanted.tops, a.most_tops);
-            if (tops > 0) {
-                u64 limit = limit_of(row, a.size, r, true, tops, 0.0, NO_KEY);
-                used = gather_keys(row, a.size, r, limit, tops);
-            }
-            for (u32 i = thread; i < used; i += blockDim.x) {
-                float logprob = (float)((double)(key_logit(r.keys[i]) - row.max) - log_total);
-                a.tops[(size_t)o * a.most_tops + i] = make_uint2((u32)r.keys[i], __float_as_uint(logprob));
-            }
+        __syncthreads();
+        raw.take();
+        double log_total = raw.total ? logarithm(weight_of_units(raw.total)) : 0.0;
+        u32 used = wanted.tops > 0 ? raw.likeliest(wanted.tops) : 0;
+        for (u32 i = thread; i < used; i += CHOOSERS) {
+            float logprob = (float)((double)(key_logit(r.keys[i]) - raw.max) - log_total);
+            a.tops[(size_t)o * a.most_tops + i] = make_uint2((u32)r.keys[i], __float_as_uint(logprob));
         }
         if (thread == 0) s.log_totals[o] = log_total, a.top_counts[o] = used;
     }
@@ -359,8 +396,26 @@ struct Leader {
     double score;
     u32 token;
 };
-__device__ __forceinline__ bool better(double score, u32 token, const Leader &than) {
-    return score > than.score || (score == than.score && token < than.token);
+__device__ __forceinline__ Leader nobody() { return {-INFINITY, NONE}; }
+__device__ __forceinline__ bool operator<(const Leader &a, const Leader &b) {
+    return a.score > b.score || (a.score == b.score && a.token < b.token);
+}
+
+// The best of the leaders of all threads.
+__device__ Leader best_of(Leader own) {
+    __shared__ Leader of_warps[CHOOSERS / 32];
+#pragma unroll
+    for (u32 lanes = 1; lanes < 32; lanes *= 2) {
+        Leader other = {__shfl_xor_sync(FULL, own.score, lanes), __shfl_xor_sync(FULL, own.token, lanes)};
+        if (other < own) own = other;
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = own;
+    __syncthreads();
+    for (u32 w = 0; w < CHOOSERS / 32; w++) {
+        if (of_warps[w] < own) own = of_warps[w];
+    }
+    return own;
 }
 
 // Not less than logit plus noise relative to the largest logit, up to the slack of `reach_of`.
@@ -373,15 +428,27 @@ __device__ __forceinline__ float reach_of(double score, float max) {
     return (float)(score - (double)max - (1e-3 + fabs((double)max) * 1e-15));
 }
 
-// The winner of each sampled row: the largest sum of quotient and noise among what is kept. The last
-// thread block of a row compares what all have found.
-extern "C" __global__ void __launch_bounds__(256) race(const __grid_constant__ ChooseArgs a) {
-    __shared__ double scores[256];
-    __shared__ u32 tokens[256];
-    __shared__ u32 is_last;
+// Calls `act` with the tokens of a part that are kept and whose scores are `least` or more, and perhaps
+// with others: no token whose bound is below that can have such a score.
+template <typename Act> __device__ __forceinline__ void each_score(const Question &q, const Filtered &kept, u64 key, double least, Act act) {
+    float reach = reach_of(least, kept.max);
+    auto may = [&](u32 i, float x) {
+        float z = scaled(x, kept.temperature);
+        u32 token = q.token(i);
+        return kept.admits(z, token) && bound(z - kept.max, noise_bits(key, token)) >= reach;
+    };
+    auto score = [&](u32 i, float x) {
+        u32 token = q.token(i);
+        act((double)scaled(x, kept.temperature) + gumbel(key, token), token);
+    };
+    each_value<false>(q, may, score);
+}
+
+// The winner of each sampled row: the largest sum of quotient and noise among what is kept.
+extern "C" __global__ void __launch_bounds__(CHOOSERS, 3) race(const __grid_constant__ ChooseArgs a) {
     begin();
     const State &s = a.state;
-    u32 o = a.first + blockIdx.y, first, end, thread = threadIdx.x;
+    u32 o = a.first + blockIdx.y, thread = threadIdx.x;
     if (o >= s.round->outputs) return;
     Query query = s.queries[o];
     const Row &of = row_of(s, query.row);
@@ -389,136 +456,88 @@ extern "C" __global__ void __launch_bounds__(256) race(const __grid_constant__ C
     const Sampling &how = a.draft ? sequence.draft : sequence.sampling;
     bool drawn = a.draft ? is_drawn(sequence) : is_weighed(of, sequence);
     if (how.greedy || drawn || query.given != NONE) return;
-    part_of(a.size, first, end);
-    Question q = question(s, a.logits, a.ids, a.size, a.draft, a.level, o, first, end, reinterpret_cast<u32 *>(dynamic_shared()));
+    Question q = question_of(a, o, part_of_block(), dynamic_shared());
     Filtered kept(s, q, o);
-    Leader leader = {-INFINITY, NONE};
+    Leader leader = nobody();
     if (!kept.nothing) {
         u64 key = noise_key(how.seed, sequence.choice, q.position());
-        // No token whose bound is below the score of one that takes part can win.
+        // Who wins is not behind one that takes part.
         u32 likely = (u32)s.best[o];
         double least = kept.admits(kept.max, likely) ? (double)kept.max + gumbel(key, likely) : -INFINITY;
-        float reach = reach_of(least, kept.max);
-        for (u32 i = first + thread; i < end; i += blockDim.x) {
-            float z = scaled(q.value(i), kept.temperature);
-            u32 token = q.token(i);
-            if (!kept.admits(z, token) || bound(z - kept.max, noise_bits(key, token)) < reach) continue;
-            double score = (double)z + gumbel(key, token);
-            if (better(score, token, leader)) leader = {score, token};
-        }
+        each_score(q, kept, key, least, [&](double score, u32 token) {
+            Leader own = {score, token};
+            if (own < leader) leader = own;
+        });
     }
-    auto compare = [&] {
-        scores[thread] = leader.score, tokens[thread] = leader.token;
-        for (u32 half = 128; half > 0; half >>= 1) {
-            __syncthreads();
-            if (thread < half) {
-                Leader own = {scores[thread], tokens[thread]};
-                if (better(scores[thread + half], tokens[thread + half], own))
-                    scores[thread] = scores[thread + half], tokens[thread] = tokens[thread + half];
-            }
-        }
-    };
-    compare();
-    size_t at = (size_t)(o - a.first) * gridDim.x + blockIdx.x;
-    if (thread == 0) {
-        s.part_scores[at] = scores[0], s.part_tokens[at] = tokens[0];
-        __threadfence();
-        is_last = atomicInc(&s.arrivals[o], gridDim.x - 1) == gridDim.x - 1;
-    }
-    __syncthreads();
-    if (!is_last) return;
-    __threadfence();
-    at = (size_t)(o - a.first) * gridDim.x + thread;
-    leader = {-INFINITY, NONE};
-    if (thread < gridDim.x) leader = {__ldcg(s.part_scores + at), __ldcg(s.part_tokens + at)};
-    compare();
-    if (thread == 0) s.leader_scores[o] = scores[0], s.leaders[o] = tokens[0];
+    leader = best_of(leader);
+    size_t at = (size_t)(o - a.first) * gridDim.x;
+    if (thread == 0) s.part_scores[at + blockIdx.x] = leader.score, s.part_tokens[at + blockIdx.x] = leader.token;
+    if (!is_last(s, o)) return;
+    leader = nobody();
+    if (thread < gridDim.x) leader = {__ldcg(s.part_scores + at + thread), __ldcg(s.part_tokens + at + thread)};
+    leader = best_of(leader);
+    if (thread == 0) s.leader_scores[o] = leader.score, s.leaders[o] = leader.token;
 }
 
-// The best of the tokens whose scores are nearly the winner's, for trees of sampled requests: a thread
-// block of 512 for each row.
-extern "C" __global__ void __launch_bounds__(512) near(const __grid_constant__ ChooseArgs a) {
-    __shared__ double scores[NEAR_LIST];
-    __shared__ u32 tokens[NEAR_LIST];
-    __shared__ u32 used;
-    __shared__ u64 total;
+// The best of the tokens whose scores are nearly the winner's, for trees of sampled requests.
+extern "C" __global__ void __launch_bounds__(CHOOSERS, 3) near(const __grid_constant__ ChooseArgs a) {
     begin();
     const State &s = a.state;
-    u32 o = a.first + blockIdx.x, thread = threadIdx.x;
+    u32 o = a.first + blockIdx.y, thread = threadIdx.x;
     if (o >= s.round->outputs || s.round->count <= 1) return;
     const Sequence &sequence = sequence_of(s, row_of(s, s.queries[o].row));
     const Sampling &how = sequence.draft;
     if (how.greedy || is_drawn(sequence)) return;
-    Question q = question(s, a.logits, a.ids, a.size, a.draft, a.level, o, 0, a.size, reinterpret_cast<u32 *>(dynamic_shared()));
+    Leader *leaders = reinterpret_cast<Leader *>(dynamic_shared());
+    u8 *words = dynamic_shared() + LISTED * sizeof(Leader);
+    Question q = question_of(a, o, part_of_block(), words);
     Filtered kept(s, q, o);
-    u32 count = min(s.round->count, s.candidates);
-    if (kept.nothing) {
-        if (thread == 0) s.counts[o] = 0;
+    // Nothing is kept, and no candidate was counted.
+    if (kept.nothing) return;
+    u64 key = noise_key(how.seed, sequence.choice, q.position()), mine = 0, total;
+    double best = s.leader_scores[o], least = best - NEAR;
+    auto weight_of = [&](double score) { return weight_units((float)(score - best)); };
+    // A list of scores, and one of tokens beside it.
+    size_t at = list_of(o, false);
+    u64 *listed_scores = s.lists + at * LISTED, *listed_tokens = listed_scores + LISTED;
+    each_score(q, kept, key, least, [&](double score, u32 token) {
+        if (!(score >= least)) return;
+        mine += weight_of(score);
+        u32 place = atomicAdd(&s.list_counts[at], 1u);
+        if (place < LISTED) listed_scores[place] = (u64)__double_as_longlong(score), listed_tokens[place] = token;
+    });
+    sum_up(mine, total);
+    if (thread == 0 && total) atomicAdd(&s.totals[at], total);
+    if (!is_last(s, o)) return;
+
+    u32 found = __ldcg(s.list_counts + at), count = min(found, min(s.round->count, s.candidates));
+    total = __ldcg(s.totals + at);
+    __syncthreads();
+    if (thread == 0) s.list_counts[at] = 0, s.totals[at] = 0, s.counts[o] = count;
+    auto tell = [&](u32 rank, Leader of) {
+        s.candidate_tokens[(size_t)o * s.candidates + rank] = of.token;
+        s.candidate_probabilities[(size_t)o * s.candidates + rank] = (float)(weight_of_units(weight_of(of.score)) / weight_of_units(total));
+    };
+    if (found <= LISTED) {
+        for (u32 i = thread; i < found; i += CHOOSERS) {
+            leaders[i] = {__longlong_as_double((long long)__ldcg(listed_scores + i)), (u32)__ldcg(listed_tokens + i)};
+        }
+        sort(leaders, found, nobody());
+        for (u32 i = thread; i < count; i += CHOOSERS) tell(i, leaders[i]);
         return;
     }
-    if (thread == 0) used = 0, total = 0;
-    __syncthreads();
-    u64 key = noise_key(how.seed, sequence.choice, q.position());
-    double best = s.leader_scores[o], least = best - NEAR;
-    float reach = reach_of(least, kept.max);
-    auto score_of = [&](u32 i, u32 &token) {
-        float z = scaled(q.value(i), kept.temperature);
-        token = q.token(i);
-        if (!kept.admits(z, token) || bound(z - kept.max, noise_bits(key, token)) < reach) return (double)-INFINITY;
-        return (double)z + gumbel(key, token);
-    };
-    u64 mine = 0;
-    for (u32 i = thread; i < a.size; i += blockDim.x) {
-        u32 token;
-        double score = score_of(i, token);
-        if (!(score >= least)) continue;
-        mine += weight_units((float)(score - best));
-        u32 at = atomicAdd(&used, 1u);
-        if (at < NEAR_LIST) scores[at] = score, tokens[at] = token;
+    // More than fit: one after the other.
+    Question all = question_of(a, o, whole_row(), words);
+    Leader last = {INFINITY, NONE};
+    for (u32 rank = 0; rank < count; rank++) {
+        Leader next = nobody();
+        each_score(all, kept, key, least, [&](double score, u32 token) {
+            Leader own = {score, token};
+            if (last < own && own < next) next = own;
+        });
+        last = best_of(next);
+        if (thread == 0) tell(rank, last);
     }
-    if (mine) atomicAdd(&total, mine);
-    __syncthreads();
-    u32 found = used;
-    auto tell = [&](u32 rank, double score, u32 token) {
-        s.candidate_tokens[(size_t)o * s.candidates + rank] = token;
-        s.candidate_probabilities[(size_t)o * s.candidates + rank] =
-            (float)(weight_of_units(weight_units((float)(score - best))) / weight_of_units(total));
-    };
-    if (found <= NEAR_LIST) {
-        // The rank of each among the others.
-        for (u32 i = thread; i < found; i += blockDim.x) {
-            u32 rank = 0;
-            Leader own = {scores[i], tokens[i]};
-            for (u32 j = 0; j < found && rank < count; j++) rank += better(scores[j], tokens[j], own);
-            if (rank < count) tell(rank, own.score, own.token);
-        }
-    } else {
-        // More than fit: one after the other.
-        Leader last = {INFINITY, NONE};
-        for (u32 rank = 0; rank < count; rank++) {
-            Leader next = {-INFINITY, NONE};
-            for (u32 i = thread; i < a.size; i += blockDim.x) {
-                u32 token;
-                double score = score_of(i, token);
-                bool behind = score < last.score || (score == last.score && token > last.token);
-                if (score >= least && (rank == 0 || behind) && better(score, token, next)) next = {score, token};
-            }
-            __syncthreads();
-            scores[thread] = next.score, tokens[thread] = next.token;
-            for (u32 half = 256; half > 0; half >>= 1) {
-                __syncthreads();
-                if (thread < half) {
-                    Leader own = {scores[thread], tokens[thread]};
-                    if (better(scores[thread + half], tokens[thread + half], own))
-                        scores[thread] = scores[thread + half], tokens[thread] = tokens[thread + half];
-                }
-            }
-            __syncthreads();
-            last = {scores[0], tokens[0]};
-            if (thread == 0) tell(rank, last.score, last.token);
-        }
-    }
-    if (thread == 0) s.counts[o] = min(found, count);
 }
 
 // Log-probabilities of the tokens at the target's outputs; a thread for each.

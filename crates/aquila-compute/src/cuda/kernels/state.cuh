@@ -133,8 +133,10 @@ struct State {
     u32 *counts;  // candidates of each query
     u32 *candidate_tokens;
     float *candidate_probabilities;
-    u64 *bucket_weights;
-    u32 *bucket_counts;
+    u64 *maxima;       // the largest values of shares of each row
+    u64 *lists;        // the likeliest tokens of each row, and the same before anything changed them
+    u64 *totals;       // weights of all tokens, for each list
+    u32 *list_counts;
     float *drawn;         // distributions of drafts: f32 weights
     double *drawn_totals;
     double *rest;         // what verification leaves of a distribution
@@ -239,6 +241,7 @@ struct ChooseArgs {
     u32 size, draft, level, most_tops;
     u32 first;  // the output whose logits come first; what lies by output in pieces is moved back by it
     u32 count;  // outputs that have logits
+    u32 ranks;  // whether tokens are ranked
 };
 
 struct AcceptArgs {

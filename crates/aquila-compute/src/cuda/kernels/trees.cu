@@ -2,7 +2,9 @@
 
 #include "choice.cuh"
 
-#define SCORES 2048  // scores that are compared in shared memory
+#define SCORES 2048    // scores that are compared in shared memory
+#define GROWERS 128    // threads of a thread block that numbers nodes
+#define MOST_BEAM 256  // nodes of a level that go on at most
 
 // A probability that rounding pushed above one must not lift a child over its parent.
 __device__ __forceinline__ float child_score(float score, float probability) { return fmaxf(fminf(score * probability, score), 0.0f); }
@@ -13,16 +15,55 @@ __device__ __forceinline__ bool before(float a, u32 a_at, float b, u32 b_at) {
     return x > y || (x == y && a_at < b_at);
 }
 
+// Scores of the nodes offered from `first` to `end`, in shared memory as far as there is room. All threads
+// of a thread block make them.
+struct Scores {
+    const Offered *pool;
+    float *shared;
+    u32 first, end, in_shared;
+
+    __device__ __forceinline__ Scores(const Offered *pool, u32 first, u32 end) : pool(pool), first(first), end(end) {
+        __shared__ float scores[SCORES];
+        shared = scores, in_shared = min(end - first, (u32)SCORES);
+        for (u32 i = threadIdx.x; i < in_shared; i += blockDim.x) scores[i] = pool[first + i].score;
+        __syncthreads();
+    }
+    // How many come before node i.
+    __device__ __forceinline__ u32 rank(u32 i) const {
+        float own = i - first < in_shared ? shared[i - first] : pool[i].score;
+        u32 rank = 0;
+#pragma unroll 8
+        for (u32 j = 0; j < in_shared; j++) rank += before(shared[j], first + j, own, i);
+        for (u32 j = first + in_shared; j < end; j++) rank += before(pool[j].score, j, own, i);
+        return rank;
+    }
+};
+
 // Makes the best of the nodes offered from `first` on the beam, best first.
 __device__ void choose_beam(const State &s, u32 at, Row &row, u32 first, u32 end) {
-    Offered *pool = offered_of(s, at);
+    Scores scores(offered_of(s, at), first, end);
     for (u32 i = first + threadIdx.x; i < end; i += blockDim.x) {
-        u32 rank = 0;
-        for (u32 j = first; j < end && rank < row.task.topk; j++) rank += before(pool[j].score, j, pool[i].score, i);
+        u32 rank = scores.rank(i);
         if (rank < row.task.topk) beam_of(s, at)[rank] = i;
     }
     __syncthreads();
     if (threadIdx.x == 0) row.pool = end, row.beam = min(end - first, row.task.topk);
+}
+
+// How many of the threads before this one say yes, and how many of all.
+__device__ u32 count_before(bool yes, u32 &all) {
+    __shared__ u32 of_warps[GROWERS / 32];
+    u32 votes = __ballot_sync(FULL, yes), warp = threadIdx.x / 32;
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) of_warps[warp] = __popc(votes);
+    __syncthreads();
+    u32 before = __popc(votes & ((1u << threadIdx.x % 32) - 1));
+    all = 0;
+    for (u32 w = 0; w < GROWERS / 32; w++) {
+        if (w < warp) before += of_warps[w];
+        all += of_warps[w];
+    }
+    return before;
 }
 
 // Starts the trees of all rows that decode; those that the host has drafted are whole already.
@@ -60,8 +101,8 @@ extern "C" __global__ void __launch_bounds__(64) start_trees(const __grid_consta
 }
 
 // Grows the trees by what was proposed after each node of their beams.
-extern "C" __global__ void __launch_bounds__(128) grow(const __grid_constant__ StepArgs a) {
-    __shared__ u32 beam[MOST_PATH], firsts[MOST_PATH + 1];
+extern "C" __global__ void __launch_bounds__(GROWERS) grow(const __grid_constant__ StepArgs a) {
+    __shared__ u32 beam[MOST_BEAM], firsts[MOST_BEAM + 1];
     begin();
     const State &s = a.state;
     u32 at = blockIdx.x, thread = threadIdx.x;
@@ -128,8 +169,7 @@ __device__ void weigh_nodes(const State &s, u32 at, const Row &row, const Sequen
 
 // Ends the trees that were drafted: the best nodes of each, in the order of being offered; fills them
 // up where asked to.
-extern "C" __global__ void __launch_bounds__(128) build_trees(const __grid_constant__ BuildArgs a) {
-    __shared__ float scores[SCORES];
+extern "C" __global__ void __launch_bounds__(GROWERS) build_trees(const __grid_constant__ BuildArgs a) {
     begin();
     const State &s = a.state;
     u32 at = blockIdx.x, thread = threadIdx.x;
@@ -140,32 +180,24 @@ extern "C" __global__ void __launch_bounds__(128) build_trees(const __grid_const
     Node *tree = tree_of(s, at);
     bool drafted = row.drafts;
     if (drafted) {
-        u32 size = row.pool, most = row.task.nodes - 1;
-        for (u32 i = thread; i < min(size, (u32)SCORES); i += blockDim.x) scores[i] = pool[i].score;
-        __syncthreads();
-        auto score = [&](u32 i) { return i < SCORES ? scores[i] : pool[i].score; };
-        for (u32 i = thread; i < size; i += blockDim.x) {
-            float own = score(i);
-            u32 rank = 0;
-            for (u32 j = 0; j < size && rank < most; j++) rank += before(score(j), j, own, i);
-            pool[i].kept = rank < most ? 0 : NONE;
+        u32 size = row.pool, most = row.task.nodes - 1, next = 1;
+        Scores scores(pool, 0, size);
+        for (u32 first = 0; first < size; first += GROWERS) {
+            u32 i = first + thread, kept;
+            bool stays = i < size && scores.rank(i) < most;
+            u32 place = next + count_before(stays, kept);
+            if (i < size) pool[i].kept = stays ? place : NONE;
+            next += kept;
         }
         __syncthreads();
-        for (u32 i = thread; i < size; i += blockDim.x) {
-            if (pool[i].kept == NONE) continue;
-            u32 place = 1;
-            for (u32 j = 0; j < i; j++) place += pool[j].kept != NONE;
-            pool[i].row = place;
-        }
-        __syncthreads();
-        for (u32 i = thread; i < size; i += blockDim.x) {
+        for (u32 i = thread; i < size; i += GROWERS) {
             const Offered &offered = pool[i];
             if (offered.kept == NONE) continue;
-            u32 parent = offered.parent == NONE ? 0 : pool[offered.parent].row;
-            tree[offered.row] = {offered.token, parent, offered.depth, offered.score, offered.drawn, 1, 0.0f};
+            u32 parent = offered.parent == NONE ? 0 : pool[offered.parent].kept;
+            tree[offered.kept] = {offered.token, parent, offered.depth, offered.score, offered.drawn, 1, 0.0f};
         }
         __syncthreads();
-        if (thread == 0) row.tree = 1 + min(size, most), row.drafts = 0;
+        if (thread == 0) row.tree = next, row.drafts = 0;
         __syncthreads();
     }
     if (a.fill && thread == 0) {
@@ -213,24 +245,33 @@ extern "C" __global__ void __launch_bounds__(128) prune_trees(const __grid_const
     }
 }
 
-// Keeps those nodes.
-extern "C" __global__ void __launch_bounds__(128) retain_nodes(const __grid_constant__ StepArgs a) {
+// Keeps those nodes. A node goes to a place that is not behind its own; `kept` says where.
+extern "C" __global__ void __launch_bounds__(GROWERS) retain_nodes(const __grid_constant__ StepArgs a) {
     begin();
     const State &s = a.state;
-    u32 at = blockIdx.x;
-    if (at >= s.round->rows || threadIdx.x > 0) return;
+    u32 at = blockIdx.x, thread = threadIdx.x;
+    if (at >= s.round->rows) return;
     Row &row = row_of(s, at);
     if (!row.live || !row.task.decodes) return;
     Node *tree = tree_of(s, at);
-    // A node goes to a place that is not behind its own. `kept` says where the node that was there went.
-    u32 size = 1;
-    for (u32 n = 1; n < row.tree; n++) {
-        if (!tree[n].kept) continue;
-        Node node = tree[n];
-        if (node.parent > 0) node.parent = tree[node.parent].kept;
-        tree[n].kept = size;
-        node.kept = tree[size].kept;
-        tree[size++] = node;
+    u32 size = row.tree, next = 1;
+    for (u32 first = 1; first < size; first += GROWERS) {
+        u32 n = first + thread, kept;
+        bool stays = n < size && tree[n].kept;
+        u32 place = next + count_before(stays, kept);
+        if (n < size) tree[n].kept = stays ? place : NONE;
+        next += kept;
     }
-    row.tree = size;
+    __syncthreads();
+    for (u32 first = 1; first < size; first += GROWERS) {
+        u32 n = first + thread, place = n < size ? tree[n].kept : NONE;
+        Node node;
+        if (place != NONE) node = tree[n], node.parent = node.parent > 0 ? tree[node.parent].kept : 0;
+        // All nodes that are overwritten have been read.
+        __syncthreads();
+        if (place == NONE) continue;
+        Node &to = tree[place];
+        to.token = node.token, to.parent = node.parent, to.depth = node.depth, to.score = node.score, to.drawn = node.drawn;
+    }
+    if (thread == 0) row.tree = next;
 }

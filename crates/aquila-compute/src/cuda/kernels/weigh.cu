@@ -17,7 +17,7 @@
 struct Weighing {
     u64 sums[WEIGHERS];
     u32 removed[MOST_PATH], removed_count;
-    u32 found;
+    u32 part, found;
 };
 
 // The sum of `mine` of all threads.
@@ -35,17 +35,24 @@ __device__ u64 sum_of(Weighing &w, u64 mine) {
 // last that has any weight where none does, NONE where none has. `units` answers the weight of a value
 // of the row, `scale` is that of one unit.
 template <typename F> __device__ u32 token_under(Weighing &w, u32 size, double target, double scale, F units) {
-    u32 thread = threadIdx.x, part = (size + WEIGHERS - 1) / WEIGHERS;
-    u32 first = min(size, thread * part), end = min(size, first + part), last = NONE;
+    // Every thread has a part of the row, which all lanes of its warp add up.
+    u32 thread = threadIdx.x, lane = thread % 32, part = (size + 32 * WEIGHERS - 1) / (32 * WEIGHERS) * 32, last = NONE;
     u64 mine = 0;
-    for (u32 i = first; i < end; i++) {
-        u64 unit = units(i);
-        mine += unit;
-        if (unit) last = i;
+    for (u32 of = 0; of < 32; of++) {
+        u32 first = (thread - lane + of) * part, end = min(size, first + part);
+        u64 sum = 0;
+#pragma unroll 4
+        for (u32 i = first + lane; i < end; i += 32) {
+            u64 unit = units(i);
+            sum += unit;
+            if (unit) last = i;
+        }
+        for (u32 lanes = 1; lanes < 32; lanes *= 2) sum += __shfl_xor_sync(FULL, sum, lanes);
+        if (lane == of) mine = sum;
     }
     __syncthreads();
     w.sums[thread] = mine;
-    if (thread == 0) w.found = NONE;
+    if (thread == 0) w.found = NONE, w.part = NONE;
     for (u32 step = 1; step < WEIGHERS; step <<= 1) {
         __syncthreads();
         u64 before = thread >= step ? w.sums[thread - step] : 0;
@@ -54,15 +61,23 @@ template <typename F> __device__ u32 token_under(Weighing &w, u32 size, double t
     }
     __syncthreads();
     u64 until = w.sums[thread], sum = until - mine;
-    bool here = mine && (double)until * scale > target && !((double)sum * scale > target);
-    if (here) {
-        for (u32 i = first; i < end; i++) {
-            u64 unit = units(i);
-            sum += unit;
-            if (unit && (double)sum * scale > target) {
-                w.found = i;
+    if (mine && (double)until * scale > target && !((double)sum * scale > target)) w.part = thread;
+    __syncthreads();
+    if (w.part != NONE && thread < 32) {
+        u32 first = w.part * part, end = min(size, first + part);
+        sum = w.part > 0 ? w.sums[w.part - 1] : 0;
+        for (u32 row = first; row < end; row += 32) {
+            u64 unit = row + lane < end ? units(row + lane) : 0, until = unit;
+            for (u32 step = 1; step < 32; step *= 2) {
+                u64 before = __shfl_up_sync(FULL, until, step);
+                if (lane >= step) until += before;
+            }
+            u32 over = __ballot_sync(FULL, unit && (double)(sum + until) * scale > target);
+            if (over) {
+                if (lane == 0) w.found = row + __ffs(over) - 1;
                 break;
             }
+            sum += __shfl_sync(FULL, until, 31);
         }
     }
     __syncthreads();
@@ -108,18 +123,21 @@ extern "C" __global__ void __launch_bounds__(WEIGHERS) draw(const __grid_constan
     u32 place = row.task.place;
     u32 to = a.level ? drawn_of_level(s, place, offered_of(s, query.row)[query.node].depth, o - row.first_query) : drawn_of_seed(s, place);
     float *weights = s.drawn + (size_t)to * s.vocabulary;
-    Question q = question(s, a.logits, a.ids, a.size, a.draft, a.level, o, 0, a.size, reinterpret_cast<u32 *>(dynamic_shared()));
+    Question q = question(s, a.logits, a.ids, a.size, a.draft, a.level, o, whole_row(), reinterpret_cast<u32 *>(dynamic_shared()));
     Filtered kept(s, q, o);
     // Where nothing is possible, the lowest token is certain, whether the draft knows it or not.
     u32 certain = kept.nothing ? lowest_allowed(sequence, q.mask, q.banned, s.vocabulary) : NONE;
     u64 mine = 0;
     for (u32 i = thread; i < s.vocabulary; i += WEIGHERS) weights[i] = 0.0f;
     __syncthreads();
-    for (u32 i = thread; i < a.size && !kept.nothing; i += WEIGHERS) {
-        u64 units = kept.units(q, i);
+    auto weigh = [&](u32 i, float x) {
+        u32 token = q.token(i);
+        u64 units = kept.units(x, token);
         mine += units;
-        weights[q.token(i)] = (float)weight_of_units(units);
-    }
+        weights[token] = (float)weight_of_units(units);
+        return false;
+    };
+    if (!kept.nothing) each_value<false>(q, weigh, [](u32, float) {});
     if (thread == 0 && kept.nothing) weights[certain] = 1.0f, mine = 17179869184ull;
     u64 total = sum_of(w, mine);
     if (thread == 0) s.drawn_totals[to] = weight_of_units(total), w.removed_count = 0;
@@ -149,12 +167,12 @@ struct Target {
 
     __device__ __forceinline__ u64 units(u32 token) const {
         if (certain != NONE) return token == certain ? 17179869184ull : 0;
-        return kept.units(q, token);
+        return kept.units(q.value(token), token);
     }
 };
 
 // Walks down the trees of requests whose drafts are verified by probability.
-extern "C" __global__ void __launch_bounds__(WEIGHERS) accept_weighed(const __grid_constant__ AcceptArgs a) {
+extern "C" __global__ void __launch_bounds__(WEIGHERS, 1) accept_weighed(const __grid_constant__ AcceptArgs a) {
     __shared__ Weighing w;
     __shared__ u32 path_nodes[MOST_PATH + 1], path_tokens[MOST_PATH + 1];
     begin();
@@ -174,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(WEIGHERS) accept_weighed(const __gr
     while (true) {
         u32 depth = length - 1, o = row.first_output + node;
         u64 coins = noise_key(seed ^ ACCEPT_STREAM, sequence.choice, position + depth);
-        Question q = question(s, a.logits, nullptr, a.size, 0, 0, o, 0, a.size, reinterpret_cast<u32 *>(dynamic_shared()));
+        Question q = question(s, a.logits, nullptr, a.size, 0, 0, o, whole_row(), reinterpret_cast<u32 *>(dynamic_shared()));
         Filtered kept(s, q, o);
         u32 only = NONE;
         if (q.how->greedy) {
@@ -184,7 +202,15 @@ extern "C" __global__ void __launch_bounds__(WEIGHERS) accept_weighed(const __gr
         }
         Target target = {q, kept, only};
         u64 mine = 0;
-        for (u32 t = thread; t < a.size; t += WEIGHERS) mine += target.units(t);
+        auto weigh = [&](u32 token, float x) {
+            mine += kept.units(x, token);
+            return false;
+        };
+        if (only == NONE) {
+            each_value<false>(q, weigh, [](u32, float) {});
+        } else if (thread == 0 && only < a.size) {
+            mine = target.units(only);
+        }
         u64 total = sum_of(w, mine), left = total;
         if (thread == 0) w.removed_count = 0;
         __syncthreads();

@@ -30,6 +30,26 @@ pub enum Accumulate {
     Add,
 }
 
+/// Rows of which a projection reads the norm.
+pub struct Normed<'a, B: Backend> {
+    /// The rows before the norm.
+    pub input: &'a B::Rows,
+    /// The norm's weight.
+    pub weight: &'a B::Vector,
+    /// What is added to the mean of a row's squares.
+    pub epsilon: f32,
+    /// Room for the normed rows, which holds nothing of use afterwards.
+    pub room: &'a mut B::Rows,
+}
+
+impl<'a, B: Backend> Normed<'a, B> {
+    /// Norms the first `rows` rows, for a projection that does not.
+    pub fn rows(self, backend: &B, rows: usize) -> Result<&'a B::Rows> {
+        backend.rms_norm(self.input, self.weight, self.epsilon, rows, self.room)?;
+        Ok(self.room)
+    }
+}
+
 /// A machine that runs forward passes and the steps of a round.
 ///
 /// Operations are enqueued in program order and may complete later; only [`Backend::read`] and
@@ -37,7 +57,7 @@ pub enum Accumulate {
 /// [`crate::reference`], the steps of a round in [`crate::round::RoundState`]. Row counts are
 /// arguments rather than properties of buffers, so that buffers are allocated once. They are
 /// bounds: a plan may have fewer rows, and what an operation leaves in the others is undefined.
-pub trait Backend: Send + Sync + 'static {
+pub trait Backend: Sized + Send + Sync + 'static {
     /// f32 rows on the device.
     type Rows: Send + Sync;
     /// A projection as this backend keeps it.
@@ -130,6 +150,19 @@ pub trait Backend: Send + Sync + 'static {
         epsilon: f32,
         rows: usize,
         out: &mut Self::Rows,
+    ) -> Result<()> {
+        self.rms_norm_columns(input, weight, epsilon, rows, 0, out)
+    }
+
+    /// The same into columns of `out`, from `column` on.
+    fn rms_norm_columns(
+        &self,
+        input: &Self::Rows,
+        weight: &Self::Vector,
+        epsilon: f32,
+        rows: usize,
+        column: usize,
+        out: &mut Self::Rows,
     ) -> Result<()>;
 
     /// `out = input * weight^T + bias`, set or added, for the first `rows` rows.
@@ -142,6 +175,19 @@ pub trait Backend: Send + Sync + 'static {
         accumulate: Accumulate,
         out: &mut Self::Rows,
     ) -> Result<()>;
+
+    /// [`project`](Self::project) of the [`rms_norm`](Self::rms_norm) of rows.
+    fn project_normed(
+        &self,
+        weight: &Self::Weight,
+        bias: Option<&Self::Vector>,
+        normed: Normed<'_, Self>,
+        rows: usize,
+        accumulate: Accumulate,
+        out: &mut Self::Rows,
+    ) -> Result<()> {
+        self.project(weight, bias, normed.rows(self, rows)?, rows, accumulate, out)
+    }
 
     /// Of rows that hold queries, keys and values: norms each query and key head where `norms`
     /// (of queries, of keys, epsilon) is given, rotates both by position, leaves the queries in
@@ -193,6 +239,22 @@ pub trait Backend: Send + Sync + 'static {
     ) -> Result<()> {
         self.project(weight, bias, input, rows, Accumulate::Set, both)?;
         self.gate(activation, both, rows, out)
+    }
+
+    /// [`project_gated`](Self::project_gated) of the [`rms_norm`](Self::rms_norm) of rows.
+    #[allow(clippy::too_many_arguments)]
+    fn project_gated_normed(
+        &self,
+        weight: &Self::Weight,
+        bias: Option<&Self::Vector>,
+        activation: Activation,
+        normed: Normed<'_, Self>,
+        rows: usize,
+        both: &mut Self::Rows,
+        out: &mut Self::Rows,
+    ) -> Result<()> {
+        let input = normed.rows(self, rows)?;
+        self.project_gated(weight, bias, activation, input, rows, both, out)
     }
 
     /// Chooses the experts of the first `rows` rows: of the softmax of a row's `logits`, one for

@@ -29,7 +29,7 @@ mod forward_plan;
 mod shape;
 mod tensor;
 
-pub use backend::{Accumulate, Backend, DraftIds};
+pub use backend::{Accumulate, Backend, DraftIds, Normed};
 pub use error::{Error, Result};
 pub use forward_plan::{AttentionSpan, BlockTables, ForwardPlan, PlanBounds};
 pub use shape::{

@@ -126,7 +126,15 @@ impl Backend for Null {
         Ok(())
     }
 
-    fn rms_norm(&self, _: &(), _: &(), _: f32, _: usize, _: &mut ()) -> Result<()> {
+    fn rms_norm_columns(
+        &self,
+        _: &(),
+        _: &(),
+        _: f32,
+        _: usize,
+        _: usize,
+        _: &mut (),
+    ) -> Result<()> {
         Ok(())
     }
 

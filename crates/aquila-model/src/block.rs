@@ -4,7 +4,7 @@
 //! backend does.
 
 use aquila_compute::{
-    Accumulate, Activation, AttentionParams, Backend, ForwardPlan, HeadShape, PlanBounds,
+    Accumulate, Activation, AttentionParams, Backend, ForwardPlan, HeadShape, Normed, PlanBounds,
 };
 
 use crate::layer_spec::LayerSpec;
@@ -50,6 +50,8 @@ pub(crate) struct Pass<'a, B: Backend> {
 pub(crate) struct Work<B: Backend> {
     pub plan: B::Plan,
     pub residual: B::Rows,
+    /// Room for the stream normed; no part reads what another left there.
+    pub normed: B::Rows,
     attention: Vec<AttentionBuffers<B>>,
     ffn: Vec<FeedForwardBuffers<B>>,
     /// What a part made, and that normed, where layers norm it.
@@ -64,6 +66,16 @@ struct AttentionBuffers<B: Backend> {
 enum FeedForwardBuffers<B: Backend> {
     Dense { gate_up: B::Rows, activated: B::Rows },
     Experts { logits: B::Rows, routing: B::Routing, gate_up: B::Rows, activated: B::Rows },
+}
+
+/// What attention reads.
+pub(crate) enum Input<'a, B: Backend> {
+    /// The residual stream, normed with this weight.
+    Normed(&'a B::Vector),
+    /// The residual stream as it is.
+    Stream,
+    /// What a layer joins beside the stream.
+    Joined(&'a B::Rows),
 }
 
 /// Which buffers of [`Work`] a layer uses.
@@ -116,6 +128,7 @@ impl<B: Backend> Work<B> {
         Ok(Self {
             plan: backend.plan(bounds)?,
             residual: hidden()?,
+            normed: hidden()?,
             attention: attention_rows(spec).iter().map(attention).collect::<Result<_>>()?,
             ffn: ffn_rows(spec).iter().map(ffn).collect::<Result<_>>()?,
             outputs: norms_after(spec)
@@ -126,21 +139,30 @@ impl<B: Backend> Work<B> {
 }
 
 impl<B: Backend> Block<B> {
-    /// Adds to the residual stream what attention makes of `input`, the normed stream.
+    /// Adds to the residual stream what attention makes of `input`.
     pub fn attend(
         &self,
         pass: &Pass<'_, B>,
         rope: &B::Rope,
-        input: &B::Rows,
+        input: Input<'_, B>,
         kv: &mut B::Kv,
         layer: usize,
         w: &mut Work<B>,
     ) -> Result<()> {
         let &Pass { backend, epsilon, rows } = pass;
-        let Work { plan, residual, attention, outputs, .. } = w;
+        let Work { plan, residual, normed: room, attention, outputs, .. } = w;
         let AttentionBuffers { qkv, attended } = &mut attention[self.places.attention];
         let norms = self.qk_norms.as_ref().map(|[q, k]| (q, k, epsilon));
-        self.qkv.project(backend, input, rows, Accumulate::Set, qkv)?;
+        let Linear { weight, bias } = &self.qkv;
+        let (bias, set) = (bias.as_ref(), Accumulate::Set);
+        match input {
+            Input::Normed(norm) => {
+                let normed = Normed { input: residual, weight: norm, epsilon, room };
+                backend.project_normed(weight, bias, normed, rows, set, qkv)?;
+            }
+            Input::Stream => backend.project(weight, bias, residual, rows, set, qkv)?,
+            Input::Joined(input) => backend.project(weight, bias, input, rows, set, qkv)?,
+        }
         backend.write_kv(qkv, self.attention.heads, norms, rope, plan, kv, layer)?;
         backend.attend(qkv, self.attention, plan, kv, layer, attended)?;
         pass.add(self.attention_output_norm.as_ref(), outputs, residual, |accumulate, out| {
@@ -148,18 +170,17 @@ impl<B: Backend> Block<B> {
         })
     }
 
-    /// Adds to the residual stream what the feed-forward part makes of it; leaves in `normed` what
-    /// that part read, and in `routed`, if given, which experts rows went to, from a column on.
+    /// Adds to the residual stream what the feed-forward part makes of it; leaves in `routed`, if
+    /// given, which experts rows went to, from a column on.
     pub fn feed_forward(
         &self,
         pass: &Pass<'_, B>,
-        normed: &mut B::Rows,
         w: &mut Work<B>,
         routed: Option<(&mut B::Rows, usize)>,
     ) -> Result<()> {
         let &Pass { backend, epsilon, rows } = pass;
-        let Work { residual, ffn, outputs, .. } = w;
-        backend.rms_norm(residual, &self.ffn_norm, epsilon, rows, normed)?;
+        let Work { residual, normed: room, ffn, outputs, .. } = w;
+        let ffn_norm = &self.ffn_norm;
         let (norm, activation) = (self.ffn_output_norm.as_ref(), self.activation);
         match (&self.ffn, &mut ffn[self.places.ffn]) {
             (
@@ -167,8 +188,10 @@ impl<B: Backend> Block<B> {
                 FeedForwardBuffers::Dense { gate_up, activated },
             ) => {
                 let bias = bias.as_ref();
-                backend
-                    .project_gated(weight, bias, activation, normed, rows, gate_up, activated)?;
+                let normed = Normed { input: residual, weight: ffn_norm, epsilon, room };
+                backend.project_gated_normed(
+                    weight, bias, activation, normed, rows, gate_up, activated,
+                )?;
                 pass.add(norm, outputs, residual, |accumulate, out| {
                     down.project(backend, activated, rows, accumulate, out)
                 })
@@ -177,6 +200,9 @@ impl<B: Backend> Block<B> {
                 FeedForwardPart::Experts { router, experts, normalized },
                 FeedForwardBuffers::Experts { logits, routing, gate_up, activated },
             ) => {
+                // The router reads it, and the experts.
+                backend.rms_norm(residual, ffn_norm, epsilon, rows, room)?;
+                let normed = &*room;
                 backend.project(router, None, normed, rows, Accumulate::Set, logits)?;
                 backend.route(logits, rows, *normalized, routing)?;
                 if let Some((out, column)) = routed {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use aquila_compute::round::Extent;
 use aquila_compute::{Accumulate, Backend, ForwardPlan, KvDtype, PlanBounds, WeightFormat};
 
-use crate::block::{Block, Pass, Work, check_plan};
+use crate::block::{Block, Input, Pass, Work, check_plan};
 use crate::capture::Capture;
 use crate::layer_spec::{AttentionSpec, Mixer};
 use crate::loading::{Loading, Progress, check_positions};
@@ -46,7 +46,6 @@ struct Layer<B: Backend> {
 pub struct Scratch<B: Backend> {
     bounds: PlanBounds,
     work: Work<B>,
-    normed: B::Rows,
     gathered: B::Rows,
     hidden: B::Rows,
     /// As many rows as come at a time.
@@ -171,11 +170,10 @@ impl<B: Backend> Decoder<B> {
         bounds: PlanBounds,
         pieces: usize,
     ) -> Result<Scratch<B>> {
-        let (rows, spec) = (bounds.rows, &self.spec);
+        let spec = &self.spec;
         Ok(Scratch {
             bounds,
             work: Work::new(backend, spec, bounds)?,
-            normed: backend.rows(rows, spec.hidden_size)?,
             gathered: backend.rows(pieces, spec.hidden_size)?,
             hidden: backend.rows(pieces, spec.hidden_size)?,
             logits: backend.logits(pieces, spec.vocab_size)?,
@@ -241,12 +239,11 @@ impl<B: Backend> Decoder<B> {
             capture.take(backend, 0, &s.work.residual, rows)?;
         }
         for (number, Layer { norm, block, group, index }) in self.layers.iter().enumerate() {
-            backend.rms_norm(&s.work.residual, norm, epsilon, rows, &mut s.normed)?;
             let (rope, kv) = (&self.ropes[*group], &mut kv[*group]);
-            block.attend(&pass, rope, &s.normed, kv, *index, &mut s.work)?;
+            block.attend(&pass, rope, Input::Normed(norm), kv, *index, &mut s.work)?;
             written(kv, *group, *index)?;
             let routed = captures.iter_mut().find_map(|c| c.expert_columns(number));
-            block.feed_forward(&pass, &mut s.normed, &mut s.work, routed)?;
+            block.feed_forward(&pass, &mut s.work, routed)?;
             for capture in captures.iter_mut() {
                 capture.take(backend, number + 1, &s.work.residual, rows)?;
             }

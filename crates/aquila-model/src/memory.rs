@@ -133,8 +133,7 @@ pub fn kv_bytes_per_token(spec: &ModelSpec, dtype: KvDtype) -> u64 {
 
 /// Bytes of the buffers of a forward pass, but for the logits.
 pub fn scratch_bytes(spec: &ModelSpec, bounds: PlanBounds) -> u64 {
-    let per_row = spec.hidden_size + work_width(spec);
-    buffer_bytes(bounds, per_row, 2 * spec.hidden_size)
+    buffer_bytes(bounds, work_width(spec), 2 * spec.hidden_size)
 }
 
 /// Bytes of the logits of so many outputs.
@@ -158,7 +157,7 @@ fn work_width(spec: &ModelSpec) -> usize {
         }
     });
     let outputs = if norms_after(spec) { 2 * spec.hidden_size } else { 0 };
-    spec.hidden_size + mixers.sum::<usize>() + parts.sum::<usize>() + outputs
+    2 * spec.hidden_size + mixers.sum::<usize>() + parts.sum::<usize>() + outputs
 }
 
 /// The different shapes of heads, each of which has buffers of its own.
@@ -233,7 +232,7 @@ pub(crate) fn tensor_bytes(tensors: impl Iterator<Item = Expected>, format: Weig
 pub(crate) fn fused_scratch_bytes(layer: &ModelSpec, bounds: PlanBounds, tokens: usize) -> u64 {
     let hidden = layer.hidden_size;
     // And a row of zeros.
-    buffer_bytes(bounds, work_width(layer) + 6 * hidden, 2 * hidden + tokens)
+    buffer_bytes(bounds, work_width(layer) + 5 * hidden, 2 * hidden + tokens)
         + (hidden * size_of::<f32>()) as u64
 }
 
@@ -258,9 +257,9 @@ impl Eagle3Spec {
         let norms = match self.feature_norm {
             FeatureNorm::None => 0,
             FeatureNorm::Whole => self.fc_inputs(),
-            FeatureNorm::Each => 2 * self.target_hidden_size,
+            FeatureNorm::Each => self.target_hidden_size,
         };
-        let per_row = work_width(&self.layer) + self.fc_inputs() + norms + 5 * hidden;
+        let per_row = work_width(&self.layer) + self.fc_inputs() + norms + 4 * hidden;
         buffer_bytes(bounds, per_row, 3 * hidden + self.draft_vocab_size)
     }
 

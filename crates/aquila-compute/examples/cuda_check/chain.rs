@@ -3,7 +3,7 @@
 use aquila_compute::cuda::CudaBackend;
 use aquila_compute::{
     Accumulate, Activation, AttentionParams, AttentionSpan, Backend, ForwardPlan, HeadShape,
-    HostTensor, KvDtype, KvShape, PlanBounds, Result, RopeTable, WeightFormat,
+    HostTensor, KvDtype, KvShape, Normed, PlanBounds, Result, RopeTable, WeightFormat,
 };
 
 use crate::random::Random;
@@ -21,22 +21,33 @@ const CONTEXT: usize = 512;
 const SLOTS: usize = 65_536;
 const EPSILON: f32 = 1e-5;
 
+type Rows = <CudaBackend as Backend>::Rows;
+type Vector = <CudaBackend as Backend>::Vector;
+type Weight = <CudaBackend as Backend>::Weight;
+
 struct Layer {
-    norms: [<CudaBackend as Backend>::Vector; 2],
-    qkv: <CudaBackend as Backend>::Weight,
-    o: <CudaBackend as Backend>::Weight,
-    gate_up: <CudaBackend as Backend>::Weight,
-    down: <CudaBackend as Backend>::Weight,
+    norms: [Vector; 2],
+    qkv: Weight,
+    o: Weight,
+    gate_up: Weight,
+    down: Weight,
 }
 
 /// Parts of a step that can be left out, to see what they cost.
 #[derive(Clone, Copy, PartialEq)]
 enum Without {
     Nothing,
+    /// Without projections that norm what they read: norms are operations of their own.
+    NormedInputs,
     Attention,
     Norms,
     WriteKv,
     Head,
+}
+
+/// Rows that are normed where they are projected.
+fn before<'a>(input: &'a Rows, weight: &'a Vector, room: &'a mut Rows) -> Normed<'a, CudaBackend> {
+    Normed { input, weight, epsilon: EPSILON, room }
 }
 
 /// Times steps of `requests` requests with `nodes` rows each.
@@ -93,20 +104,30 @@ pub fn time(b: &CudaBackend, random: &mut Random) -> Result<()> {
         b.place(&host, &mut plan)?;
         let parts: &[Without] = match (requests, nodes) {
             (1, 1 | 8) | (16 | 64, 1) => {
-                use Without::{Attention, Head, Norms, Nothing, WriteKv};
-                &[Nothing, Attention, Norms, WriteKv, Head]
+                use Without::{Attention, Head, NormedInputs, Norms, Nothing, WriteKv};
+                &[Nothing, NormedInputs, Attention, Norms, WriteKv, Head]
             }
+            (1, 4) => &[Without::Nothing, Without::NormedInputs],
             _ => &[Without::Nothing],
         };
         for &without in parts {
+            let (set, silu) = (Accumulate::Set, Activation::Silu);
+            let apart = matches!(without, Without::NormedInputs | Without::Norms);
+            let norm = |input: &Rows, weight: &Vector, out: &mut Rows| match without {
+                Without::Norms => Ok(()),
+                _ => b.rms_norm(input, weight, EPSILON, count, out),
+            };
             let mut step = |b: &CudaBackend| -> Result<()> {
                 b.embed(&table, 1.0, &plan, &mut residual)?;
                 for at in 0..LAYERS {
                     let layer = &layers[at % DISTINCT];
-                    if without != Without::Norms {
-                        b.rms_norm(&residual, &layer.norms[0], EPSILON, count, &mut normed)?;
+                    if apart {
+                        norm(&residual, &layer.norms[0], &mut normed)?;
+                        b.project(&layer.qkv, None, &normed, count, set, &mut qkv)?;
+                    } else {
+                        let normed = before(&residual, &layer.norms[0], &mut normed);
+                        b.project_normed(&layer.qkv, None, normed, count, set, &mut qkv)?;
                     }
-                    b.project(&layer.qkv, None, &normed, count, Accumulate::Set, &mut qkv)?;
                     if without != Without::WriteKv {
                         b.write_kv(&mut qkv, HEADS, None, &rope, &plan, &mut kv, at)?;
                     }
@@ -114,21 +135,17 @@ pub fn time(b: &CudaBackend, random: &mut Random) -> Result<()> {
                         b.attend(&qkv, PARAMS, &plan, &kv, at, &mut attended)?;
                     }
                     b.project(&layer.o, None, &attended, count, Accumulate::Add, &mut residual)?;
-                    if without != Without::Norms {
-                        b.rms_norm(&residual, &layer.norms[1], EPSILON, count, &mut normed)?;
+                    let (w, both, gated) = (&layer.gate_up, &mut both, &mut gated);
+                    if apart {
+                        norm(&residual, &layer.norms[1], &mut normed)?;
+                        b.project_gated(w, None, silu, &normed, count, both, gated)?;
+                    } else {
+                        let normed = before(&residual, &layer.norms[1], &mut normed);
+                        b.project_gated_normed(w, None, silu, normed, count, both, gated)?;
                     }
-                    b.project_gated(
-                        &layer.gate_up,
-                        None,
-                        Activation::Silu,
-                        &normed,
-                        count,
-                        &mut both,
-                        &mut gated,
-                    )?;
-                    b.project(&layer.down, None, &gated, count, Accumulate::Add, &mut residual)?;
+                    b.project(&layer.down, None, gated, count, Accumulate::Add, &mut residual)?;
                 }
-                b.rms_norm(&residual, &layers[0].norms[0], EPSILON, count, &mut normed)?;
+                norm(&residual, &layers[0].norms[0], &mut normed)?;
                 if without != Without::Head {
                     b.project(&head, None, &normed, count, Accumulate::Set, &mut logits)?;
                 }
@@ -139,6 +156,7 @@ pub fn time(b: &CudaBackend, random: &mut Random) -> Result<()> {
             let spread = replays(b, &graph)?;
             let left_out = match without {
                 Without::Nothing => "",
+                Without::NormedInputs => ", norms on their own",
                 Without::Attention => ", without attention",
                 Without::Norms => ", without norms",
                 Without::WriteKv => ", without write_kv",

@@ -2,10 +2,10 @@
 
 use std::thread;
 
-use aquila_compute::cuda::{CudaBackend, CudaRows, contract};
+use aquila_compute::cuda::{CudaBackend, CudaRows, CudaVector, CudaWeight, contract};
 use aquila_compute::{
-    Accumulate, Activation, Backend, HeadShape, HostTensor, PlanBounds, Result, WeightFormat,
-    reference,
+    Accumulate, Activation, Backend, HeadShape, HostTensor, Normed, PlanBounds, Result,
+    WeightFormat, reference,
 };
 use half::bf16;
 
@@ -13,6 +13,7 @@ use crate::Findings;
 use crate::random::{Kind, Random};
 
 const ACTIVATIONS: [Activation; 2] = [Activation::Silu, Activation::GeluTanh];
+const EPSILON: f32 = 1e-5;
 const KINDS: [Kind; 3] = [Kind::Even, Kind::Wide, Kind::Outliers];
 
 /// Rounded to bfloat16.
@@ -40,6 +41,35 @@ pub fn poisoned(b: &CudaBackend, rows: usize, width: usize) -> Result<CudaRows> 
     b.rows_of(width, &vec![f32::NAN; rows * width])
 }
 
+/// Norms of rows, by the contract.
+fn normed_rows(x: &[f32], weight: &[f32]) -> Vec<f32> {
+    let mut out = vec![0.0; x.len()];
+    for (x, out) in x.chunks(weight.len()).zip(out.chunks_mut(weight.len())) {
+        contract::rms_norm(x, weight, EPSILON, contract::NORM_LANES, out);
+    }
+    out
+}
+
+/// A projection that is compared.
+struct Projected {
+    outputs: usize,
+    inputs: usize,
+    rows: usize,
+    weight: CudaWeight,
+    bias: Vec<f32>,
+    bias_vector: CudaVector,
+    norm: CudaVector,
+    input: CudaRows,
+    /// What the result is added to.
+    before: Vec<f32>,
+}
+
+impl Projected {
+    fn normed<'a>(&'a self, room: &'a mut CudaRows) -> Normed<'a, CudaBackend> {
+        Normed { input: &self.input, weight: &self.norm, epsilon: EPSILON, room }
+    }
+}
+
 /// A backend, and what is compared on it.
 pub struct Checks<'a> {
     pub b: &'a CudaBackend,
@@ -63,13 +93,14 @@ impl Checks<'_> {
         Ok(())
     }
 
-    /// All outputs of a projection of `counts` rows.
+    /// All outputs of projections of `counts` rows, as they are and normed.
     fn projection(&mut self, outputs: usize, inputs: usize, counts: &[usize]) -> Result<()> {
         let b = self.b;
         for (i, &rows) in counts.iter().enumerate() {
             let kind = KINDS[i % KINDS.len()];
             let weights = halves(&self.random.values(outputs * inputs, kind));
             let x = self.random.values(rows * inputs, kind);
+            let norm = self.random.values(inputs, Kind::Even);
             let bias = self.random.values(outputs, kind);
             let before = self.random.values(rows * outputs, kind);
             let wide: Vec<f32> = weights.iter().map(|w| w.to_f32()).collect();
@@ -80,54 +111,93 @@ impl Checks<'_> {
                 HostTensor::from_f32("w", vec![to - from, inputs], values)
             });
             let parts: Vec<HostTensor> = parts.into_iter().collect::<Result<_>>()?;
-            let weight = b.pack(&parts, WeightFormat::Bf16)?;
-            let bias_vector = b.vector(&[HostTensor::from_f32("b", vec![outputs], &bias)?])?;
-            let (input, x) = (b.rows_of(inputs, &x)?, halves(&x));
-            let sums: Vec<Vec<f32>> = parallel(rows, |row| {
-                let x = &x[row * inputs..][..inputs];
-                weights.chunks(inputs).map(|w| contract::project(x, w)).collect()
-            });
-            let what = format!("project {outputs} by {inputs}, {rows} rows, {kind:?}");
-
-            let mut out = poisoned(b, rows, outputs)?;
-            b.project(&weight, None, &input, rows, Accumulate::Set, &mut out)?;
-            self.compare(&what, &out, rows, &sums.concat())?;
-
-            let mut out = b.rows_of(outputs, &before)?;
-            b.project(&weight, Some(&bias_vector), &input, rows, Accumulate::Add, &mut out)?;
-            let want: Vec<f32> = sums
-                .iter()
-                .enumerate()
-                .flat_map(|(row, sums)| {
-                    let (before, bias) = (&before[row * outputs..], &bias);
-                    sums.iter().enumerate().map(move |(n, sum)| before[n] + (sum + bias[n]))
+            let case = Projected {
+                outputs,
+                inputs,
+                rows,
+                weight: b.pack(&parts, WeightFormat::Bf16)?,
+                bias_vector: b.vector(&[HostTensor::from_f32("b", vec![outputs], &bias)?])?,
+                norm: b.vector(&[HostTensor::from_f32("n", vec![inputs], &norm)?])?,
+                input: b.rows_of(inputs, &x)?,
+                bias,
+                before,
+            };
+            let what = format!("{outputs} by {inputs}, {rows} rows, {kind:?}");
+            let sums = |x: &[f32]| -> Vec<Vec<f32>> {
+                let x = halves(x);
+                parallel(rows, |row| {
+                    let x = &x[row * inputs..][..inputs];
+                    weights.chunks(inputs).map(|w| contract::project(x, w)).collect()
                 })
-                .collect();
-            self.compare(&format!("{what}, bias, added"), &out, rows, &want)?;
+            };
+            self.projected(&case, &format!("project {what}"), false, &sums(&x))?;
+            if rows <= 17 {
+                let x = normed_rows(&x, &norm);
+                self.projected(&case, &format!("project normed {what}"), true, &sums(&x))?;
+            }
+        }
+        Ok(())
+    }
 
-            if outputs.is_multiple_of(2) {
-                let half = outputs / 2;
-                for activation in ACTIVATIONS {
-                    let mut out = poisoned(b, rows, half)?;
-                    let mut both = poisoned(b, rows, outputs)?;
-                    let bias_vector = Some(&bias_vector);
-                    b.project_gated(
-                        &weight,
+    /// One projection in all ways, which are to make `sums` of its rows, or of their norms.
+    fn projected(
+        &mut self,
+        case: &Projected,
+        what: &str,
+        normed: bool,
+        sums: &[Vec<f32>],
+    ) -> Result<()> {
+        let b = self.b;
+        let Projected { outputs, inputs, rows, weight, bias, bias_vector, input, .. } = case;
+        let (&outputs, &rows, bias_vector) = (outputs, rows, Some(bias_vector));
+        let mut room = poisoned(b, rows, *inputs)?;
+        let mut project = |bias, accumulate, out: &mut CudaRows| match normed {
+            true => b.project_normed(weight, bias, case.normed(&mut room), rows, accumulate, out),
+            false => b.project(weight, bias, input, rows, accumulate, out),
+        };
+
+        let mut out = poisoned(b, rows, outputs)?;
+        project(None, Accumulate::Set, &mut out)?;
+        self.compare(what, &out, rows, &sums.concat())?;
+
+        let mut out = b.rows_of(outputs, &case.before)?;
+        project(bias_vector, Accumulate::Add, &mut out)?;
+        let want: Vec<f32> = sums
+            .iter()
+            .enumerate()
+            .flat_map(|(row, sums)| {
+                let before = &case.before[row * outputs..];
+                sums.iter().enumerate().map(move |(n, sum)| before[n] + (sum + bias[n]))
+            })
+            .collect();
+        self.compare(&format!("{what}, bias, added"), &out, rows, &want)?;
+
+        if outputs.is_multiple_of(2) {
+            let half = outputs / 2;
+            for activation in ACTIVATIONS {
+                let mut out = poisoned(b, rows, half)?;
+                let (both, to) = (&mut poisoned(b, rows, outputs)?, &mut out);
+                match normed {
+                    true => b.project_gated_normed(
+                        weight,
                         bias_vector,
                         activation,
-                        &input,
+                        case.normed(&mut room),
                         rows,
-                        &mut both,
-                        &mut out,
-                    )?;
-                    let gated = |sums: &Vec<f32>| -> Vec<f32> {
-                        let value = |n: usize| sums[n] + bias[n];
-                        let gate = |n: usize| reference::activate(activation, value(n));
-                        (0..half).map(|n| gate(n) * value(half + n)).collect()
-                    };
-                    let want: Vec<f32> = sums.iter().flat_map(gated).collect();
-                    self.compare(&format!("{what}, {activation:?}"), &out, rows, &want)?;
+                        both,
+                        to,
+                    )?,
+                    false => {
+                        b.project_gated(weight, bias_vector, activation, input, rows, both, to)?
+                    }
                 }
+                let gated = |sums: &Vec<f32>| -> Vec<f32> {
+                    let value = |n: usize| sums[n] + bias[n];
+                    let gate = |n: usize| reference::activate(activation, value(n));
+                    (0..half).map(|n| gate(n) * value(half + n)).collect()
+                };
+                let want: Vec<f32> = sums.iter().flat_map(gated).collect();
+                self.compare(&format!("{what}, {activation:?}"), &out, rows, &want)?;
             }
         }
         Ok(())
@@ -173,18 +243,30 @@ impl Checks<'_> {
         Ok(())
     }
 
-    fn norm(&mut self, width: usize, rows: usize) -> Result<()> {
+    fn norm(&mut self, width: usize, rows: usize, kind: Kind) -> Result<()> {
         let b = self.b;
-        let x = self.random.values(rows * width, Kind::Outliers);
+        let x = self.random.values(rows * width, kind);
         let w = self.random.values(width, Kind::Even);
         let weight = b.vector(&[HostTensor::from_f32("w", vec![width], &w)?])?;
-        let mut out = poisoned(b, rows, width)?;
-        b.rms_norm(&b.rows_of(width, &x)?, &weight, 1e-5, rows, &mut out)?;
-        let mut want = vec![0.0; rows * width];
-        for (x, out) in x.chunks(width).zip(want.chunks_mut(width)) {
-            contract::rms_norm(x, &w, 1e-5, contract::NORM_LANES, out);
+        let (mut out, input) = (poisoned(b, rows, width)?, b.rows_of(width, &x)?);
+        b.rms_norm(&input, &weight, EPSILON, rows, &mut out)?;
+        let want = normed_rows(&x, &w);
+        self.compare(&format!("rms_norm of {rows} rows of {width}, {kind:?}"), &out, rows, &want)?;
+
+        // Into columns of wider rows, of which the others stay.
+        let (wide, column) = (width + 12, 5);
+        let mut joined = self.random.values(rows * wide, Kind::Wide);
+        let mut out = b.rows_of(wide, &joined)?;
+        b.rms_norm_columns(&input, &weight, EPSILON, rows, column, &mut out)?;
+        for (joined, want) in joined.chunks_mut(wide).zip(want.chunks(width)) {
+            joined[column..][..width].copy_from_slice(want);
         }
-        self.compare(&format!("rms_norm of {rows} rows of {width}"), &out, rows, &want)
+        self.compare(
+            &format!("rms_norm_columns of {rows} rows of {width}, {kind:?}"),
+            &out,
+            rows,
+            &joined,
+        )
     }
 
     /// Gates, sums and caps of rows.
@@ -283,12 +365,18 @@ pub fn check(
     let heads = |heads, kv_heads, head_dim| HeadShape { heads, kv_heads, head_dim };
     if small {
         checks.projection(96, 301, &[1, 8, 13, 17, 70, 150])?;
-        checks.projection(64, 4128, &[5, 16, 20, 66, 130])?;
+        checks.projection(64, 4128, &[2, 5, 16, 20, 66, 130])?;
         // So many units that rings go around and warpgroups take turns.
         checks.projection(400, 4096, &[20, 40, 66])?;
+        checks.projection(32, 264, &(1..=17).collect::<Vec<_>>())?;
+        checks.projection(32, 264, &[4; 12])?;
+        checks.projection(32, 4088, &[1, 3, 4])?;
+        checks.projection(32, 4096, &[4])?;
         for width in [301, 4096, 4104, 8200] {
-            checks.norm(width, 3)?;
+            checks.norm(width, 3, Kind::Outliers)?;
         }
+        // Few rows have other bits where lanes are added in another order.
+        checks.norm(301, 100, Kind::Even)?;
         checks.by_value(301, 3)?;
         for window in [None, Some(1), Some(100), Some(130)] {
             checks.attention(heads(6, 2, 24), true, window, &[130, 3, 257])?;
@@ -297,13 +385,17 @@ pub fn check(
         checks.attention(heads(2, 1, 16), false, Some(8250), &[8300])?;
         return checks.copies(301, &[0, 3, 0, 7]);
     }
-    let few = [1, 2, 3, 5, 7, 8, 9, 12, 15, 16];
+    let few = [1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16];
     let many = [17, 31, 32, 33, 64, 65, 100, 128, 129, 300, 400];
     for (outputs, inputs) in [(16, 32), (17, 40), (64, 64), (6, 8), (96, 301), (129, 1000)] {
         checks.projection(outputs, inputs, &few)?;
         checks.projection(outputs, inputs, &many)?;
     }
-    for (outputs, inputs) in [(160, 4096), (64, 4128), (96, 9000), (32, 14336)] {
+    checks.projection(96, 1000, &(1..=17).collect::<Vec<_>>())?;
+    checks.projection(32, 264, &[4; 100])?;
+    for (outputs, inputs) in
+        [(160, 4096), (64, 4088), (64, 2056), (64, 4128), (96, 9000), (32, 14336)]
+    {
         checks.projection(outputs, inputs, &few)?;
         checks.projection(outputs, inputs, &[17, 32, 64, 65, 130, 390])?;
     }
@@ -317,7 +409,8 @@ pub fn check(
     }
     for width in [8, 64, 301, 4096, 5000, 8200] {
         for rows in [1, 7, 1024] {
-            checks.norm(width, rows)?;
+            checks.norm(width, rows, Kind::Outliers)?;
+            checks.norm(width, rows, Kind::Even)?;
             checks.by_value(width, rows)?;
         }
     }

@@ -148,25 +148,28 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn rms_norm(
+    fn rms_norm_columns(
         &self,
         input: &CpuRows,
         weight: &Vec<f32>,
         epsilon: f32,
         rows: usize,
+        column: usize,
         out: &mut CpuRows,
     ) -> Result<()> {
         let _reported = self.report(Operation::RmsNorm);
         let width = weight.len();
-        check(input.width() == width && out.width() == width, || {
+        check(input.width() == width, || {
             format!("a norm of {width} weights does not fit rows of {}", input.width())
         })?;
+        let columns = out.columns(column, width)?;
         assert!(rows <= input.capacity() && rows <= out.capacity(), "rows beyond the buffers");
         let (isa, shared) = (self.isa, out.shared());
         self.over_rows(rows, width, &|row| {
             // SAFETY: all have `width` values, and each row is written by one task.
             unsafe {
-                let (x, out) = (input.row(row).as_ptr(), shared.row_mut(row).as_mut_ptr());
+                let out = shared.row_mut(row)[columns.clone()].as_mut_ptr();
+                let x = input.row(row).as_ptr();
                 rowwise::rms_norm(isa, x, weight.as_ptr(), width, epsilon, out);
             }
         });

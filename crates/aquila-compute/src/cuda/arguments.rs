@@ -38,6 +38,7 @@ c_structures! {
         out: Rows,
         weight: Address,
         bias: Address,
+        norm: Address,
         partial: Address,
         arrivals: Address,
         inputs: u32,
@@ -46,6 +47,7 @@ c_structures! {
         add: u32,
         stages: u32,
         last_pass: u32,
+        epsilon: f32,
     }
 
     /// Arguments of `project_plain_*`.

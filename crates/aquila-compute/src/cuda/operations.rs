@@ -25,7 +25,7 @@ use crate::round::{
 };
 use crate::{
     Accumulate, Activation, AttentionParams, Backend, DraftIds, Error, ForwardPlan, HeadShape,
-    HostTensor, KvDtype, KvShape, PlanBounds, Result, RopeTable, WeightFormat,
+    HostTensor, KvDtype, KvShape, Normed, PlanBounds, Result, RopeTable, WeightFormat,
 };
 
 impl Backend for CudaBackend {
@@ -155,19 +155,20 @@ impl Backend for CudaBackend {
         unsafe { self.by_value(kernel, width, rows, &arguments, rows_of.memory()) }
     }
 
-    fn rms_norm(
+    fn rms_norm_columns(
         &self,
         input: &CudaRows,
         weight: &CudaVector,
         epsilon: f32,
         rows: usize,
+        column: usize,
         out: &mut CudaRows,
     ) -> Result<()> {
         input.hold("a norm's input", rows, weight.len)?;
-        out.hold("a norm's result", rows, weight.len)?;
+        out.hold("a norm's result", rows, column + weight.len)?;
         let arguments = arguments::Norm {
             input: input.parts(),
-            out: out.parts(),
+            out: out.parts_from_column(column),
             weight: weight.memory.at(0),
             width: weight.len as u32,
             epsilon,
@@ -190,7 +191,21 @@ impl Backend for CudaBackend {
         accumulate: Accumulate,
         out: &mut CudaRows,
     ) -> Result<()> {
-        let projection = Projection { weight, bias, input, rows, accumulate };
+        let projection = Projection { weight, bias, input, norm: None, rows, accumulate };
+        self.projections.run(&self.device, &self.kernels, &projection, false, out)
+    }
+
+    fn project_normed(
+        &self,
+        weight: &CudaWeight,
+        bias: Option<&CudaVector>,
+        normed: Normed<'_, Self>,
+        rows: usize,
+        accumulate: Accumulate,
+        out: &mut CudaRows,
+    ) -> Result<()> {
+        let (input, norm) = self.norm_for(weight, normed, rows)?;
+        let projection = Projection { weight, bias, input, norm, rows, accumulate };
         self.projections.run(&self.device, &self.kernels, &projection, false, out)
     }
 
@@ -204,13 +219,25 @@ impl Backend for CudaBackend {
         both: &mut CudaRows,
         out: &mut CudaRows,
     ) -> Result<()> {
-        let projection = Projection { weight, bias, input, rows, accumulate: Accumulate::Set };
-        let (device, kernels) = (&self.device, &self.kernels);
-        if activation == Activation::Silu && self.projections.gates(kernels, weight, rows) {
-            return self.projections.run(device, kernels, &projection, true, out);
-        }
-        self.projections.run(device, kernels, &projection, false, both)?;
-        self.gate(activation, both, rows, out)
+        let accumulate = Accumulate::Set;
+        let projection = Projection { weight, bias, input, norm: None, rows, accumulate };
+        self.run_gated(&projection, activation, both, out)
+    }
+
+    fn project_gated_normed(
+        &self,
+        weight: &CudaWeight,
+        bias: Option<&CudaVector>,
+        activation: Activation,
+        normed: Normed<'_, Self>,
+        rows: usize,
+        both: &mut CudaRows,
+        out: &mut CudaRows,
+    ) -> Result<()> {
+        let (input, norm) = self.norm_for(weight, normed, rows)?;
+        let accumulate = Accumulate::Set;
+        let projection = Projection { weight, bias, input, norm, rows, accumulate };
+        self.run_gated(&projection, activation, both, out)
     }
 
     fn write_kv(
@@ -632,5 +659,41 @@ impl Backend for CudaBackend {
         seed: Option<Candidates>,
     ) -> Result<()> {
         state.write_seed(&self.device, place, seed.as_ref())
+    }
+}
+
+impl CudaBackend {
+    /// What a projection of normed rows reads: `input` where it norms them itself, else what a norm
+    /// makes of them.
+    fn norm_for<'a>(
+        &self,
+        weight: &CudaWeight,
+        normed: Normed<'a, Self>,
+        rows: usize,
+    ) -> Result<(&'a CudaRows, Option<(&'a CudaVector, f32)>)> {
+        let Normed { input, weight: norm, epsilon, .. } = normed;
+        if input.width == weight.inputs && self.projections.norms(&self.kernels, weight, norm, rows)
+        {
+            return Ok((input, Some((norm, epsilon))));
+        }
+        Ok((normed.rows(self, rows)?, None))
+    }
+
+    /// Projects and gates: in one launch where there is a kernel for it.
+    fn run_gated(
+        &self,
+        projection: &Projection<'_>,
+        activation: Activation,
+        both: &mut CudaRows,
+        out: &mut CudaRows,
+    ) -> Result<()> {
+        let (device, kernels, rows) = (&self.device, &self.kernels, projection.rows);
+        if activation == Activation::Silu
+            && self.projections.gates(kernels, projection.weight, rows)
+        {
+            return self.projections.run(device, kernels, projection, true, out);
+        }
+        self.projections.run(device, kernels, projection, false, both)?;
+        self.gate(activation, both, rows, out)
     }
 }

@@ -17,6 +17,9 @@ const SKINNY_ROWS: usize = 16;
 const STAGE_BYTES: usize = 4096;
 /// Stages beyond these do not make a ring faster.
 const STAGES: usize = 4;
+/// Rows at most that `project_skinny.cu` norms itself. Every thread block reads all of them as f32, so
+/// from twice as many on a norm of its own is expected to be as fast.
+const NORMED_ROWS: usize = 4;
 /// Rows beyond which `project_many.cu` is faster than `project_middle.cu`.
 const MOST_MIDDLE_ROWS: usize = 128;
 /// Outputs of one unit of `project_middle.cu`, and stages of its ring at most.
@@ -60,6 +63,8 @@ pub(super) struct Projection<'a> {
     pub(super) weight: &'a CudaWeight,
     pub(super) bias: Option<&'a CudaVector>,
     pub(super) input: &'a CudaRows,
+    /// Weight and epsilon of a norm of the input, where [`Projections::norms`] allows it.
+    pub(super) norm: Option<(&'a CudaVector, f32)>,
     pub(super) rows: usize,
     pub(super) accumulate: Accumulate,
 }
@@ -98,6 +103,21 @@ impl Projections {
                 || kernels.middle.is_some() && kernels.many.is_some())
     }
 
+    /// Whether rows can be normed where they are projected.
+    pub(super) fn norms(
+        &self,
+        kernels: &Kernels,
+        weight: &CudaWeight,
+        norm: &CudaVector,
+        rows: usize,
+    ) -> bool {
+        weight.layout == Layout::Tiles
+            && weight.groups() == 1
+            && norm.len == weight.inputs
+            && rows <= NORMED_ROWS
+            && kernels.project_tensor.skinny.is_some()
+    }
+
     /// Projects, and gates what comes out where asked to.
     pub(super) fn run(
         &self,
@@ -107,7 +127,7 @@ impl Projections {
         gated: bool,
         out: &mut CudaRows,
     ) -> Result<()> {
-        let &Projection { weight, bias, input, rows, accumulate } = projection;
+        let &Projection { weight, bias, input, norm, rows, accumulate } = projection;
         let outputs = if gated { weight.outputs / 2 } else { weight.outputs };
         input.hold("a projection's input", rows, weight.inputs)?;
         out.hold("a projection's result", rows, outputs)?;
@@ -119,6 +139,9 @@ impl Projections {
         }
         if bias.is_some_and(|bias| bias.len < weight.outputs) {
             return Err(Error::Tensor(format!("a bias of less than {} values", weight.outputs)));
+        }
+        if norm.is_some_and(|(norm, _)| !self.norms(kernels, weight, norm, rows)) {
+            return Err(Error::Tensor(format!("no kernel norms {rows} rows that it projects")));
         }
         if rows == 0 {
             return Ok(());
@@ -155,7 +178,7 @@ impl Projections {
         gated: bool,
         out: &mut CudaRows,
     ) -> Result<()> {
-        let &Projection { weight, bias, input, rows, accumulate } = projection;
+        let &Projection { weight, bias, input, norm, rows, accumulate } = projection;
         let partials = match weight.groups() {
             1 => None,
             _ => self.partials.lock().unwrap_or_else(PoisonError::into_inner).clone(),
@@ -165,6 +188,7 @@ impl Projections {
             out: out.parts(),
             weight: weight.memory.at(0),
             bias: bias.map_or(0, |bias| bias.memory.at(0)),
+            norm: norm.map_or(0, |(norm, _)| norm.memory.at(0)),
             partial: partials.as_ref().map_or(0, |partials| partials.sums.at(0)),
             arrivals: partials.as_ref().map_or(0, |partials| partials.arrivals.at(0)),
             inputs: weight.inputs as u32,
@@ -173,6 +197,7 @@ impl Projections {
             add: u32::from(accumulate == Accumulate::Add),
             stages: 0,
             last_pass: 1,
+            epsilon: norm.map_or(0.0, |(_, epsilon)| epsilon),
         };
         let mut names = names(projection, out);
         names.extend(partials.iter().flat_map(|partials| [&partials.sums, &partials.arrivals]));
@@ -191,8 +216,8 @@ impl Projections {
             let columns = (self.multiprocessors / groups).clamp(1, units);
             let kernel = &skinny[usize::from(gated)][tokens - 1];
             let grid = [columns * groups, 1, 1];
-            // SAFETY: input, bias and result were checked; partial sums were made room for when
-            // the weight was packed; a group's inputs leave room for a ring.
+            // SAFETY: input, norm, bias and result were checked; partial sums were made room for
+            // when the weight was packed; a group's inputs leave room for a ring.
             return unsafe { device.launch(kernel, grid, 256, shared, &arguments, &names) };
         }
         if let (Some((middle, clusters)), true) = (&kernels.middle, rows <= MOST_MIDDLE_ROWS) {
@@ -251,6 +276,7 @@ impl Projections {
 /// The memory that a projection names.
 fn names<'a>(projection: &Projection<'a>, out: &'a CudaRows) -> Vec<&'a Memory> {
     let rows = projection.input.memory().chain(out.memory());
-    let weights = [Some(&projection.weight.memory), projection.bias.map(|bias| &bias.memory)];
-    rows.chain(weights.into_iter().flatten()).collect()
+    let vectors = [projection.bias, projection.norm.map(|(norm, _)| norm)];
+    let vectors = vectors.into_iter().flatten().map(|vector| &vector.memory);
+    rows.chain([&projection.weight.memory]).chain(vectors).collect()
 }

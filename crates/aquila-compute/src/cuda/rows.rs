@@ -60,6 +60,17 @@ impl CudaRows {
         }
     }
 
+    /// All rows, from a column on.
+    pub(super) fn parts_from_column(&self, column: usize) -> arguments::Rows {
+        let rows = self.parts();
+        arguments::Rows {
+            values: self.values.at(4 * column),
+            halves: self.halves.as_ref().map_or(0, |halves| halves.at(2 * column)),
+            width: (self.width - column) as u32,
+            ..rows
+        }
+    }
+
     /// The memory of both forms.
     pub(super) fn memory(&self) -> impl Iterator<Item = &Memory> {
         [Some(&self.values), self.halves.as_ref()].into_iter().flatten()

@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use aquila_compute::round::Extent;
 use aquila_compute::{
-    Backend, DraftIds, ForwardPlan, HostTensor, KvDtype, KvShape, PlanBounds, WeightFormat,
+    Backend, DraftIds, ForwardPlan, HostTensor, KvDtype, KvShape, Normed, PlanBounds, WeightFormat,
 };
 
 use super::features::{FeatureRows, Features};
 use super::recurrent_head::{Hidden, RecurrentHead, check_sources, required};
 use super::{Eagle3Spec, HeadCheckpoint, LmHead};
-use crate::block::{Block, Pass, Work, check_plan};
+use crate::block::{Block, Input, Pass, Work, check_plan};
 use crate::layer_spec::LayerSpec;
 use crate::layout::LayerLayout;
 use crate::loading::{Loading, Progress, check_positions};
@@ -48,7 +48,6 @@ pub struct HeadScratch<B: Backend> {
     work: Work<B>,
     features: Option<FeatureRows<B>>,
     embedded: B::Rows,
-    normed: B::Rows,
     joined: B::Rows,
     seeds: B::Rows,
     last: B::Rows,
@@ -184,40 +183,28 @@ impl<B: Backend> Eagle3Head<B> {
         let (epsilon, width) = (self.spec.layer.norm.epsilon, self.spec.layer.hidden_size);
         let pass = Pass { backend, epsilon, rows };
         for (number, HeadLayer { norm, block }) in self.layers.iter().enumerate() {
-            if number == 0 {
+            let input = if number == 0 {
                 backend.embed(&self.embedding, 1.0, &s.work.plan, &mut s.embedded)?;
-                backend.rms_norm(&s.embedded, norm, epsilon, rows, &mut s.normed)?;
-                backend.copy_columns(&s.normed, rows, 0, &mut s.joined)?;
+                backend.rms_norm_columns(&s.embedded, norm, epsilon, rows, 0, &mut s.joined)?;
                 let (stream, norm) = (&s.work.residual, &self.hidden_norm);
-                backend.rms_norm(stream, norm, epsilon, rows, &mut s.normed)?;
-                backend.copy_columns(&s.normed, rows, width, &mut s.joined)?;
+                backend.rms_norm_columns(stream, norm, epsilon, rows, width, &mut s.joined)?;
                 if self.spec.norm_before_residual {
-                    backend.copy_columns(&s.normed, rows, 0, &mut s.work.residual)?;
+                    backend.take_columns(&s.joined, rows, width, &mut s.work.residual)?;
                 }
+                Input::Joined(&s.joined)
             } else {
-                backend.rms_norm(&s.work.residual, norm, epsilon, rows, &mut s.normed)?;
-            }
-            let input = if number == 0 { &s.joined } else { &s.normed };
+                Input::Normed(norm)
+            };
             block.attend(&pass, &self.rope, input, kv, number, &mut s.work)?;
-            block.feed_forward(&pass, &mut s.normed, &mut s.work, None)?;
+            block.feed_forward(&pass, &mut s.work, None)?;
         }
         Ok(())
     }
 
-    /// The logits of the first `rows` hidden states.
-    fn read_out(
-        &self,
-        backend: &B,
-        states: &B::Rows,
-        rows: usize,
-        normed: &mut B::Rows,
-        logits: &mut B::Rows,
-    ) -> Result<()> {
-        if rows == 0 {
-            return Ok(());
-        }
-        backend.rms_norm(states, &self.norm, self.spec.layer.norm.epsilon, rows, normed)?;
-        self.lm_head.read_out(backend, normed, rows, logits)
+    /// What the language-model head reads: `stream` after the head's norm.
+    fn states<'a>(&'a self, stream: &'a B::Rows, room: &'a mut B::Rows) -> Normed<'a, B> {
+        let epsilon = self.spec.layer.norm.epsilon;
+        Normed { input: stream, weight: &self.norm, epsilon, room }
     }
 }
 
@@ -241,7 +228,6 @@ impl<B: Backend> RecurrentHead<B> for Eagle3Head<B> {
             work: Work::new(backend, &self.spec.layer, bounds)?,
             features: self.features.as_ref().map(|f| f.rows(backend, rows)).transpose()?,
             embedded: backend.rows(rows, hidden)?,
-            normed: backend.rows(rows, hidden)?,
             joined: backend.rows(rows, 2 * hidden)?,
             seeds: backend.rows(outputs, hidden)?,
             last: backend.rows(rows, hidden)?,
@@ -293,8 +279,15 @@ impl<B: Backend> RecurrentHead<B> for Eagle3Head<B> {
         }
         self.run_layers(backend, rows, &mut kv[0], s)?;
         let seeds = backend.gather_outputs(&s.work.residual, &s.work.plan, 0, &mut s.gathered)?;
-        self.read_out(backend, &s.gathered, seeds, &mut s.hidden, &mut s.logits)?;
-        let left = if self.spec.norm_output { &s.hidden } else { &s.gathered };
+        let states = self.states(&s.gathered, &mut s.hidden);
+        let left = if self.spec.norm_output {
+            let states = states.rows(backend, seeds)?;
+            self.lm_head.read_out(backend, states, seeds, &mut s.logits)?;
+            &s.hidden
+        } else {
+            self.lm_head.read_out_normed(backend, states, seeds, &mut s.logits)?;
+            &s.gathered
+        };
         Ok(backend.scatter_outputs(left, &s.work.plan, &mut s.seeds)?)
     }
 
@@ -312,14 +305,17 @@ impl<B: Backend> RecurrentHead<B> for Eagle3Head<B> {
         let hidden = if from == Hidden::Seeds { &s.seeds } else { &s.last };
         backend.gather_sources(hidden, &s.work.plan, &mut s.work.residual)?;
         self.run_layers(backend, rows, &mut kv[0], s)?;
+        let (plan, residual) = (&s.work.plan, &s.work.residual);
         if self.spec.norm_output {
-            let epsilon = self.spec.layer.norm.epsilon;
-            backend.rms_norm(&s.work.residual, &self.norm, epsilon, rows, &mut s.last)?;
+            self.states(residual, &mut s.last).rows(backend, rows)?;
+            let outputs = backend.gather_outputs(&s.last, plan, 0, &mut s.hidden)?;
+            self.lm_head.read_out(backend, &s.hidden, outputs, &mut s.logits)
         } else {
-            backend.copy_columns(&s.work.residual, rows, 0, &mut s.last)?;
+            backend.copy_columns(residual, rows, 0, &mut s.last)?;
+            let outputs = backend.gather_outputs(residual, plan, 0, &mut s.gathered)?;
+            let states = self.states(&s.gathered, &mut s.hidden);
+            self.lm_head.read_out_normed(backend, states, outputs, &mut s.logits)
         }
-        let outputs = backend.gather_outputs(&s.work.residual, &s.work.plan, 0, &mut s.gathered)?;
-        self.read_out(backend, &s.gathered, outputs, &mut s.hidden, &mut s.logits)
     }
 }
 

@@ -23,8 +23,8 @@ pub(super) struct Features<B: Backend> {
 pub(super) struct FeatureRows<B: Backend> {
     /// The hidden states, side by side.
     pub given: B::Rows,
-    part: Option<B::Rows>,
-    normed: Option<B::Rows>,
+    /// One of them before its norm, or all of them after theirs.
+    room: Option<B::Rows>,
 }
 
 impl<B: Backend> Features<B> {
@@ -45,17 +45,13 @@ impl<B: Backend> Features<B> {
 
     /// Buffers for passes up to `rows` rows.
     pub fn rows(&self, backend: &B, rows: usize) -> Result<FeatureRows<B>> {
-        let (part, normed) = match self.norm {
-            FeatureNorm::None => (None, None),
-            FeatureNorm::Whole => (None, Some(self.inputs)),
-            FeatureNorm::Each => (Some(self.width), Some(self.width)),
+        let width = match self.norm {
+            FeatureNorm::None => None,
+            FeatureNorm::Whole => Some(self.inputs),
+            FeatureNorm::Each => Some(self.width),
         };
         let room = |width: usize| backend.rows(rows, width);
-        Ok(FeatureRows {
-            given: room(self.inputs)?,
-            part: part.map(room).transpose()?,
-            normed: normed.map(room).transpose()?,
-        })
+        Ok(FeatureRows { given: room(self.inputs)?, room: width.map(room).transpose()? })
     }
 
     /// Joins the first `rows` rows of what was given into `out`.
@@ -66,24 +62,23 @@ impl<B: Backend> Features<B> {
         there: &mut FeatureRows<B>,
         out: &mut B::Rows,
     ) -> Result<()> {
-        let FeatureRows { given, part, normed } = there;
-        let input = match (part, normed) {
-            (Some(part), Some(normed)) => {
+        let FeatureRows { given, room } = there;
+        let input = match (self.norm, room) {
+            (FeatureNorm::Each, Some(part)) => {
                 for (index, norm) in self.norms.iter().enumerate() {
                     let column = index * self.width;
                     backend.take_columns(given, rows, column, part)?;
-                    backend.rms_norm(part, norm, self.epsilon, rows, normed)?;
-                    backend.copy_columns(normed, rows, column, given)?;
+                    backend.rms_norm_columns(part, norm, self.epsilon, rows, column, given)?;
                 }
                 given
             }
-            (None, Some(normed)) => {
+            (FeatureNorm::Whole, Some(normed)) => {
                 for norm in &self.norms {
                     backend.rms_norm(given, norm, self.epsilon, rows, normed)?;
                 }
                 normed
             }
-            (_, None) => given,
+            _ => given,
         };
         self.fc.project(backend, input, rows, Accumulate::Set, out)
     }

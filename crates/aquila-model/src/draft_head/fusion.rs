@@ -15,7 +15,7 @@ use aquila_compute::{
 use super::LmHead;
 use super::fused_checkpoint::Stored;
 use super::recurrent_head::{Hidden, RecurrentHead, check_sources, required};
-use crate::block::{Block, Linear, Pass, Work, check_plan};
+use crate::block::{Block, Input, Linear, Pass, Work, check_plan};
 use crate::layout::{Expected, LayerLayout, LinearLayout};
 use crate::loading::{Loading, Progress, check_positions};
 use crate::{Decoder, ModelSpec, Result};
@@ -71,7 +71,6 @@ pub struct LayerScratch<B: Backend> {
     work: Work<B>,
     embedded: B::Rows,
     hidden: B::Rows,
-    normed: B::Rows,
     joined: B::Rows,
     gathered: B::Rows,
     logits: B::Rows,
@@ -177,7 +176,6 @@ impl<B: Backend> FusedHead<B> {
             work: Work::new(backend, &self.spec, bounds)?,
             embedded: backend.rows(rows, hidden)?,
             hidden: backend.rows(rows, hidden)?,
-            normed: backend.rows(rows, hidden)?,
             joined: backend.rows(rows, 2 * hidden)?,
             gathered: backend.rows(outputs, hidden)?,
             logits: backend.logits(outputs, self.lm_head.tokens())?,
@@ -243,22 +241,18 @@ impl<B: Backend> FusedHead<B> {
         for (input, norm, column) in
             [(&s.embedded, &layer.embedding_norm, first), (&s.hidden, &layer.hidden_norm, second)]
         {
-            let input = match norm {
+            let joined = &mut s.joined;
+            match norm {
                 Some(norm) => {
-                    backend.rms_norm(input, norm, epsilon, rows, &mut s.normed)?;
-                    &s.normed
+                    backend.rms_norm_columns(input, norm, epsilon, rows, column, joined)?
                 }
-                None => input,
-            };
-            backend.copy_columns(input, rows, column, &mut s.joined)?;
+                None => backend.copy_columns(input, rows, column, joined)?,
+            }
         }
         layer.join.project(backend, &s.joined, rows, Accumulate::Set, &mut s.work.residual)?;
-        match &layer.input_norm {
-            Some(norm) => backend.rms_norm(&s.work.residual, norm, epsilon, rows, &mut s.normed)?,
-            None => backend.copy_columns(&s.work.residual, rows, 0, &mut s.normed)?,
-        }
-        layer.block.attend(&pass, &self.rope, &s.normed, kv, 0, &mut s.work)?;
-        layer.block.feed_forward(&pass, &mut s.normed, &mut s.work, None)?;
+        let input = layer.input_norm.as_ref().map_or(Input::Stream, Input::Normed);
+        layer.block.attend(&pass, &self.rope, input, kv, 0, &mut s.work)?;
+        layer.block.feed_forward(&pass, &mut s.work, None)?;
         match &layer.output_norm {
             Some(norm) => backend.rms_norm(&s.work.residual, norm, epsilon, rows, states)?,
             None => backend.copy_columns(&s.work.residual, rows, 0, states)?,

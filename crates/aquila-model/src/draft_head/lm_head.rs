@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use aquila_compute::{Accumulate, Backend, DraftIds, HostTensor, WeightFormat};
+use aquila_compute::{Accumulate, Backend, DraftIds, HostTensor, Normed, WeightFormat};
 
 use crate::{Checkpoint, Error, Result, memory};
 
@@ -52,6 +52,20 @@ impl<B: Backend> LmHead<B> {
             return Ok(());
         }
         Ok(backend.project(&self.weight, None, states, rows, Accumulate::Set, logits)?)
+    }
+
+    /// The same of states that a norm comes before.
+    pub(super) fn read_out_normed(
+        &self,
+        backend: &B,
+        states: Normed<'_, B>,
+        rows: usize,
+        logits: &mut B::Rows,
+    ) -> Result<()> {
+        if rows == 0 {
+            return Ok(());
+        }
+        Ok(backend.project_normed(&self.weight, None, states, rows, Accumulate::Set, logits)?)
     }
 }
 

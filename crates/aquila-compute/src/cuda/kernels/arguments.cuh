@@ -48,10 +48,12 @@ struct ProjectArgs {
     Rows in, out;
     const u8 *weight;
     const float *bias;
+    const float *norm;  // of the input, where the kernel norms it
     float *partial;
     u32 *arrivals;
     u32 inputs, outputs, rows, add, stages;
     u32 last_pass;  // whether nobody reads the weights again soon
+    float epsilon;  // of the norm
 };
 
 struct PlainProjectArgs {

@@ -2,7 +2,9 @@
 //
 // One thread block per multiprocessor. Its eight warps are the eight slices of a group; each has a
 // ring of its own in shared memory, which bulk copies fill with weights before the input is there.
-// The input's rows lie in shared memory too. The slices' sums are added in order, then the groups'.
+// The input's rows lie in shared memory too: copied, or normed by every thread block for itself, which
+// for few rows takes less time than to wait for one more kernel. The slices' sums are added in order,
+// then the groups'.
 
 #include "tensor.cuh"
 
@@ -11,6 +13,40 @@
 #define STAGE_BLOCKS 4
 #define STAGE_BYTES (STAGE_BLOCKS * BLOCK_BYTES)
 #define MOST_STAGES 8
+#define GROUP_LANES (GROUP * 32 / NORM_LANES)  // values of a thread in a row of one group
+#define NORMED_ROWS 4                          // that are normed at a time
+
+// Writes the normed rows, rounded, to shared memory: `rms_norm` of rows that are one group. `weight`
+// has this thread's weights, and `lanes` is room for NORM_LANES sums of each row.
+__device__ __forceinline__ void norm_inputs(const ProjectArgs &a, const float (&weight)[GROUP_LANES], float *lanes, u8 *inputs, u32 input_stride) {
+    u32 thread = threadIdx.x, width = (a.inputs + 31) / 32 * 32;
+    for (u32 first = 0; first < a.rows; first += NORMED_ROWS) {
+        float x[NORMED_ROWS][GROUP_LANES];
+#pragma unroll
+        for (int r = 0; r < NORMED_ROWS; r++)
+            if (first + r < a.rows) load_lane(x[r], a.in.values + (size_t)(first + r) * a.in.stride, a.inputs);
+#pragma unroll
+        for (int r = 0; r < NORMED_ROWS; r++) {
+            if (first + r >= a.rows) break;
+            float sum = 0.0f;
+            add_squares(x[r], sum);
+            lanes[r * NORM_LANES + thread] = sum;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < NORMED_ROWS; r++) {
+            if (first + r >= a.rows) break;
+            float scale = norm_scale(fold_lanes(lanes + r * NORM_LANES), a.inputs, a.epsilon);
+            u16 *out = reinterpret_cast<u16 *>(inputs + (first + r) * input_stride);
+#pragma unroll
+            for (int e = 0; e < GROUP_LANES; e++) {
+                u32 i = e * NORM_LANES + thread;
+                if (i < width) out[i] = halve((x[r][e] * scale) * weight[e]);
+            }
+        }
+        __syncthreads();
+    }
+}
 
 // TOKENS: groups of eight rows. GATED: a unit of work is a tile of gates and its tile of ups.
 template <int TOKENS, bool GATED> __device__ void skinny(const ProjectArgs &a) {
@@ -57,20 +93,28 @@ template <int TOKENS, bool GATED> __device__ void skinny(const ProjectArgs &a) {
         publish_barriers();
         for (u32 s = 0; s < a.stages && left > 0; s++) fetch(s);
     }
+    // The host lets rows be normed here where they are few and one group.
+    bool normed = TOKENS == 1 && a.norm;
+    float norm[GROUP_LANES];
+    if (normed) load_lane(norm, a.norm, a.inputs);
     wait_for_inputs();
 
     // Rows are 16 bytes more apart than they need, so that eight of them are in all banks.
     u32 input_stride = group_blocks * 64 + 16;
     __syncthreads();
-    if (warp == 0) {
-        if (lane == 0) barrier_expect(shared_address(input_barrier), a.rows * group_blocks * 64);
-        __syncwarp();
-        for (u32 row = lane; row < a.rows && group_blocks > 0; row += 32)
-            copy_input(shared_address(inputs) + row * input_stride,
-                       a.in.halves + (size_t)row * a.in.stride + group_start * 32, group_blocks * 64,
-                       shared_address(input_barrier));
+    if (normed) {
+        norm_inputs(a, norm, sums, inputs, input_stride);
+    } else {
+        if (warp == 0) {
+            if (lane == 0) barrier_expect(shared_address(input_barrier), a.rows * group_blocks * 64);
+            __syncwarp();
+            for (u32 row = lane; row < a.rows && group_blocks > 0; row += 32)
+                copy_input(shared_address(inputs) + row * input_stride,
+                           a.in.halves + (size_t)row * a.in.stride + group_start * 32, group_blocks * 64,
+                           shared_address(input_barrier));
+        }
+        barrier_wait(shared_address(input_barrier), 0);
     }
-    barrier_wait(shared_address(input_barrier), 0);
 
     // Which row of which matrix this lane says; rows that are missing repeat the last, for nobody.
     u32 input[TOKENS];

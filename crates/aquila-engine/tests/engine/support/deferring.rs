@@ -204,16 +204,17 @@ impl Backend for Deferring {
         defer!(self, [rows_of], |cpu| cpu.soft_cap(&mut lock(&rows_of), rows, cap))
     }
 
-    fn rms_norm(
+    fn rms_norm_columns(
         &self,
         input: &Self::Rows,
         weight: &Self::Vector,
         epsilon: f32,
         rows: usize,
+        column: usize,
         out: &mut Self::Rows,
     ) -> Result<()> {
         defer!(self, [input, weight, out], |cpu| {
-            cpu.rms_norm(&lock(&input), &weight, epsilon, rows, &mut lock(&out))
+            cpu.rms_norm_columns(&lock(&input), &weight, epsilon, rows, column, &mut lock(&out))
         })
     }
 

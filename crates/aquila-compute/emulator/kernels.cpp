@@ -26,7 +26,8 @@ namespace emulator {
 
 const Kernel KERNELS[] = {
     KERNEL(accept), KERNEL(accept_weighed), KERNEL(add), KERNEL(admit), KERNEL(attend_merge), KERNEL(attend_plain_bf16),
-    KERNEL(attend_plain_f32), KERNEL(attend_tensor), KERNEL(begin_catch_up), KERNEL(begin_extend), KERNEL(begin_rows),
+    KERNEL(attend_plain_f32), KERNEL(attend_tensor), KERNEL(attend_tensor_128), KERNEL(attend_tensor_128_many),
+    KERNEL(attend_tensor_64), KERNEL(attend_tensor_64_many), KERNEL(begin_catch_up), KERNEL(begin_extend), KERNEL(begin_rows),
     KERNEL(build_trees), KERNEL(change_slots), KERNEL(change_tables), KERNEL(clear_first),
     KERNEL(compact_rows), KERNEL(compact_slots), KERNEL(copy_columns), KERNEL(draw), KERNEL(embed_bf16),
     KERNEL(embed_f32), KERNEL(gate), KERNEL(gather), KERNEL(group_pairs), KERNEL(grow), KERNEL(keep_states),

@@ -204,3 +204,14 @@ template <int ROWS> inline void multiply_group(float (&c)[ROWS / 8][4], const ui
 }
 
 #endif
+
+inline uint4 load_matrices_transposed(u32 address) {
+    auto all = emulator::exchange(LOAD_MATRICES, &address, 1);
+    u32 lane = lane_of_thread(), words[4] = {};
+    for (u32 i = 0; i < 8; i++) {
+        u32 row = all[i / 2 * 8 + lane % 4 * 2 + i % 2][0];
+        if (row % 16) emulator::wrong("a row of a matrix that is not aligned");
+        words[i / 2] |= (u32) reinterpret_cast<const u16 *>(emulator::shared_at(row, 16))[lane / 4] << i % 2 * 16;
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}

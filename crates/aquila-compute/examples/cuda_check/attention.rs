@@ -2,16 +2,19 @@
 
 use aquila_compute::cuda::contract;
 use aquila_compute::{
-    AttentionParams, Backend, BlockTables, HeadShape, HostTensor, KvDtype, KvShape, PlanBounds,
-    Result, RopeTable, reference,
+    AttentionParams, Backend, BlockTables, ForwardPlan, HeadShape, HostTensor, KvDtype, KvShape,
+    PlanBounds, Result, RopeTable, reference,
 };
 use half::bf16;
 
-use crate::random::Kind;
+use crate::random::{Kind, Request, RowKind};
 use crate::tensor::{Checks, halves, parallel, poisoned};
 
+/// Tokens of the table that rows are taken from.
+const TOKENS: usize = 61;
+
 impl Checks<'_> {
-    /// Keys and values written, and attention over them.
+    /// Keys and values written, and attention over them, of requests with these contexts.
     pub fn attention(
         &mut self,
         heads: HeadShape,
@@ -19,16 +22,40 @@ impl Checks<'_> {
         window: Option<usize>,
         contexts: &[usize],
     ) -> Result<()> {
-        const TOKENS: usize = 61;
+        let plan = self.random.plan(contexts, TOKENS);
+        self.attention_of(heads, norms, window, plan, &format!("{contexts:?}"))
+    }
+
+    /// Rows that go together and rows that do not: chunks, trees and paths that reach over the end of
+    /// a block, beside each other.
+    pub fn attention_together(&mut self, heads: HeadShape, window: Option<usize>) -> Result<()> {
+        let request = |kind| move |context, rows| Request { context, rows, kind };
+        let [chunk, tree, path] = [RowKind::Chunk, RowKind::Tree, RowKind::Path].map(request);
+        let few = [tree(124, 7), chunk(0, 5), tree(300, 3), path(117, 21), tree(0, 6)];
+        let many = [chunk(100, 150), tree(250, 17), path(255, 18), chunk(384, 1), tree(128, 1)];
+        for requests in [few, many] {
+            let plan = self.random.plan_of(&requests, TOKENS);
+            self.attention_of(heads, false, window, plan, &format!("{requests:?}"))?;
+        }
+        Ok(())
+    }
+
+    fn attention_of(
+        &mut self,
+        heads: HeadShape,
+        norms: bool,
+        window: Option<usize>,
+        (plan, slots): (ForwardPlan, usize),
+        requests: &str,
+    ) -> Result<()> {
         const EPSILON: f32 = 1e-6;
         let b = self.b;
         let (d, width) = (heads.head_dim, heads.qkv_width());
         let half = d / 2 - usize::from(norms && d > 16) * 2;
         let frequencies: Vec<f64> = (0..half).map(|i| 0.7f64.powi(i as i32)).collect();
-        let positions = contexts.iter().max().map_or(0, |longest| longest + 16);
+        let positions = plan.positions.iter().max().map_or(0, |&last| last as usize + 1);
         let rope = RopeTable::new(positions, &frequencies, 1.0);
         let head_norms = [0, 1].map(|_| self.random.values(d, Kind::Even));
-        let (plan, slots) = self.random.plan(contexts, TOKENS);
         let fill = self.random.fill(&plan, TOKENS);
         let (table, rows) = (self.random.values(TOKENS * width, Kind::Even), plan.rows());
         let table: Vec<f32> = table.iter().map(|&x| bf16::from_f32(3.0 * x).to_f32()).collect();
@@ -46,7 +73,9 @@ impl Checks<'_> {
         };
         let mut kv = b.kv(shape)?;
         let capacity = rows.max(fill.rows());
-        let bounds = PlanBounds { rows: capacity, outputs: capacity, slots: 4 * slots + 64 };
+        let tree_slots = plan.tree_slots.len();
+        let bounds =
+            PlanBounds { rows: capacity, outputs: capacity, slots: tree_slots + 4 * slots + 64 };
         let mut placed = b.plan(bounds)?;
         let device_rope = b.rope(&rope)?;
         let mut qkv = b.rows(capacity, width)?;
@@ -112,8 +141,7 @@ impl Checks<'_> {
         let got: Vec<f32> = b.read(&qkv, rows)?;
         let got: Vec<f32> =
             got.chunks(width).flat_map(|row| row[..heads.q_width()].to_vec()).collect();
-        let what =
-            format!("{heads:?}, norms {norms}, window {window:?}, {rows} rows, {contexts:?}");
+        let what = format!("{heads:?}, norms {norms}, window {window:?}, {rows} rows, {requests}");
         self.findings.compare(&format!("write_kv, {what}"), &got, &queries.concat());
         self.compare(&format!("attend, {what}"), &out, rows, &want.concat())
     }

@@ -17,6 +17,25 @@ pub enum Kind {
     Outliers,
 }
 
+/// What the rows of a request see beside its context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowKind {
+    /// The rows before, as a chunk of a prompt.
+    Chunk,
+    /// Their ancestors in a random tree.
+    Tree,
+    /// All rows before, each as a node of a tree.
+    Path,
+}
+
+/// Rows of one request behind `context` positions.
+#[derive(Debug, Clone, Copy)]
+pub struct Request {
+    pub context: usize,
+    pub rows: usize,
+    pub kind: RowKind,
+}
+
 impl Random {
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -71,18 +90,30 @@ impl Random {
         order
     }
 
-    /// A plan of `requests` with contexts of the lengths given, in permuted slots of a store: a
-    /// random draft tree of up to 9 nodes behind each, or its last positions as a chunk of a prompt.
-    /// Answers the plan and how many slots the store must have.
+    /// A plan of requests with contexts of the lengths given: a draft tree of up to 9 nodes behind
+    /// each, or its last positions as a chunk of a prompt.
     pub fn plan(&mut self, contexts: &[usize], tokens: usize) -> (ForwardPlan, usize) {
-        let slots = contexts.iter().sum::<usize>() + 10 * contexts.len();
+        let requests: Vec<Request> = contexts
+            .iter()
+            .enumerate()
+            .map(|(r, &context)| Request {
+                context,
+                rows: 1 + self.below(9),
+                kind: [RowKind::Tree, RowKind::Chunk][r % 2],
+            })
+            .collect();
+        self.plan_of(&requests, tokens)
+    }
+
+    /// A plan of rows of these requests, in permuted slots of a store. Answers the plan and how many
+    /// slots the store must have.
+    pub fn plan_of(&mut self, requests: &[Request], tokens: usize) -> (ForwardPlan, usize) {
+        let slots = requests.iter().map(|request| request.context + request.rows + 1).sum();
         let mut free = self.permutation(slots);
         let mut plan = ForwardPlan::default();
-        for (r, &context) in contexts.iter().enumerate() {
-            let rows = 1 + self.below(9);
+        for &Request { context, rows, kind } in requests {
             let first = plan.rows() as u32;
-            if r % 2 == 1 {
-                // A chunk of a prompt: rows see all positions up to their own.
+            if kind == RowKind::Chunk {
                 let table: Vec<u32> = free.drain(..context + rows).collect();
                 let start = plan.add_table(table.iter().copied());
                 for row in 0..rows {
@@ -97,10 +128,12 @@ impl Random {
                 let start = plan.add_table(table.iter().copied());
                 let mut paths: Vec<Vec<u32>> = Vec::new();
                 for node in 0..rows {
-                    let mut path = match node {
-                        0 => Vec::new(),
-                        _ => paths[self.below(node)].clone(),
+                    let parent = match kind {
+                        RowKind::Path => node.checked_sub(1),
+                        _ if node == 0 => None,
+                        _ => Some(self.below(node)),
                     };
+                    let mut path = parent.map_or_else(Vec::new, |parent| paths[parent].clone());
                     let slot = free.remove(0);
                     path.push(slot);
                     plan.positions.push((context + path.len() - 1) as u32);

@@ -381,8 +381,17 @@ pub fn check(
         for window in [None, Some(1), Some(100), Some(130)] {
             checks.attention(heads(6, 2, 24), true, window, &[130, 3, 257])?;
         }
+        let shapes = [heads(2, 2, 40), heads(8, 2, 64), heads(7, 1, 128), heads(16, 1, 64)];
+        for (i, shape) in shapes.into_iter().enumerate() {
+            checks.attention_together(shape, None)?;
+            checks.attention_together(shape, Some([1, 100, 130, 128][i]))?;
+        }
+        checks.attention_together(heads(4, 2, 128), Some(150))?;
+        checks.attention_together(heads(20, 1, 64), None)?;
+        checks.attention_together(heads(3, 1, 256), None)?;
         // So many blocks that a second launch merges them.
         checks.attention(heads(2, 1, 16), false, Some(8250), &[8300])?;
+        checks.attention(heads(4, 1, 64), false, None, &[4200, 10])?;
         return checks.copies(301, &[0, 3, 0, 7]);
     }
     let few = [1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16];
@@ -432,12 +441,30 @@ pub fn check(
             checks.attention(shape, i % 2 == 1, Some(window), &[130, 700, 257, 0])?;
         }
     }
+    for shape in [
+        heads(2, 2, 40),
+        heads(8, 8, 64),
+        heads(8, 2, 64),
+        heads(20, 1, 64),
+        heads(80, 1, 64),
+        heads(32, 8, 128),
+        heads(7, 1, 128),
+        heads(16, 1, 128),
+        heads(4, 2, 256),
+        heads(2, 1, 512),
+    ] {
+        for window in [None, Some(1), Some(17), Some(100), Some(128), Some(130), Some(300)] {
+            checks.attention_together(shape, window)?;
+        }
+    }
     checks.attention(heads(8, 2, 64), false, None, &[30; 64])?;
+    checks.attention(heads(8, 2, 128), false, None, &[510; 100])?;
     checks.attention(heads(8, 2, 64), false, Some(20), &[30; 64])?;
     checks.attention(heads(4, 1, 128), true, None, &[2500])?;
     // So many blocks that a second launch merges them.
     checks.attention(heads(4, 1, 64), false, None, &[9000])?;
     checks.attention(heads(4, 1, 64), false, Some(8250), &[9000])?;
+    checks.attention(heads(4, 1, 128), false, None, &[4500; 20])?;
     for width in [1, 32, 301, 4096] {
         checks.copies(width, &[0, 3, 0, 7])?;
         checks.copies(width, &[2; 100])?;

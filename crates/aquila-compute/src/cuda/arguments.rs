@@ -99,6 +99,7 @@ c_structures! {
         head_dim: u32,
         slots: u32,
         first_row: u32,
+        rows: u32,
         blocks: u32,
         window: u32,
         scale: f32,

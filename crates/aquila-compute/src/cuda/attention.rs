@@ -1,31 +1,43 @@
 //! Attention: in one launch by plain arithmetic; by tensor cores in blocks of positions, which the
 //! same launch merges or, of long contexts, a second one.
 //!
-//! The one invariant: which positions form a block follows from the positions alone. How many
-//! blocks have work is read on the device, so the launches never change with the lengths.
+//! The one invariant: which positions form a block follows from the positions alone. Which rows are
+//! there and what they see is read on the device, where the work is divided, so the launches never
+//! change with the lengths.
 
 use std::sync::{Mutex, PoisonError};
 
 use super::Arithmetic;
 use super::arguments;
-use super::contract::BLOCK;
+use super::contract::{BLOCK, STEP};
 use super::device::{Device, Memory};
-use super::kernels::Kernels;
+use super::kernels::{Kernel, Kernels};
 use super::memory::CudaKv;
 use super::plan::CudaPlan;
 use super::rows::CudaRows;
 use crate::{AttentionParams, Error, HeadShape, Result};
 
-/// Query heads that one thread block serves; `QUERIES` in `attend.cu`.
-const QUERIES: usize = 16;
-/// Thread blocks that share the positions of one row and key head at most.
-const SPLITS: usize = 64;
+/// Threads of a thread block, and heads that one of `attend_merge` takes: one for each warp.
+const THREADS: usize = 128;
+const MERGED_HEADS: usize = THREADS / 32;
+/// Blocks of one row that a thread block merges at most; those of longer contexts have a launch of
+/// their own.
+const MERGED_BLOCKS: usize = 32;
+/// Rows of which one thread block takes 16 queries at a time at most; of more it takes 64.
+const FEW_ROWS: usize = 64;
+/// Rows of one launch, and bytes of shared memory that each of them takes.
+const MOST_ROWS: usize = 512;
+const ROW_BYTES: usize = 20;
+/// Columns that a kernel for heads of any width has in shared memory.
+const COLUMNS: usize = 128;
 /// Bytes that the blocks of one launch may take; rows of a pass take turns beyond that.
 const WORKING: usize = 64 << 20;
 
-/// Working memory of attention.
-#[derive(Default)]
+/// What attention on one device shares.
 pub(super) struct Attention {
+    multiprocessors: usize,
+    /// Bytes of shared memory that a thread block may have.
+    shared_bytes: usize,
     working: Mutex<Option<Working>>,
 }
 
@@ -41,12 +53,61 @@ struct Working {
     values: usize,
 }
 
+/// How tensor cores attend: the kernel, and what a thread block takes.
+struct Tiles<'a> {
+    kernel: &'a Kernel,
+    /// Thread blocks that a multiprocessor runs at a time, as their registers allow.
+    together: usize,
+    /// Rows of one request that go together, and how many times that each of them is taken.
+    rows: usize,
+    key_heads: usize,
+    /// Shared memory, without what each row takes.
+    bytes: usize,
+}
+
+impl<'a> Tiles<'a> {
+    /// So many times 16 queries at a time.
+    fn new(kernels: &'a Kernels, heads: HeadShape, many: bool) -> Option<Self> {
+        let of_width = &kernels.attend_tensor;
+        let (kernel, columns, width) = match (heads.head_dim, many) {
+            (64, _) => (&of_width.of_64[usize::from(many)], 64, 64),
+            (128, _) => (&of_width.of_128[usize::from(many)], 128, 128),
+            (_, true) => return None,
+            (width, false) => (&of_width.of_any, COLUMNS, width.next_multiple_of(COLUMNS)),
+        };
+        let queries = STEP * if many { 4 } else { 1 };
+        let cuts = heads.group().div_ceil(queries);
+        Some(Self {
+            kernel,
+            together: if many { 2 } else { 3 },
+            rows: queries / heads.group().div_ceil(cuts),
+            key_heads: heads.kv_heads * cuts,
+            // Keys and values, weights and queries, all in bfloat16.
+            bytes: 2 * (2 * BLOCK * columns + queries * (BLOCK + width)),
+        })
+    }
+
+    fn bytes(&self, rows: usize) -> usize {
+        self.bytes + rows * ROW_BYTES + 4
+    }
+}
+
+/// Rows of one launch that leaves blocks for others to merge.
+fn rows_of_launch(heads: HeadShape, blocks: usize, rows: usize) -> usize {
+    let of_row = heads.heads * blocks * heads.head_dim * 4;
+    (WORKING / of_row).clamp(1, rows.clamp(1, MOST_ROWS))
+}
+
 impl Attention {
-    /// Bytes of working memory for passes of `rows` rows that see up to `positions` positions.
+    pub(super) fn new(multiprocessors: usize, shared_bytes: usize) -> Self {
+        Self { multiprocessors, shared_bytes, working: Mutex::default() }
+    }
+
+    /// Bytes of working memory for passes of up to `rows` rows that see up to `positions` positions.
     pub(super) fn bytes(heads: HeadShape, positions: usize, rows: usize) -> usize {
-        let of_row = heads.heads * positions.div_ceil(BLOCK).max(1);
-        let together = (WORKING / (of_row * heads.head_dim * 4)).clamp(1, rows.max(1));
-        together * of_row * (4 * heads.head_dim + 3 * 4)
+        let blocks = positions.div_ceil(BLOCK).max(1);
+        let rows = rows_of_launch(heads, blocks, rows);
+        rows * heads.heads * blocks * (4 * heads.head_dim + 3 * 4)
     }
 
     /// Working memory for `blocks` blocks of `width` values, made larger where it is too small. A
@@ -110,6 +171,7 @@ impl Attention {
             head_dim: heads.head_dim as u32,
             slots: kv.shape.slots as u32,
             first_row: 0,
+            rows: 0,
             blocks: 0,
             window: window.map_or(u32::MAX, |window| window.try_into().unwrap_or(u32::MAX)),
             scale,
@@ -126,29 +188,49 @@ impl Attention {
         // Positions of a window lie in one block more than they would fill.
         let within = window.map_or(usize::MAX, |window| (window - 1).div_ceil(BLOCK) + 1);
         let blocks = plan.longest.div_ceil(BLOCK).clamp(1, within);
-        let of_row = heads.heads * blocks;
-        let together = (WORKING / (of_row * heads.head_dim * 4)).clamp(1, plan.rows.max(1));
-        let working = self.working(device, together * of_row, heads.head_dim)?;
-        (arguments.parts, arguments.stats) = (working.parts.at(0), working.stats.at(0));
-        arguments.blocks = blocks as u32;
-        names.extend([&working.parts, &working.stats, &working.arrivals]);
+        let few = Tiles::new(kernels, heads, false).expect("16 queries of any width");
+        let many = Tiles::new(kernels, heads, true).filter(|many| {
+            plan.rows > FEW_ROWS && many.bytes(plan.rows.min(MOST_ROWS)) <= self.shared_bytes
+        });
+        // Where the fewest thread blocks that there can be keep the device busy, each row's blocks
+        // stay with one.
+        let whole = many.as_ref().is_some_and(|many| {
+            plan.rows.div_ceil(many.rows) * many.key_heads >= self.multiprocessors
+        });
+        let tiles = many.unwrap_or(few);
         // Of longer contexts one thread block would merge too much.
-        let merges = blocks <= SPLITS;
-        if merges {
-            arguments.arrivals = working.arrivals.at(0);
+        let merges = !whole && blocks > MERGED_BLOCKS;
+        let together = if whole { MOST_ROWS } else { rows_of_launch(heads, blocks, plan.rows) };
+        let working = match whole {
+            true => None,
+            false => {
+                let blocks = together * heads.heads * blocks;
+                Some(self.working(device, blocks, heads.head_dim)?)
+            }
+        };
+        if let Some(working) = &working {
+            (arguments.parts, arguments.stats) = (working.parts.at(0), working.stats.at(0));
+            arguments.blocks = blocks as u32;
+            if !merges {
+                arguments.arrivals = working.arrivals.at(0);
+            }
+            names.extend([&working.parts, &working.stats, &working.arrivals]);
         }
-        let key_heads = heads.kv_heads * heads.group().div_ceil(QUERIES);
         for first in (0..plan.rows).step_by(together) {
             let rows = together.min(plan.rows - first);
-            arguments.first_row = first as u32;
-            let grid = [blocks.min(SPLITS), key_heads, rows];
+            (arguments.first_row, arguments.rows) = (first as u32, rows as u32);
+            let bytes = tiles.bytes(rows);
+            let at_a_time = tiles.together.min(self.shared_bytes / bytes);
+            let items = rows * tiles.key_heads * blocks;
+            let grid = [items.min(at_a_time * self.multiprocessors), 1, 1];
             // SAFETY: sizes were checked above, the plan when it was placed, and the working memory
             // has room for all blocks of these rows.
             unsafe {
-                device.launch(&kernels.attend_tensor, grid, 128, 0, &arguments, &names)?;
-                if !merges {
-                    let merge = &kernels.attend_merge;
-                    device.launch(merge, [heads.heads, rows, 1], 128, 0, &arguments, &names)?;
+                let threads = THREADS as u32;
+                device.launch(tiles.kernel, grid, threads, bytes, &arguments, &names)?;
+                if merges {
+                    let grid = [heads.heads.div_ceil(MERGED_HEADS), rows, 1];
+                    device.launch(&kernels.attend_merge, grid, threads, 0, &arguments, &names)?;
                 }
             }
         }

@@ -59,7 +59,7 @@ impl CudaBackend {
             staging: Mutex::default(),
             arithmetic,
             projections: Projections::new(multiprocessors, shared_bytes),
-            attention: Attention::default(),
+            attention: Attention::new(multiprocessors, shared_bytes),
             description: format!(
                 "cuda:{ordinal}, {name}, compute capability {major}.{minor}, \
                  {multiprocessors} multiprocessors, {gib:.0} GiB, {arithmetic}"

@@ -89,6 +89,13 @@ pub(super) struct TensorProjections {
     pub(super) wide: [[Kernel; 2]; 2],
 }
 
+/// Attention by tensor cores, by the width of a head: 16 queries at a time, and 64.
+pub(super) struct TensorAttention {
+    pub(super) of_64: [Kernel; 2],
+    pub(super) of_128: [Kernel; 2],
+    pub(super) of_any: Kernel,
+}
+
 /// The steps of a round.
 pub(super) struct Steps {
     pub(super) admit: Kernel,
@@ -134,7 +141,7 @@ pub(super) struct Kernels {
     pub(super) write_kv_plain: ByElement,
     pub(super) write_kv_tensor: Kernel,
     pub(super) attend_plain: ByElement,
-    pub(super) attend_tensor: Kernel,
+    pub(super) attend_tensor: TensorAttention,
     pub(super) attend_merge: Kernel,
     pub(super) route: Kernel,
     pub(super) group_pairs: Kernel,
@@ -328,7 +335,11 @@ impl Kernels {
             write_kv_plain: pair("write_kv_plain")?,
             write_kv_tensor: load("write_kv_tensor")?,
             attend_plain: pair("attend_plain")?,
-            attend_tensor: load("attend_tensor")?,
+            attend_tensor: TensorAttention {
+                of_64: two("attend_tensor_64", ["", "_many"])?,
+                of_128: two("attend_tensor_128", ["", "_many"])?,
+                of_any: large("attend_tensor")?,
+            },
             attend_merge: load("attend_merge")?,
             route: load("route")?,
             group_pairs: load("group_pairs")?,

@@ -82,9 +82,9 @@ struct AttendArgs {
     Plan plan;
     Rows qkv, out;
     const void *keys, *values;
-    float *parts, *stats;
-    u32 *arrivals;  // of thread blocks, by row and key head; none where a second kernel merges
-    u32 heads, kv_heads, head_dim, slots, first_row, blocks;
+    float *parts, *stats;  // sums of each block, and its largest score and total; none where no block waits for others
+    u32 *arrivals;         // of blocks, by row and key head; none where a second kernel merges
+    u32 heads, kv_heads, head_dim, slots, first_row, rows, blocks;
     u32 window;  // positions that a row sees at most
     float scale;
 };

@@ -228,3 +228,13 @@ template <> __device__ __forceinline__ void multiply_group<128>(float (&c)[16][4
 }
 
 #endif
+
+// As `load_matrices`, but a lane gets column l / 4 of the two rows at 2 * (l % 4) of each.
+__device__ __forceinline__ uint4 load_matrices_transposed(u32 address) {
+    uint4 v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}

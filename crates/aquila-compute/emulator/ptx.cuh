@@ -132,6 +132,13 @@ inline void barrier_wait(u32 barrier, u32 phase) {
     emulator::wait_until([&] { return barrier_at(barrier).phase != phase; });
 }
 
+inline void arrive_after_copies(u32 barrier) {
+    emulator::Copy copy = {nullptr, nullptr, 0, &barrier_at(barrier)};
+    copy.before = std::move(emulator::current->copies);
+    emulator::current->copies.clear();
+    emulator::start_copy(copy);
+}
+
 inline u64 evict_first() { return 0; }
 inline void copy_bulk(u32 to, const void *from, u32 bytes, u32 barrier) {
     if (to % 16 || (size_t)from % 16 || bytes % 16) emulator::wrong("a bulk copy that is not aligned");

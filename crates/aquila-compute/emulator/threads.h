@@ -25,6 +25,8 @@ struct Copy {
     size_t bytes;
     struct SharedBarrier *barrier;
     uint8_t sent[16];  // where they come from nowhere else
+    // Without bytes: what is copied before a thread arrives at the barrier.
+    std::vector<Copy> before;
 };
 
 // A barrier in shared memory (mbarrier), as 8 bytes of it.

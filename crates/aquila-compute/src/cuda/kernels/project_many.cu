@@ -12,7 +12,6 @@
 #define MANY_TILES 8    // tiles of 16 outputs, four for each warpgroup
 #define MANY_BLOCKS 2   // blocks of 32 inputs of a stage
 #define MANY_STAGES 6
-#define MANY_LAG 3      // stages whose rows are under way while the next is asked for
 #define MANY_WEIGHTS (MANY_TILES * MANY_BLOCKS * BLOCK_BYTES)
 #define MANY_STAGE (MANY_WEIGHTS + MANY_ROWS * MANY_BLOCKS * 64)
 #define MANY_MULTIPLIERS 256
@@ -51,8 +50,8 @@ template <bool GATED, bool GROUPS> __device__ void many(const ProjectArgs &a) {
     let_next_begin();
     if (thread == 0) {
         for (u32 s = 0; s < MANY_STAGES; s++) {
-            // The warps that bring rows, and the one that brings weights.
-            barrier_init(full + s * 8, MANY_LOADERS / 32 + 1);
+            // The threads that bring rows, and the one that brings weights.
+            barrier_init(full + s * 8, MANY_LOADERS + 1);
             barrier_init(empty + s * 8, MANY_MULTIPLIERS / 32);
         }
         publish_barriers();
@@ -70,11 +69,6 @@ template <bool GATED, bool GROUPS> __device__ void many(const ProjectArgs &a) {
                 copy_input(stages + stage * MANY_STAGE + lane * MANY_BLOCKS * BLOCK_BYTES,
                            reinterpret_cast<const u16 *>(a.weight + ((size_t)min(tile_of(lane), tiles - 1) * cut.blocks + at.block) * BLOCK_BYTES),
                            bytes, full + stage * 8);
-        };
-        auto announce_rows = [&](u32 item) {
-            publish_to_multiplying();
-            __syncwarp();
-            if (lane == 0) barrier_arrive(full + item % MANY_STAGES * 8);
         };
         // Weights are there before the rows are.
         if (loader < 32) {
@@ -97,14 +91,8 @@ template <bool GATED, bool GROUPS> __device__ void many(const ProjectArgs &a) {
                 copy_async(to + (column * MANY_ROWS + row) * 16,
                            a.in.halves + (size_t)min(first_row + row, a.rows - 1) * a.in.stride + at.block * 32 + column * 8);
             }
-            commit_copies();
-            if (item >= MANY_LAG) {
-                wait_for_copies<MANY_LAG>();
-                announce_rows(item - MANY_LAG);
-            }
+            arrive_after_copies(full + stage * 8);
         }
-        wait_for_copies<0>();
-        for (u32 left = min(item, (u32)MANY_LAG); left > 0; left--) announce_rows(item - left);
         return;
     }
 
@@ -119,11 +107,13 @@ template <bool GATED, bool GROUPS> __device__ void many(const ProjectArgs &a) {
             for (u32 block = cut.slice(g, s); block < end; block += MANY_BLOCKS, item++) {
                 u32 at = item % MANY_STAGES * MANY_STAGE, stage = item % MANY_STAGES * 8;
                 barrier_wait(full + stage, item / MANY_STAGES & 1);
+                publish_to_multiplying();
                 if (end - block >= MANY_BLOCKS) {
-                    multiply_blocks<MANY_BLOCKS, MANY_ROWS>(c, from + at, stages + at + MANY_WEIGHTS, 0);
+                    multiply_blocks<MANY_BLOCKS, MANY_ROWS>(c, from + at, stages + at + MANY_WEIGHTS);
                 } else {
-                    multiply_blocks<1, MANY_ROWS>(c, from + at, stages + at + MANY_WEIGHTS, 0);
+                    multiply_blocks<1, MANY_ROWS>(c, from + at, stages + at + MANY_WEIGHTS);
                 }
+                __syncwarp();
                 if (lane == 0) barrier_arrive(empty + stage);
             }
 #pragma unroll

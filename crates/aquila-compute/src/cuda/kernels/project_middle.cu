@@ -111,11 +111,12 @@ template <int ROWS, int VISIT_BLOCKS, int BUFFERS, bool GATED> __device__ void m
                 barrier_wait(full + stage * 8, phases >> stage & 1);
                 phases ^= 1u << stage;
                 if (count == VISIT_BLOCKS) {
-                    multiply_blocks<VISIT_BLOCKS, ROWS>(c, from, x, empty + stage * 8);
+                    multiply_blocks<VISIT_BLOCKS, ROWS>(c, from, x);
                 } else {
-                    for (u32 q = 0; q < count; q++)
-                        multiply_blocks<1, ROWS>(c, from + q * BLOCK_BYTES, x + q * ROWS * 64, q + 1 == count ? empty + stage * 8 : 0);
+                    for (u32 q = 0; q < count; q++) multiply_blocks<1, ROWS>(c, from + q * BLOCK_BYTES, x + q * ROWS * 64);
                 }
+                __syncwarp();
+                if (lane == 0) barrier_arrive(empty + stage * 8);
             }
             u32 b = i % BUFFERS;
             if (i >= BUFFERS) barrier_hear(read + b * 8, (i / BUFFERS + 1) & 1);

@@ -142,9 +142,6 @@ template <int TOKENS, bool GATED> __device__ void skinny(const ProjectArgs &a) {
                         w[q][1] = load_shared(from + q * BLOCK_BYTES + BLOCK_BYTES / 2);
                     }
                 }
-                __syncwarp();
-                if (lane == 0 && left > 0) fetch(stage);
-                if (++stage == a.stages) stage = 0, phase ^= 1;
 #pragma unroll
                 for (int q = 0; q < STAGE_BLOCKS; q++) {
                     if (q < count) {
@@ -156,6 +153,10 @@ template <int TOKENS, bool GATED> __device__ void skinny(const ProjectArgs &a) {
                         }
                     }
                 }
+                // Behind the multiplications, which wait for the loads: what fills the stage again does not.
+                __syncwarp();
+                if (lane == 0 && left > 0) fetch(stage);
+                if (++stage == a.stages) stage = 0, phase ^= 1;
             }
 #pragma unroll
             for (int n = 0; n < TOKENS; n++)

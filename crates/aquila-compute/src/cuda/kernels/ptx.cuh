@@ -72,6 +72,11 @@ template <int LEFT> __device__ __forceinline__ void wait_for_copies() {
 
 #if __CUDA_ARCH__ >= 900
 
+// Arrives at a barrier once all copies that this thread has started are done.
+__device__ __forceinline__ void arrive_after_copies(u32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // Barriers in shared memory (mbarriers).
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
@@ -178,7 +183,7 @@ template <int LEFT, int GROUPS> __device__ __forceinline__ void wait_for_multipl
 #pragma unroll
     for (int i = 0; i < GROUPS * 4; i++) asm volatile("" : "+f"(c[i / 4][i % 4])::"memory");
 }
-// Lets multiplications see what this thread has written to shared memory.
+// Lets multiplications see what was written to shared memory and this thread has seen.
 __device__ __forceinline__ void publish_to_multiplying() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 #define SUMS_OF_4(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])

@@ -47,13 +47,11 @@ __device__ __forceinline__ void finish_gated(const ProjectArgs &a, u32 row, u32 
 #if __CUDA_ARCH__ >= 900
 
 // Adds the products of some blocks of one tile of weights a warp, which lie at `from`, and of the rows at
-// `x`. Once the weights are in registers, `release` is told, if it is a barrier.
-template <int BLOCKS, int ROWS> __device__ __forceinline__ void multiply_blocks(float (&c)[ROWS / 8][4], u32 from, u32 x, u32 release) {
+// `x`. Both were read when this returns; a barrier that is told before may be ahead of the loads.
+template <int BLOCKS, int ROWS> __device__ __forceinline__ void multiply_blocks(float (&c)[ROWS / 8][4], u32 from, u32 x) {
     uint4 w[2 * BLOCKS];
 #pragma unroll
     for (int s = 0; s < 2 * BLOCKS; s++) w[s] = load_shared(from + s * BLOCK_BYTES / 2);
-    __syncwarp();
-    if (release && threadIdx.x % 32 == 0) barrier_arrive(release);
     begin_multiplying();
 #pragma unroll
     for (int s = 0; s < 2 * BLOCKS; s++) multiply_group<ROWS>(c, w[s], matrices_at(x + s * ROWS * 32, ROWS * 16, 128), true);

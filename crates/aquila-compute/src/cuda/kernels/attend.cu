@@ -29,11 +29,16 @@ struct InBlock {
     }
 };
 
+struct Range {
+    u32 first, end;
+};
+
 // Consecutive rows of one start, `most` at most.
 struct Together {
     u32 count = 0;
     u32 first = ~0u, last_first = 0, end = 0;  // where what they see begins first and last, and ends
     u32 prefix = 0, common = ~0u;              // their longest prefix; the shortest of a row with a tail
+    Together() = default;
     __device__ __forceinline__ Together(const uint4 *spans, u32 most, u32 window) {
         do {
             uint4 span = spans[count];
@@ -44,7 +49,7 @@ struct Together {
         } while (++count < most && spans[count].x == spans[0].x);
     }
     __device__ __forceinline__ u32 first_block() const { return first / ATTEND_BLOCK; }
-    __device__ __forceinline__ u32 end_block() const { return (end + ATTEND_BLOCK - 1) / ATTEND_BLOCK; }
+    __device__ __forceinline__ u32 blocks() const { return (end + ATTEND_BLOCK - 1) / ATTEND_BLOCK - first_block(); }
 };
 
 // The steps of a block: those that the rows share, then those that are each row's own, row by row.
@@ -66,7 +71,9 @@ struct Steps {
     __device__ __forceinline__ u32 of_row(u32 step) const { return shared + (step - shared) % own; }
 };
 
-// Where the 16 bytes `unit` of a row lie in shared memory: those of eight rows are in all banks.
+// Where the 16 bytes `unit` of a row lie in shared memory: those of eight rows are in all banks. A
+// multiple of eight rows further on they lie as much further on, and n units further on, where n and
+// the unit have no bit in common, at this place with 16 * n xored to it.
 __device__ __forceinline__ u32 swizzled(u32 row, u32 row_bytes, u32 unit) { return row * row_bytes + (unit ^ row % 8) * 16; }
 
 // Multiplies, and keeps what comes out where a lane says so: in its upper and in its lower row.
@@ -124,7 +131,8 @@ template <int AT_ONCE> __device__ __forceinline__ void merge(const AttendArgs &a
             float4 parts[AT_ONCE];
 #pragma unroll
             for (u32 b = 0; b < AT_ONCE; b++) {
-                if (at + b < blocks && column < d) parts[b] = __ldcg(reinterpret_cast<const float4 *>(a.parts + (part + at + b) * d + column));
+                const float *of_block = a.parts + (part + at + b) * d + column;
+                if (at + b < blocks && column < d) parts[b] = __ldcg(reinterpret_cast<const float4 *>(of_block));
             }
             // Each lane finds for one block what it counts for, and what all before it then do.
             bool there = lane < AT_ONCE && at + lane < blocks;
@@ -142,11 +150,11 @@ template <int AT_ONCE> __device__ __forceinline__ void merge(const AttendArgs &a
             own_total *= fresh;
 #pragma unroll
             for (u32 b = 0; b < AT_ONCE; b++) {
-                float scale = __shfl_sync(FULL, old, b), of_part = __shfl_sync(FULL, fresh, b), next = __shfl_sync(FULL, own_total, b);
+                float scale = __shfl_sync(FULL, old, b), own_scale = __shfl_sync(FULL, fresh, b), next = __shfl_sync(FULL, own_total, b);
                 if (at + b >= blocks) continue;
                 total = fmaf(total, scale, next);
-                sums[0] = fmaf(sums[0], scale, parts[b].x * of_part), sums[1] = fmaf(sums[1], scale, parts[b].y * of_part);
-                sums[2] = fmaf(sums[2], scale, parts[b].z * of_part), sums[3] = fmaf(sums[3], scale, parts[b].w * of_part);
+                sums[0] = fmaf(sums[0], scale, parts[b].x * own_scale), sums[1] = fmaf(sums[1], scale, parts[b].y * own_scale);
+                sums[2] = fmaf(sums[2], scale, parts[b].z * own_scale), sums[3] = fmaf(sums[3], scale, parts[b].w * own_scale);
             }
         }
         if (column >= d) continue;
@@ -159,385 +167,467 @@ template <int AT_ONCE> __device__ __forceinline__ void merge(const AttendArgs &a
 // Heads of width D, or of any width, 128 columns at a time; TILES times 16 queries at a time.
 //
 // The work is cut into items: some rows and a key head, with all their blocks or with one. Thread blocks
-// take every gridDim.x-th. Warps first divide the positions, then the columns of values; keys of the next block
-// arrive while values are multiplied, and values while keys are.
-template <int D, int TILES> __device__ __forceinline__ void attend(const AttendArgs &a) {
-    constexpr u32 QUERIES = 16 * TILES, WIDTH = D ? D : 128, ROW = 2 * WIDTH, PAIRS = WIDTH / 64;
-    constexpr u32 STORE = ATTEND_BLOCK * ROW, WEIGHT_ROW = 2 * ATTEND_BLOCK;
-    __shared__ u32 warp_sums[2][ATTEND_WARPS], counts[QUERIES], last_one;
-    __shared__ float warp_largest[ATTEND_WARPS][QUERIES], scales[2][QUERIES], inverses[QUERIES];
-    begin();
-    u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, quad = lane % 4, octet = lane / 4;
-    u32 d = D ? D : a.head_dim, chunks = D ? 1 : (d + WIDTH - 1) / WIDTH, query_row = chunks * ROW;
-    u32 group = a.heads / a.kv_heads, cuts = (group + QUERIES - 1) / QUERIES, heads = (group + cuts - 1) / cuts;
-    u32 most = QUERIES / heads, key_heads = a.kv_heads * cuts;
+// take every gridDim.x-th. Warps first divide the positions, then the columns of values; keys of the
+// next block arrive while values are multiplied, and values while keys are.
+template <int D, int TILES> struct Attending {
+    static constexpr u32 QUERIES = 16 * TILES, WIDTH = D ? D : 128, PAIRS = WIDTH / 64;  // pairs of 8 columns of a warp
+    // Bytes of a row of keys or values and of weights, and where the parts of shared memory begin.
+    static constexpr u32 ROW = 2 * WIDTH, WEIGHT_ROW = 2 * ATTEND_BLOCK;
+    static constexpr u32 VALUES = ATTEND_BLOCK * ROW, WEIGHTS = 2 * VALUES, QUERY_ROWS = WEIGHTS + QUERIES * WEIGHT_ROW;
+    typedef float Sums[TILES][2 * PAIRS][4];
+    typedef float Scores[TILES][4][4];  // of 32 positions of a warp, 8 by 8
 
-    u8 *shared = dynamic_shared();
-    u32 keys_at = shared_address(shared), values_at = keys_at + STORE, weights_at = values_at + STORE;
-    u32 queries_at = weights_at + QUERIES * WEIGHT_ROW;
-    uint4 *spans = reinterpret_cast<uint4 *>(shared + 2 * STORE + QUERIES * (WEIGHT_ROW + query_row));
-    u32 *first_items = reinterpret_cast<u32 *>(spans + a.rows);  // of the rows, without key heads
+    struct Shared {
+        u32 warp_sums[2][ATTEND_WARPS], counts[QUERIES], last_one;
+        float warp_largest[ATTEND_WARPS][QUERIES], old[QUERIES], fresh[QUERIES], inverses[QUERIES];
+    };
 
-    // The items. The first of some rows that go together has those of all.
-    for (u32 r = thread; r < a.rows; r += ATTEND_THREADS) copy_async(shared_address(spans + r), a.plan.spans + a.first_row + r);
-    commit_copies();
-    u32 rows = a.plan.counts[0];
-    if (rows <= a.first_row) return;
-    rows = min(rows - a.first_row, a.rows);
-    wait_for_copies<0>();
-    __syncthreads();
-    auto together = [&](u32 row) { return Together(spans + row, min(rows, (row / most + 1) * most) - row, a.window); };
-    u32 each = (rows + ATTEND_THREADS - 1) / ATTEND_THREADS, from = min(rows, thread * each), to = min(rows, from + each);
-    u32 blocks = 0, items = 0, total;
-    for (u32 r = from; r < to; r++) {
-        bool leads = r % most == 0 || spans[r].x != spans[r - 1].x;
-        u32 of_rows = 0;
-        if (leads) {
-            Together t = together(r);
-            of_rows = t.end_block() - t.first_block();
-        }
-        first_items[r] = of_rows, blocks += of_rows;
+    const AttendArgs &a;
+    Shared &s;
+    u8 *shared;
+    u32 base, thread, warp, lane, quad, octet;
+    u32 d, chunks, query_row;             // columns, in how many chunks, and bytes of a query
+    u32 heads, most, key_heads, cuts;     // query heads and rows that go together at most; key heads, once for each cut
+    u32 rows, total;                      // of the launch: rows, and items of a key head
+    uint4 *spans;
+    u32 *first_items;                     // of the rows, without key heads
+
+    // The item.
+    u32 key_head, kv_head, row, head, cut_heads, queries;
+    bool whole;  // with all blocks
+    Together taken;
+
+    __device__ __forceinline__ Attending(const AttendArgs &a, Shared &s) : a(a), s(s) {
+        thread = threadIdx.x, warp = thread / 32, lane = thread % 32, quad = lane % 4, octet = lane / 4;
+        shared = dynamic_shared(), base = shared_address(shared);
+        d = D ? D : a.head_dim, chunks = D ? 1 : (d + WIDTH - 1) / WIDTH, query_row = chunks * ROW;
+        u32 group = a.heads / a.kv_heads;
+        cuts = (group + QUERIES - 1) / QUERIES, key_heads = a.kv_heads * cuts;
+        heads = (group + cuts - 1) / cuts, most = QUERIES / heads;
+        spans = reinterpret_cast<uint4 *>(shared + QUERY_ROWS + QUERIES * query_row);
+        first_items = reinterpret_cast<u32 *>(spans + a.rows);
     }
-    sum_of_threads(blocks, warp_sums[0], total);
-    // Blocks stay together where thread blocks have about as many to do anyway: merging them takes as
-    // long as two.
-    u32 fair = (total * key_heads + gridDim.x - 1) / gridDim.x;
-    for (u32 r = from; r < to; r++) {
-        u32 of_rows = first_items[r];
-        bool whole = !a.parts || (a.arrivals && (of_rows == 1 || (D && of_rows <= 2 * fair + 1)));
-        first_items[r] = items;
-        items += whole && of_rows > 1 ? 1 : of_rows;
+
+    __device__ __forceinline__ Together together(u32 row) const {
+        return Together(spans + row, min(rows, (row / most + 1) * most) - row, a.window);
     }
-    u32 before = sum_of_threads(items, warp_sums[1], total);
-    for (u32 r = from; r < to; r++) first_items[r] += before;
-    if (thread == 0) first_items[rows] = total;
-    __syncthreads();
 
-    for (u32 item = blockIdx.x; item < total * key_heads; item += gridDim.x) {
-        // The last row whose items do not begin behind this one.
-        u32 index = item / key_heads, key_head = item % key_heads, row = 0;
-        for (u32 end = rows; end - row > 1;) {
-            u32 middle = (row + end) / 2;
-            if (first_items[middle] <= index) row = middle; else end = middle;
+    // Lists the items: the first of some rows that go together has those of all.
+    __device__ __forceinline__ bool list_items() {
+        const uint4 *all_spans = a.plan.spans + a.first_row;
+        for (u32 r = thread; r < a.rows; r += ATTEND_THREADS) copy_async(shared_address(spans + r), all_spans + r);
+        commit_copies();
+        u32 count = a.plan.counts[0];
+        if (count <= a.first_row) return false;
+        rows = min(count - a.first_row, a.rows);
+        wait_for_copies<0>();
+        __syncthreads();
+        u32 each = (rows + ATTEND_THREADS - 1) / ATTEND_THREADS, blocks = 0, items = 0;
+        u32 from = min(rows, thread * each), to = min(rows, from + each);
+        for (u32 r = from; r < to; r++) {
+            bool leads = r % most == 0 || spans[r].x != spans[r - 1].x;
+            u32 of_rows = leads ? together(r).blocks() : 0;
+            first_items[r] = of_rows, blocks += of_rows;
         }
-        Together taken = together(row);
-        u32 block = taken.first_block(), end_block = taken.end_block(), blocks = end_block - block;
-        u32 parts = first_items[row + 1] - first_items[row];
-        bool whole = parts == 1 && (blocks > 1 || a.arrivals || !a.parts);
-        if (!whole) block += index - first_items[row], end_block = block + 1;
-        u32 kv_head = key_head / cuts, head = kv_head * group + key_head % cuts * heads, cut_heads = min(heads, (kv_head + 1) * group - head);
-        u32 queries = taken.count * heads;
-        // A thread keeps what concerns one query.
-        u32 own_row = row + min(thread / heads, taken.count - 1);
-        Seen own_seen(spans[own_row], a.window);
-        float own_largest = -INFINITY;
+        sum_of_threads(blocks, s.warp_sums[0], total);
+        // Blocks stay together where thread blocks have about as many to do anyway: to merge them takes
+        // as long as two.
+        u32 fair = (total * key_heads + gridDim.x - 1) / gridDim.x;
+        for (u32 r = from; r < to; r++) {
+            u32 of_rows = first_items[r];
+            first_items[r] = items;
+            items += D && of_rows > 0 && (!a.parts || (a.arrivals && of_rows <= 2 * fair + 1)) ? 1 : of_rows;
+        }
+        u32 before = sum_of_threads(items, s.warp_sums[1], total);
+        for (u32 r = from; r < to; r++) first_items[r] += before;
+        if (thread == 0) first_items[rows] = total;
+        __syncthreads();
+        return true;
+    }
 
-        // The slot of a thread's place among the steps `fill` of a block.
-        auto slot_in = [&](const Steps &steps, u32 block, u32 fill) {
-            u32 step = fill * ATTEND_STEPS + thread / ATTEND_STEP, place = thread % ATTEND_STEP;
-            if (step >= steps.count) return NO_SLOT;
-            if (step < steps.shared) {
-                u32 position = block * ATTEND_BLOCK + step * ATTEND_STEP + place;
-                return min(a.plan.tables[spans[row].x + min(position, taken.prefix - 1)], a.slots - 1);
-            }
-            uint4 span = spans[row + steps.row(step)];
-            InBlock in(Seen(span, a.window), block);
-            u32 first = steps.of_row(step) * ATTEND_STEP;
-            return first < in.count ? slot_of(a.plan, span, in.first + min(first + place, in.count - 1), a.slots) : NO_SLOT;
-        };
-        // Copies columns of the keys or values of a warp's places, whose slots its lanes have.
-        auto copy_rows = [&](u32 to, const void *from, u32 slot, u32 chunk) {
-            constexpr u32 UNITS = WIDTH / 8, TOGETHER = 32 / UNITS;
-            u32 unit = lane % UNITS, column = chunk * WIDTH + unit * 8;
-            const u16 *source = static_cast<const u16 *>(from) + (size_t)kv_head * d + column;
+    // The slot of a thread's place among the steps `fill` of a block.
+    __device__ __forceinline__ u32 slot_in(const Steps &steps, u32 block, u32 fill) const {
+        u32 step = fill * ATTEND_STEPS + thread / ATTEND_STEP, place = thread % ATTEND_STEP;
+        if (step >= steps.count) return NO_SLOT;
+        if (step < steps.shared) {
+            u32 position = block * ATTEND_BLOCK + step * ATTEND_STEP + place;
+            return min(a.plan.tables[spans[row].x + min(position, taken.prefix - 1)], a.slots - 1);
+        }
+        uint4 span = spans[row + steps.row(step)];
+        InBlock in(Seen(span, a.window), block);
+        u32 first = steps.of_row(step) * ATTEND_STEP;
+        return first < in.count ? slot_of(a.plan, span, in.first + min(first + place, in.count - 1), a.slots) : NO_SLOT;
+    }
+
+    // Copies columns of the keys or values of a warp's places, whose slots its lanes have.
+    __device__ __forceinline__ void copy_rows(u32 to, const void *from, u32 slot, u32 chunk) const {
+        constexpr u32 UNITS = WIDTH / 8, AT_ONCE = 32 / UNITS;
+        u32 unit = lane % UNITS, column = chunk * WIDTH + unit * 8, stride = a.kv_heads * d;
+        const u16 *source = static_cast<const u16 *>(from) + kv_head * d + column;
 #pragma unroll
-            for (u32 i = 0; i < 32; i += TOGETHER) {
-                u32 place = i + lane / UNITS, of = __shfl_sync(FULL, slot, place), at = to + swizzled(warp * 32 + place, ROW, unit);
-                if (of == NO_SLOT) continue;
-                if (D || column < d) copy_async(at, source + (size_t)of * a.kv_heads * d);
-                else *reinterpret_cast<uint4 *>(shared + (at - keys_at)) = make_uint4(0, 0, 0, 0);
-            }
-        };
-        // Four matrices at 16 rows and 16 columns, as first factors or as values of a step.
-        auto at_tile = [&](u32 from, u32 row, u32 row_bytes, u32 unit) { return from + swizzled(row + lane % 16, row_bytes, unit + lane / 16); };
-        auto query_tile = [&](int t, u32 chunk, u32 step) { return load_matrices(at_tile(queries_at, t * 16, query_row, chunk * (WIDTH / 8) + step * 2)); };
-        auto weight_tile = [&](int t, u32 step) { return load_matrices(at_tile(weights_at, t * 16, WEIGHT_ROW, step * 2)); };
-        auto key_tile = [&](u32 place, u32 step) {
-            return load_matrices(keys_at + swizzled(place + lane / 16 * 8 + lane % 8, ROW, step * 2 + lane / 8 % 2));
-        };
-        auto value_tile = [&](u32 place, u32 pair) { return load_matrices_transposed(at_tile(values_at, place, ROW, warp * PAIRS * 2 + pair * 2)); };
-
-        // The queries, and the first keys and values.
+        for (u32 i = 0; i < 32; i += AT_ONCE) {
+            u32 of = __shfl_sync(FULL, slot, i + lane / UNITS);
+            u32 at = to + (warp * 32 + i) * ROW + (swizzled(lane / UNITS, ROW, unit) ^ i % 8 * 16);
+            if (of == NO_SLOT) continue;
+            if (D || column < d) copy_async(base + at, source + (size_t)of * stride);
+            else *reinterpret_cast<uint4 *>(shared + at) = make_uint4(0, 0, 0, 0);
+        }
+    }
+    __device__ __forceinline__ void copy_queries() const {
         u32 units = query_row / 16;
         for (u32 i = thread; i < QUERIES * units; i += ATTEND_THREADS) {
-            u32 query = i / units, unit = i % units, at = queries_at + swizzled(query, query_row, unit);
+            u32 query = i / units, unit = i % units, at = QUERY_ROWS + swizzled(query, query_row, unit);
             u32 of_row = query / heads, of_head = query % heads;
             if (of_row < taken.count && of_head < cut_heads && (D || unit * 8 < d)) {
-                copy_async(at, a.qkv.halves + (size_t)(a.first_row + row + of_row) * a.qkv.stride + (size_t)(head + of_head) * d + unit * 8);
+                const u16 *from = a.qkv.halves + (size_t)(a.first_row + row + of_row) * a.qkv.stride;
+                copy_async(base + at, from + (head + of_head) * d + unit * 8);
             } else {
-                *reinterpret_cast<uint4 *>(shared + (at - keys_at)) = make_uint4(0, 0, 0, 0);
+                *reinterpret_cast<uint4 *>(shared + at) = make_uint4(0, 0, 0, 0);
             }
         }
-        Steps steps(taken, block);
-        u32 slot = slot_in(steps, block, 0);
-        copy_rows(keys_at, a.keys, slot, 0);
-        commit_copies();
-        copy_rows(values_at, a.values, slot, 0);
-        commit_copies();
-
-        float sums[TILES][2 * PAIRS][4] = {}, totals[2] = {};
-        for (; block < end_block; block++) {
-            bool more = block + 1 < end_block;
-            Steps next_steps(taken, more ? block + 1 : block);
-            if (more) slot = slot_in(next_steps, block + 1, 0);
-            InBlock own_in(own_seen, block);
-            if (thread < QUERIES) counts[thread] = thread < queries ? own_in.count : 0;
-
-            // Scores of 32 positions per warp, as 16 queries by four times eight positions.
-            float scores[TILES][4][4] = {};
-            for (u32 fill = 0; fill < steps.fills(); fill++) {
-                u32 end = min(steps.count, (fill + 1) * ATTEND_STEPS);
-                for (u32 chunk = 0; chunk < chunks; chunk++) {
-                    if (fill > 0 || chunk > 0) {
-                        __syncthreads();
-                        copy_rows(keys_at, a.keys, slot_in(steps, block, fill), chunk);
-                        commit_copies();
-                        wait_for_copies<0>();
-                    } else {
-                        wait_for_copies<1>();
-                    }
-                    __syncthreads();
-                    if (fill == 0 && warp * 2 < steps.shared) {
-                        bool both = warp * 2 + 1 < steps.shared;
-#pragma unroll
-                        for (u32 k = 0; k < WIDTH / 16; k++) {
-                            if (!D && chunk * WIDTH + k * 16 >= d) break;
-                            uint4 key[2] = {key_tile(warp * 32, k), key_tile(warp * 32 + 16, k)};
-#pragma unroll
-                            for (int t = 0; t < TILES; t++) {
-                                if (t * 16 >= queries) break;
-                                uint4 query = query_tile(t, chunk, k);
-                                multiply(scores[t][0], query, key[0].x, key[0].y);
-                                multiply(scores[t][1], query, key[0].z, key[0].w);
-                                if (!both) continue;
-                                multiply(scores[t][2], query, key[1].x, key[1].y);
-                                multiply(scores[t][3], query, key[1].z, key[1].w);
-                            }
-                        }
-                    }
-                    for (u32 step = max(steps.shared, fill * ATTEND_STEPS); step < end; step++) {
-                        u32 of_rows = steps.row(step), place = steps.of_row(step), first = of_rows * heads;
-                        if (place / 2 != warp || place * ATTEND_STEP >= InBlock(Seen(spans[row + of_rows], a.window), block).count) continue;
-                        for (u32 k = 0; k < WIDTH / 16; k++) {
-                            if (!D && chunk * WIDTH + k * 16 >= d) break;
-                            uint4 key = key_tile(step % ATTEND_STEPS * ATTEND_STEP, k);
-#pragma unroll
-                            for (int t = 0; t < TILES; t++) {
-                                if (first >= t * 16 + 16 || first + heads <= t * 16) continue;
-                                bool mine[2] = {t * 16 + octet - first < heads, t * 16 + octet + 8 - first < heads};
-                                uint4 query = query_tile(t, chunk, k);
-#pragma unroll
-                                for (int i = 0; i < 4; i += 2) {
-                                    if (place % 2 != i / 2) continue;
-                                    multiply_where(mine, scores[t][i], query, key.x, key.y);
-                                    multiply_where(mine, scores[t][i + 1], query, key.z, key.w);
-                                }
-                            }
-                        }
-                    }
-                }
-            }
-            float largest[TILES][2];
-#pragma unroll
-            for (int t = 0; t < TILES; t++) {
-                if (t * 16 >= queries) break;
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    u32 query = t * 16 + h * 8 + octet, seen = counts[query];
-                    largest[t][h] = -INFINITY;
-#pragma unroll
-                    for (int i = 0; i < 8; i++) {
-                        float &score = scores[t][i / 2][2 * h + i % 2];
-                        score = warp * 32 + i / 2 * 8 + quad * 2 + i % 2 < seen ? score * a.scale : -INFINITY;
-                        largest[t][h] = fmaxf(largest[t][h], score);
-                    }
-                    largest[t][h] = fold_max<4>(largest[t][h]);
-                    if (quad == 0) warp_largest[warp][query] = largest[t][h];
-                }
-            }
+    }
+    // Has keys or values of these steps there for all threads: the first ones are under way already.
+    __device__ __forceinline__ void fetch(u32 to, const void *from, const Steps &steps, u32 block, u32 fill, u32 chunk) const {
+        if (fill > 0 || chunk > 0) {
             __syncthreads();
-            if (more) copy_rows(keys_at, a.keys, slot, 0);
+            copy_rows(to, from, slot_in(steps, block, fill), chunk);
             commit_copies();
-
-            // The largest score of a query that sees nothing here counts as 0, so that its weights are.
-            auto largest_of = [&](u32 query) {
-                float all = warp_largest[0][query];
-#pragma unroll
-                for (int w = 1; w < ATTEND_WARPS; w++) all = fmaxf(all, warp_largest[w][query]);
-                return counts[query] > 0 ? all : 0.0f;
-            };
-            if (thread < QUERIES && own_in.count > 0) {
-                float next = largest_of(thread), both = next > own_largest ? next : own_largest;
-                scales[0][thread] = exponential(own_largest - both), scales[1][thread] = exponential(next - both);
-                own_largest = both;
-            }
-#pragma unroll
-            for (int t = 0; t < TILES; t++) {
-                if (t * 16 >= queries) break;
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    u32 query = t * 16 + h * 8 + octet;
-                    largest[t][h] = largest_of(query);
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        u32 even = halve(exponential(scores[t][i][2 * h] - largest[t][h]));
-                        u32 odd = halve(exponential(scores[t][i][2 * h + 1] - largest[t][h]));
-                        u32 at = weights_at + swizzled(query, WEIGHT_ROW, warp * 4 + i) + quad * 4;
-                        *reinterpret_cast<u32 *>(shared + (at - keys_at)) = odd << 16 | even;
-                    }
-                }
-            }
-
-            // Values: a warp takes a quarter of the columns.
-            for (u32 chunk = 0; chunk < chunks; chunk++) {
-                float of_block[TILES][2 * PAIRS][4] = {}, ones[4] = {};
-                for (u32 fill = 0; fill < steps.fills(); fill++) {
-                    u32 end = min(steps.count, (fill + 1) * ATTEND_STEPS);
-                    if (fill > 0 || chunk > 0) {
-                        __syncthreads();
-                        copy_rows(values_at, a.values, slot_in(steps, block, fill), chunk);
-                        commit_copies();
-                        wait_for_copies<0>();
-                    } else {
-                        wait_for_copies<1>();
-                    }
-                    __syncthreads();
-                    // The total of the weights is what a column of ones would give.
-                    auto add_ones = [&](int t, const uint4 &weights) {
-                        if ((u32)t == warp) multiply(ones, weights, 0x3f803f80u, 0x3f803f80u);
-                    };
-                    if (fill == 0) {
-#pragma unroll
-                        for (u32 step = 0; step < ATTEND_STEPS; step++) {
-                            if (step >= steps.shared) break;
-                            uint4 values[PAIRS];
-#pragma unroll
-                            for (u32 p = 0; p < PAIRS; p++) values[p] = value_tile(step * ATTEND_STEP, p);
-#pragma unroll
-                            for (int t = 0; t < TILES; t++) {
-                                if (t * 16 >= queries) break;
-                                uint4 weights = weight_tile(t, step);
-#pragma unroll
-                                for (u32 p = 0; p < PAIRS; p++) {
-                                    multiply(of_block[t][2 * p], weights, values[p].x, values[p].y);
-                                    multiply(of_block[t][2 * p + 1], weights, values[p].z, values[p].w);
-                                }
-                                add_ones(t, weights);
-                            }
-                        }
-                        for (u32 step = steps.shared; step < steps.all_of_row; step++) {
-#pragma unroll
-                            for (int t = 0; t < TILES; t++) {
-                                if (t * 16 < queries) add_ones(t, weight_tile(t, step));
-                            }
-                        }
-                    }
-                    for (u32 step = max(steps.shared, fill * ATTEND_STEPS); step < end; step++) {
-                        u32 of_rows = steps.row(step), place = steps.of_row(step), first = of_rows * heads;
-                        if (place * ATTEND_STEP >= InBlock(Seen(spans[row + of_rows], a.window), block).count) continue;
-                        uint4 values[PAIRS];
-#pragma unroll
-                        for (u32 p = 0; p < PAIRS; p++) values[p] = value_tile(step % ATTEND_STEPS * ATTEND_STEP, p);
-#pragma unroll
-                        for (int t = 0; t < TILES; t++) {
-                            if (first >= t * 16 + 16 || first + heads <= t * 16) continue;
-                            bool mine[2] = {t * 16 + octet - first < heads, t * 16 + octet + 8 - first < heads};
-                            uint4 weights = weight_tile(t, place);
-#pragma unroll
-                            for (u32 p = 0; p < PAIRS; p++) {
-                                multiply_where(mine, of_block[t][2 * p], weights, values[p].x, values[p].y);
-                                multiply_where(mine, of_block[t][2 * p + 1], weights, values[p].z, values[p].w);
-                            }
-                        }
-                    }
-                }
-
-                // What came out is merged with what the blocks before gave, or left for others to merge.
-#pragma unroll
-                for (int t = 0; t < TILES; t++) {
-#pragma unroll
-                    for (int h = 0; h < 2; h++) {
-                        u32 query = t * 16 + h * 8 + octet, of_row = query / heads, of_head = query % heads;
-                        if (counts[query] == 0 || of_head >= cut_heads) continue;
-                        if (whole) {
-                            float old = scales[0][query], fresh = scales[1][query];
-                            if ((u32)t == warp && chunk == 0) totals[h] = fmaf(totals[h], old, ones[2 * h] * fresh);
-#pragma unroll
-                            for (u32 n = 0; n < 2 * PAIRS; n++) {
-#pragma unroll
-                                for (int r = 2 * h; r < 2 * h + 2; r++) sums[t][n][r] = fmaf(D ? sums[t][n][r] : 0.0f, old, of_block[t][n][r] * fresh);
-                            }
-                        } else {
-                            u32 from = Seen(spans[row + of_row], a.window).first / ATTEND_BLOCK;
-                            size_t part = part_of(a, a.first_row + row + of_row, head + of_head, block - from);
-#pragma unroll
-                            for (u32 n = 0; n < 2 * PAIRS; n++) {
-                                u32 column = chunk * WIDTH + warp * PAIRS * 16 + n * 8 + quad * 2;
-                                if (D || column < d) store_pair(a.parts + part * d + column, of_block[t][n][2 * h], of_block[t][n][2 * h + 1]);
-                            }
-                            if ((u32)t == warp && chunk == 0 && quad == 0) store_pair(a.stats + 2 * part, largest[t][h], ones[2 * h]);
-                        }
-                    }
-                }
-                __syncthreads();
-                if (chunk + 1 == chunks && more) copy_rows(values_at, a.values, slot, 0);
-                if (chunk + 1 == chunks) commit_copies();
-                if (!whole || more) continue;
-
-                // All blocks are merged.
-#pragma unroll
-                for (int t = 0; t < TILES; t++) {
-                    if ((u32)t == warp && chunk == 0 && quad == 0) inverses[t * 16 + octet] = 1.0f / totals[0], inverses[t * 16 + 8 + octet] = 1.0f / totals[1];
-                }
-                __syncthreads();
-#pragma unroll
-                for (int t = 0; t < TILES; t++) {
-#pragma unroll
-                    for (int h = 0; h < 2; h++) {
-                        u32 query = t * 16 + h * 8 + octet, of_row = query / heads, of_head = query % heads;
-                        if (query >= queries || of_head >= cut_heads) continue;
-                        float inverse = inverses[query];
-#pragma unroll
-                        for (u32 n = 0; n < 2 * PAIRS; n++) {
-                            u32 column = chunk * WIDTH + warp * PAIRS * 16 + n * 8 + quad * 2;
-                            if (!D && column >= d) continue;
-                            put_pair(a.out, a.first_row + row + of_row, (head + of_head) * d + column, sums[t][n][2 * h] * inverse, sums[t][n][2 * h + 1] * inverse);
-                        }
-                    }
-                }
-            }
-            steps = next_steps;
+            wait_for_copies<0>();
+        } else {
+            wait_for_copies<1>();
         }
-        wait_for_copies<0>();
-        if (whole || !a.arrivals) {
-            __syncthreads();
-            continue;
-        }
+        __syncthreads();
+    }
 
-        // The last thread block that is done with the rows and these heads merges their blocks.
+    // 16 rows by 16 columns as first factors, 16 keys, and 16 columns of values of 16 positions.
+    __device__ __forceinline__ u32 tile(u32 at, u32 row, u32 row_bytes, u32 unit) const {
+        return base + at + row * row_bytes + (swizzled(lane % 16, row_bytes, lane / 16) ^ unit * 16);
+    }
+    __device__ __forceinline__ uint4 query_tile(u32 t, u32 chunk, u32 step) const {
+        return load_matrices(tile(QUERY_ROWS + chunk * ROW, t * 16, query_row, step * 2));
+    }
+    __device__ __forceinline__ uint4 weight_tile(u32 t, u32 step) const {
+        return load_matrices(tile(WEIGHTS, t * 16, WEIGHT_ROW, step * 2));
+    }
+    __device__ __forceinline__ uint4 key_tile(u32 place, u32 step) const {
+        return load_matrices(base + place * ROW + (swizzled(lane / 16 * 8 + lane % 8, ROW, lane / 8 % 2) ^ step * 32));
+    }
+    __device__ __forceinline__ uint4 value_tile(u32 place, u32 pair) const {
+        return load_matrices_transposed(tile(VALUES, place, ROW, (warp * PAIRS + pair) * 2));
+    }
+    __device__ __forceinline__ bool ends(u32 chunk, u32 step) const { return !D && chunk * WIDTH + step * 16 >= d; }
+
+    // Adds the products of queries of the first ACTIVE tiles with a warp's keys that rows share.
+    template <int ACTIVE> __device__ __forceinline__ void multiply_keys(Scores &scores, const Steps &steps, u32 chunk) const {
+        bool both = warp * 2 + 1 < steps.shared;
+#pragma unroll
+        for (u32 k = 0; k < WIDTH / 16; k++) {
+            if (ends(chunk, k)) break;
+            uint4 key = key_tile(warp * 32, k), next = key_tile(warp * 32 + 16, k);
+            // A step that is each row's own begins with sums of zero.
+            if (!both) next = make_uint4(0, 0, 0, 0);
+#pragma unroll
+            for (int t = 0; t < ACTIVE; t++) {
+                uint4 query = query_tile(t, chunk, k);
+                multiply(scores[t][0], query, key.x, key.y);
+                multiply(scores[t][1], query, key.z, key.w);
+                multiply(scores[t][2], query, next.x, next.y);
+                multiply(scores[t][3], query, next.z, next.w);
+            }
+        }
+    }
+    // The total of the weights of a tile, one for each warp, is what a column of ones would give.
+    __device__ __forceinline__ void total_weights(float (&ones)[4], u32 step) const {
+        multiply(ones, weight_tile(warp % TILES, step), 0x3f803f80u, 0x3f803f80u);
+    }
+    // Adds the products of weights of the first ACTIVE tiles with the values of a step that rows share.
+    template <int ACTIVE> __device__ __forceinline__ void multiply_values(Sums &sums, float (&ones)[4], u32 step) const {
+        uint4 values[PAIRS];
+#pragma unroll
+        for (u32 p = 0; p < PAIRS; p++) values[p] = value_tile(step * ATTEND_STEP, p);
+#pragma unroll
+        for (int t = 0; t < ACTIVE; t++) {
+            uint4 weights = weight_tile(t, step);
+#pragma unroll
+            for (u32 p = 0; p < PAIRS; p++) {
+                multiply(sums[t][2 * p], weights, values[p].x, values[p].y);
+                multiply(sums[t][2 * p + 1], weights, values[p].z, values[p].w);
+            }
+        }
+        total_weights(ones, step);
+    }
+    template <int ACTIVE> __device__ __forceinline__ void multiply_values(Sums &sums, float (&ones)[4], const Steps &steps) const {
+        if (steps.shared == ATTEND_STEPS) {
+#pragma unroll
+            for (u32 step = 0; step < ATTEND_STEPS; step++) multiply_values<ACTIVE>(sums, ones, step);
+        } else {
+#pragma unroll 1
+            for (u32 step = 0; step < steps.shared; step++) multiply_values<ACTIVE>(sums, ones, step);
+        }
+    }
+
+    // Calls `f` with the steps of a fill that are each row's own: where a step lies in shared memory, which
+    // of the row's it is, and the row's first query.
+    template <typename F> __device__ __forceinline__ void each_own_step(const Steps &steps, u32 block, u32 fill, F f) const {
+        u32 end = min(steps.count, (fill + 1) * ATTEND_STEPS);
+#pragma unroll 1
+        for (u32 step = max(steps.shared, fill * ATTEND_STEPS); step < end; step++) {
+            u32 of_rows = steps.row(step), of_row = steps.of_row(step);
+            InBlock in(Seen(spans[row + of_rows], a.window), block);
+            if (of_row * ATTEND_STEP < in.count) f(step % ATTEND_STEPS * ATTEND_STEP, of_row, of_rows * heads);
+        }
+    }
+    // Whether a row whose queries begin at `first` has some in a tile, and which of a lane's two are.
+    __device__ __forceinline__ bool in_tile(u32 t, u32 first, bool (&mine)[2]) const {
+#pragma unroll
+        for (u32 h = 0; h < 2; h++) mine[h] = t * 16 + h * 8 + octet - first < heads;
+        return first < t * 16 + 16 && first + heads > t * 16;
+    }
+    __device__ __forceinline__ void multiply_own_keys(Scores &scores, const Steps &steps, u32 block, u32 fill, u32 chunk) const {
+        each_own_step(steps, block, fill, [&](u32 place, u32 step, u32 first) {
+            if (step / 2 != warp) return;
+#pragma unroll 1
+            for (u32 k = 0; k < WIDTH / 16; k++) {
+                if (ends(chunk, k)) break;
+                uint4 key = key_tile(place, k);
+#pragma unroll
+                for (u32 t = 0; t < TILES; t++) {
+                    bool mine[2];
+                    if (!in_tile(t, first, mine)) continue;
+                    uint4 query = query_tile(t, chunk, k);
+#pragma unroll
+                    for (u32 i = 0; i < 4; i += 2) {
+                        if (step % 2 != i / 2) continue;
+                        multiply_where(mine, scores[t][i], query, key.x, key.y);
+                        multiply_where(mine, scores[t][i + 1], query, key.z, key.w);
+                    }
+                }
+            }
+        });
+    }
+    __device__ __forceinline__ void multiply_own_values(Sums &sums, const Steps &steps, u32 block, u32 fill) const {
+        each_own_step(steps, block, fill, [&](u32 place, u32 step, u32 first) {
+            uint4 values[PAIRS];
+#pragma unroll
+            for (u32 p = 0; p < PAIRS; p++) values[p] = value_tile(place, p);
+#pragma unroll
+            for (u32 t = 0; t < TILES; t++) {
+                bool mine[2];
+                if (!in_tile(t, first, mine)) continue;
+                uint4 weights = weight_tile(t, step);
+#pragma unroll
+                for (u32 p = 0; p < PAIRS; p++) {
+                    multiply_where(mine, sums[t][2 * p], weights, values[p].x, values[p].y);
+                    multiply_where(mine, sums[t][2 * p + 1], weights, values[p].z, values[p].w);
+                }
+            }
+        });
+    }
+    // Calls `f` for the two queries that a lane has of each tile, where there are queries.
+    template <typename F> __device__ __forceinline__ void each_query(F f) const {
+#pragma unroll
+        for (u32 t = 0; t < TILES; t++) {
+            if (t > 0 && t * 16 >= queries) break;
+#pragma unroll
+            for (u32 h = 0; h < 2; h++) f(t, h, t * 16 + h * 8 + octet);
+        }
+    }
+    // Calls `f` for each pair of columns that a lane has of sums.
+    template <typename F> __device__ __forceinline__ void each_pair(u32 chunk, F f) const {
+#pragma unroll
+        for (u32 n = 0; n < 2 * PAIRS; n++) {
+            u32 column = chunk * WIDTH + warp * PAIRS * 16 + n * 8 + quad * 2;
+            if (D || column < d) f(n, column);
+        }
+    }
+
+    // The largest score of a query. Of one that sees nothing it counts as 0, so that its weights are 0.
+    __device__ __forceinline__ float largest_of(u32 query) const {
+        float all = s.warp_largest[0][query];
+#pragma unroll
+        for (u32 w = 1; w < ATTEND_WARPS; w++) all = fmaxf(all, s.warp_largest[w][query]);
+        return s.counts[query] > 0 ? all : 0.0f;
+    }
+    // Leaves out what a query does not see, and finds the largest of a warp's scores.
+    __device__ __forceinline__ void find_largest(Scores &scores) const {
+        each_query([&](u32 t, u32 h, u32 query) {
+            u32 seen = s.counts[query];
+            float largest = -INFINITY;
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) {
+                float &score = scores[t][i / 2][2 * h + i % 2];
+                score = warp * 32 + i / 2 * 8 + quad * 2 + i % 2 < seen ? score * a.scale : -INFINITY;
+                largest = fmaxf(largest, score);
+            }
+            largest = fold_max<4>(largest);
+            if (quad == 0) s.warp_largest[warp][query] = largest;
+        });
+    }
+    __device__ __forceinline__ void weigh(const Scores &scores) const {
+        each_query([&](u32 t, u32 h, u32 query) {
+            float largest = largest_of(query);
+            u32 at = WEIGHTS + (t * 16 + h * 8) * WEIGHT_ROW + quad * 4, first = swizzled(octet, WEIGHT_ROW, warp * 4);
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                u32 even = halve(exponential(scores[t][i][2 * h] - largest));
+                u32 odd = halve(exponential(scores[t][i][2 * h + 1] - largest));
+                *reinterpret_cast<u32 *>(shared + at + (first ^ i * 16)) = odd << 16 | even;
+            }
+        });
+    }
+
+    // Merges the sums of a block with those of the blocks before it.
+    __device__ __forceinline__ void merge_block(Sums &sums, float (&totals)[2], const Sums &of_block, const float (&ones)[4]) const {
+        each_query([&](u32 t, u32 h, u32 query) {
+            if (s.counts[query] == 0) return;
+            float old = s.old[query], fresh = s.fresh[query];
+            if (t == warp) totals[h] = fmaf(totals[h], old, ones[2 * h] * fresh);
+#pragma unroll
+            for (u32 n = 0; n < 2 * PAIRS; n++) {
+#pragma unroll
+                for (u32 r = 2 * h; r < 2 * h + 2; r++) sums[t][n][r] = fmaf(sums[t][n][r], old, of_block[t][n][r] * fresh);
+            }
+        });
+    }
+    // Leaves them for another thread block to merge.
+    __device__ __forceinline__ void store_block(const Sums &of_block, const float (&ones)[4], u32 block, u32 chunk) const {
+        each_query([&](u32 t, u32 h, u32 query) {
+            if (s.counts[query] == 0) return;
+            u32 of_row = query / heads, of_head = query % heads;
+            u32 first = Seen(spans[row + of_row], a.window).first / ATTEND_BLOCK;
+            size_t part = part_of(a, a.first_row + row + of_row, head + of_head, block - first);
+            each_pair(chunk, [&](u32 n, u32 column) {
+                store_pair(a.parts + part * d + column, of_block[t][n][2 * h], of_block[t][n][2 * h + 1]);
+            });
+            if (t == warp && chunk == 0 && quad == 0) store_pair(a.stats + 2 * part, largest_of(query), ones[2 * h]);
+        });
+    }
+    __device__ __forceinline__ void put_sums(const Sums &sums, const float (&totals)[2]) const {
+#pragma unroll
+        for (u32 h = 0; h < 2; h++) {
+            if (quad == 0 && warp < TILES) s.inverses[warp * 16 + h * 8 + octet] = 1.0f / totals[h];
+        }
+        __syncthreads();
+        each_query([&](u32 t, u32 h, u32 query) {
+            u32 of_row = a.first_row + row + query / heads, of_head = query % heads, first = (head + of_head) * d;
+            if (query >= queries || of_head >= cut_heads) return;
+            float inverse = s.inverses[query];
+            each_pair(0, [&](u32 n, u32 column) {
+                put_pair(a.out, of_row, first + column, sums[t][n][2 * h] * inverse, sums[t][n][2 * h + 1] * inverse);
+            });
+        });
+    }
+    // The last thread block that is done with the rows and these heads merges their blocks.
+    __device__ __forceinline__ void merge_stored() const {
         __threadfence();
         __syncthreads();
         if (thread == 0) {
             u32 *arrivals = a.arrivals + row * key_heads + key_head;
-            last_one = atomicAdd(arrivals, 1) + 1 == blocks;
-            if (last_one) *arrivals = 0;
+            s.last_one = atomicAdd(arrivals, 1) + 1 == taken.blocks();
+            if (s.last_one) *arrivals = 0;
         }
         __syncthreads();
-        if (!last_one) continue;
+        if (!s.last_one) return;
         __threadfence();
         for (u32 query = warp; query < queries; query += ATTEND_WARPS) {
             if (query % heads < cut_heads) merge<8>(a, a.first_row + row + query / heads, head + query % heads);
         }
+    }
+
+    // Finds rows and heads of an item, and answers its blocks.
+    __device__ __forceinline__ Range take(u32 item) {
+        u32 index = item / key_heads, group = a.heads / a.kv_heads;
+        key_head = item % key_heads, kv_head = key_head / cuts, head = kv_head * group + key_head % cuts * heads;
+        cut_heads = min(heads, (kv_head + 1) * group - head);
+        // The last row whose items do not begin behind this one.
+        row = 0;
+        for (u32 end = rows; end - row > 1;) {
+            u32 middle = (row + end) / 2;
+            if (first_items[middle] <= index) row = middle; else end = middle;
+        }
+        taken = together(row), queries = taken.count * heads;
+        u32 first = taken.first_block(), blocks = taken.blocks();
+        whole = D && first_items[row + 1] - first_items[row] == 1 && (blocks > 1 || !a.parts || a.arrivals);
+        if (whole) return {first, first + blocks};
+        first += index - first_items[row];
+        return {first, first + 1};
+    }
+
+    __device__ __forceinline__ void attend(u32 item) {
+        auto [block, end_block] = take(item);
+        Steps steps(taken, block);
+        u32 slot = slot_in(steps, block, 0);
+        copy_queries();
+        copy_rows(0, a.keys, slot, 0);
+        commit_copies();
+        copy_rows(VALUES, a.values, slot, 0);
+        commit_copies();
+
+        // What concerns one query is kept by one thread.
+        Seen own_seen(spans[row + min(thread / heads, taken.count - 1)], a.window);
+        bool one_tile = TILES == 1 || queries <= 16, own_query = thread < queries && thread % heads < cut_heads;
+        float own_largest = -INFINITY;
+        Sums sums = {};
+        float totals[2] = {};
+        for (; block < end_block; block++) {
+            bool more = block + 1 < end_block;
+            Steps next_steps(taken, more ? block + 1 : block);
+            slot = more ? slot_in(next_steps, block + 1, 0) : NO_SLOT;
+            u32 seen = own_query ? InBlock(own_seen, block).count : 0;
+            if (thread < QUERIES) s.counts[thread] = seen;
+
+            Scores scores = {};
+            for (u32 fill = 0; fill < steps.fills(); fill++) {
+                for (u32 chunk = 0; chunk < chunks; chunk++) {
+                    fetch(0, a.keys, steps, block, fill, chunk);
+                    if (fill == 0 && warp * 2 < steps.shared) {
+                        if (one_tile) multiply_keys<1>(scores, steps, chunk); else multiply_keys<TILES>(scores, steps, chunk);
+                    }
+                    multiply_own_keys(scores, steps, block, fill, chunk);
+                }
+            }
+            find_largest(scores);
+            __syncthreads();
+            copy_rows(0, a.keys, slot, 0);
+            commit_copies();
+            if (seen > 0) {
+                float next = largest_of(thread), both = next > own_largest ? next : own_largest;
+                s.old[thread] = exponential(own_largest - both), s.fresh[thread] = exponential(next - both);
+                own_largest = both;
+            }
+            weigh(scores);
+
+            for (u32 chunk = 0; chunk < chunks; chunk++) {
+                Sums of_block = {};
+                float ones[4] = {};
+                for (u32 fill = 0; fill < steps.fills(); fill++) {
+                    fetch(VALUES, a.values, steps, block, fill, chunk);
+                    if (fill == 0) {
+                        if (one_tile) multiply_values<1>(of_block, ones, steps); else multiply_values<TILES>(of_block, ones, steps);
+                        for (u32 step = steps.shared; step < steps.all_of_row; step++) total_weights(ones, step);
+                    }
+                    multiply_own_values(of_block, steps, block, fill);
+                }
+                if (whole) merge_block(sums, totals, of_block, ones); else store_block(of_block, ones, block, chunk);
+            }
+            __syncthreads();
+            copy_rows(VALUES, a.values, slot, 0);
+            commit_copies();
+            steps = next_steps;
+        }
+        wait_for_copies<0>();
+        if (whole) put_sums(sums, totals); else if (a.arrivals) merge_stored();
+    }
+};
+
+template <int D, int TILES> __device__ __forceinline__ void attend(const AttendArgs &a) {
+    __shared__ typename Attending<D, TILES>::Shared shared;
+    begin();
+    Attending<D, TILES> attending(a, shared);
+    if (!attending.list_items()) return;
+    for (u32 item = blockIdx.x; item < attending.total * attending.key_heads; item += gridDim.x) {
+        __syncthreads();
+        attending.attend(item);
     }
 }
 
@@ -554,5 +644,5 @@ ATTEND(attend_tensor_128_many, 128, 4, 2)
 extern "C" __global__ void __launch_bounds__(ATTEND_THREADS) attend_merge(const __grid_constant__ AttendArgs a) {
     begin();
     u32 head = blockIdx.x * ATTEND_WARPS + threadIdx.x / 32, row = a.first_row + blockIdx.y;
-    if (row < a.plan.counts[0] && head < a.heads) merge<32>(a, row, head);
+    if (row < a.plan.counts[0] && head < a.heads) merge<16>(a, row, head);
 }

@@ -93,6 +93,16 @@ impl Device {
         names: &[&Memory],
         enqueue: impl FnOnce() -> std::result::Result<(), DriverError>,
     ) -> Result<()> {
+        self.enqueue_as("enqueueing", names, enqueue)
+    }
+
+    /// The same, where an error says what failed.
+    fn enqueue_as(
+        &self,
+        what: &str,
+        names: &[&Memory],
+        enqueue: impl FnOnce() -> std::result::Result<(), DriverError>,
+    ) -> Result<()> {
         let mut capture = self.capture.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(capture) = capture.as_mut() {
             if capture.thread != thread::current().id() {
@@ -101,7 +111,7 @@ impl Device {
             capture.kept.extend(names.iter().map(|memory| memory.slice.clone()));
         }
         self.context.bind_to_thread().map_err(failed("binding the device"))?;
-        enqueue().map_err(failed("enqueueing"))
+        enqueue().map_err(failed(what))
     }
 
     /// Refuses `what` during a capture: a graph would repeat it, or cannot hold it.
@@ -249,7 +259,7 @@ impl Device {
             numAttrs: u32::from(self.capability.0 >= 9),
         };
         let mut parameters = [std::ptr::from_ref(arguments).cast_mut().cast()];
-        self.enqueue(names, || {
+        self.enqueue_as(&kernel.name, names, || {
             // SAFETY: the caller vouches for the arguments, which the driver copies.
             unsafe {
                 cuLaunchKernelEx(

@@ -29,6 +29,7 @@ pub(super) const MIDDLE_ROWS: [usize; 3] = [32, 64, 128];
 
 /// A kernel of the module, which lives as long as all its kernels.
 pub(super) struct Kernel {
+    pub(super) name: String,
     function: CUfunction,
     _module: Arc<Module>,
 }
@@ -232,7 +233,8 @@ impl Kernels {
             let of_driver = CString::new(name).expect("names have no zero");
             // SAFETY: the module is loaded, and the kernel keeps it.
             let function = unsafe { result::module::get_function(module.module, of_driver) };
-            Ok(Kernel { function: function.map_err(missing)?, _module: module.clone() })
+            let (name, function) = (name.into(), function.map_err(missing)?);
+            Ok(Kernel { name, function, _module: module.clone() })
         };
         let large = |name: &str| -> Result<Kernel> {
             let kernel = load(name)?;

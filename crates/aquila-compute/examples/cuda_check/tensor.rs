@@ -464,7 +464,7 @@ pub fn check(
     // So many blocks that a second launch merges them.
     checks.attention(heads(4, 1, 64), false, None, &[9000])?;
     checks.attention(heads(4, 1, 64), false, Some(8250), &[9000])?;
-    checks.attention(heads(4, 1, 128), false, None, &[4500; 20])?;
+    checks.attention(heads(4, 1, 128), false, None, &[4500; 12])?;
     for width in [1, 32, 301, 4096] {
         checks.copies(width, &[0, 3, 0, 7])?;
         checks.copies(width, &[2; 100])?;

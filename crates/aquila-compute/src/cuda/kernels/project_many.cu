@@ -15,7 +15,8 @@
 #define MANY_WEIGHTS (MANY_TILES * MANY_BLOCKS * BLOCK_BYTES)
 #define MANY_STAGE (MANY_WEIGHTS + MANY_ROWS * MANY_BLOCKS * 64)
 #define MANY_MULTIPLIERS 256
-#define MANY_LOADERS 128
+#define MANY_LOADERS 128  // four warps, as RowCopies has them
+static_assert(MANY_BLOCKS == 2, "a stage has one block or two");
 
 // The stages of a sum, in order: a stage never has blocks of two slices.
 struct Stages {
@@ -76,6 +77,7 @@ template <bool GATED, bool GROUPS> __device__ void many(const ProjectArgs &a) {
             for (u32 item = 0; item < MANY_STAGES && at.more(); item++, at.next()) fetch_weights(item, at);
         }
         wait_for_inputs();
+        RowCopies<MANY_ROWS> copies(a.in, first_row, a.rows, loader / 32, lane);
         u32 item = 0;
         for (Stages at(cut); at.more(); at.next(), item++) {
             u32 stage = item % MANY_STAGES;
@@ -83,14 +85,9 @@ template <bool GATED, bool GROUPS> __device__ void many(const ProjectArgs &a) {
                 barrier_wait(empty + stage * 8, (item / MANY_STAGES + 1) & 1);
                 if (loader < 32) fetch_weights(item, at);
             }
-            // Eight lanes copy 16 bytes of eight rows each, so that they write to all banks. Rows beyond
-            // the last repeat it; their sums are not written.
             u32 to = stages + stage * MANY_STAGE + MANY_WEIGHTS;
-            for (u32 i = loader; i < at.blocks() * 4 * MANY_ROWS; i += MANY_LOADERS) {
-                u32 row = i / 32 % (MANY_ROWS / 8) * 8 + i % 8, column = i / (4 * MANY_ROWS) * 4 + i / 8 % 4;
-                copy_async(to + (column * MANY_ROWS + row) * 16,
-                           a.in.halves + (size_t)min(first_row + row, a.rows - 1) * a.in.stride + at.block * 32 + column * 8);
-            }
+            copies.copy(to, at.block * 32);
+            if (at.blocks() == MANY_BLOCKS) copies.copy(to + MANY_ROWS * 64, (at.block + 1) * 32);
             arrive_after_copies(full + stage * 8);
         }
         return;

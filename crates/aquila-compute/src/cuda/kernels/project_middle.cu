@@ -130,13 +130,9 @@ template <int ROWS, int VISIT_BLOCKS, int BUFFERS, bool GATED> __device__ void m
     } else if (warp < (MULTIPLIERS + ADDERS) / 32) {
         wait_for_inputs();
         u32 adder = warp - MULTIPLIERS / 32;
-        // The rows: eight lanes copy 16 bytes of eight rows each, so that they write to all banks.
-        for (u32 visit = 0; visit < visits; visit++) {
-            u32 first = visit * VISIT_BLOCKS * 4, count = blocks_of(visit) * 4 * ROWS;
-            for (u32 i = thread - MULTIPLIERS; i < count; i += ADDERS) {
-                u32 row = i / 32 % (ROWS / 8) * 8 + i % 8, at = first + i / (4 * ROWS) * 4 + i / 8 % 4;
-                if (row < a.rows) copy_async(inputs + (at * ROWS + row) * 16, a.in.halves + (size_t)row * a.in.stride + start * 32 + at * 8);
-            }
+        RowCopies<ROWS> copies(a.in, 0, a.rows, adder, lane);
+        for (u32 visit = 0, block = 0; visit < visits; visit++) {
+            for (u32 end = block + blocks_of(visit); block < end; block++) copies.copy(inputs + block * ROWS * 64, (start + block) * 32);
             commit_copies();
         }
         for (u32 visit = 0; visit < visits; visit++) {

@@ -46,6 +46,25 @@ __device__ __forceinline__ void finish_gated(const ProjectArgs &a, u32 row, u32 
 
 #if __CUDA_ARCH__ >= 900
 
+// What a warp of four copies to shared memory of some rows: eight lanes 16 bytes of eight rows each, so
+// that they write to all banks. Of each 8 inputs there is a column of ROWS rows. Rows beyond the last
+// repeat it, for nobody.
+template <int ROWS> struct RowCopies {
+    const u16 *from[ROWS / 32];
+    u32 to;
+    __device__ __forceinline__ RowCopies(const Rows &in, u32 first, u32 rows, u32 warp, u32 lane) {
+#pragma unroll
+        for (int j = 0; j < ROWS / 32; j++) from[j] = in.halves + (size_t)min(first + row(j, warp, lane), rows - 1) * in.stride + lane / 8 * 8;
+        to = (lane / 8 * ROWS + row(0, warp, lane)) * 16;
+    }
+    static __device__ __forceinline__ u32 row(u32 j, u32 warp, u32 lane) { return (warp + 4 * j) * 8 + lane % 8; }
+    // Copies a block of 32 inputs, which begins at `input`.
+    __device__ __forceinline__ void copy(u32 shared, u32 input) const {
+#pragma unroll
+        for (int j = 0; j < ROWS / 32; j++) copy_async(shared + to + j * 32 * 16, from[j] + input);
+    }
+};
+
 // Adds the products of some blocks of one tile of weights a warp, which lie at `from`, and of the rows at
 // `x`. Both were read when this returns; a barrier that is told before may be ahead of the loads.
 template <int BLOCKS, int ROWS> __device__ __forceinline__ void multiply_blocks(float (&c)[ROWS / 8][4], u32 from, u32 x) {

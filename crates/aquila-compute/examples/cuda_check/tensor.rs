@@ -364,8 +364,8 @@ pub fn check(
     let mut checks = Checks { b, random, findings };
     let heads = |heads, kv_heads, head_dim| HeadShape { heads, kv_heads, head_dim };
     if small {
-        checks.projection(96, 301, &[1, 8, 13, 17, 70, 150])?;
-        checks.projection(64, 4128, &[2, 5, 16, 20, 66, 130])?;
+        checks.projection(96, 301, &[1, 8, 13, 17, 70, 150, 400])?;
+        checks.projection(64, 4128, &[2, 5, 16, 20, 66, 390])?;
         // So many units that rings go around and warpgroups take turns.
         checks.projection(400, 4096, &[20, 40, 66])?;
         checks.projection(32, 264, &(1..=17).collect::<Vec<_>>())?;

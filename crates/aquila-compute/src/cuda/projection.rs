@@ -21,7 +21,7 @@ const STAGES: usize = 4;
 /// from twice as many on a norm of its own is expected to be as fast.
 const NORMED_ROWS: usize = 4;
 /// Rows beyond which `project_many.cu` is faster than `project_middle.cu`.
-const MOST_MIDDLE_ROWS: usize = 128;
+const MOST_MIDDLE_ROWS: usize = 384;
 /// Outputs of one unit of `project_middle.cu`, and stages of its ring at most.
 const UNIT_OUTPUTS: usize = 64;
 const VISITS: usize = 8;

@@ -37,8 +37,9 @@ try() {
 decode() {
     local name=$1
     shift
+    # Prompts are read before the first answer ends.
     try "$name" 120 "$folder/aquila" bench decode "$model" --device "$device" --prompt-tokens 448 --tokens 128 \
-        --repeat 3 "$@"
+        --repeat 3 --max-running-requests 64 --chunked-prefill-size 4096 "$@"
 }
 
 eagle() {

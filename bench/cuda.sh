@@ -7,6 +7,7 @@
 # FOLDER has the three executables. Parts, each of minutes on an H200:
 #   checks    every operation and random rounds against their definitions; golden ids, graphs, grammars,
 #             two engines, the grid of algorithms
+#   compare   the kernels for many rows, compared with the contract and timed beside each other
 #   decode    plain decoding and EAGLE-3 with simulated acceptance at batches 1, 4, 16 and 64, with and
 #             without graphs and overlap, trees against chains
 #   auto      the policy against plain decoding and fixed trees
@@ -60,6 +61,10 @@ for part in "$@"; do
             try "$word" 150 "$folder/rounds_on_device" cuda $word
         done
         try "the CPU's bits" 150 "$folder/rounds_on_device" cuda-plain cpu-bits
+        ;;
+    compare)
+        try "every kernel of projections" 150 "$folder/cuda_check" kernels
+        try "kernels beside each other" 150 "$folder/cuda_check" compare
         ;;
     decode)
         for batch in 1 4 16 64; do

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <sys/mman.h>
@@ -327,12 +328,25 @@ API cuLaunchKernelEx(const LaunchConfig *config, void *handle, void **parameters
     if (config->grid[1] > 65535 || config->grid[2] > 65535) return INVALID_VALUE;
     const emulator::Kernel *kernel = function.kernel;
     const uint8_t *from = static_cast<const uint8_t *>(parameters[0]);
-    std::vector<uint8_t> arguments(from, from + kernel->argument_bytes);
+    // As aligned as the strictest of their fields may be.
+    std::shared_ptr<void> arguments(aligned_alloc(128, (kernel->argument_bytes + 127) / 128 * 128), free);
+    memcpy(arguments.get(), from, kernel->argument_bytes);
     LaunchConfig c = *config;
     return enqueue(c.stream, [=] {
-        emulator::run({kernel->name, kernel->call, arguments.data(), {c.grid[0], c.grid[1], c.grid[2]},
+        emulator::run({kernel->name, kernel->call, arguments.get(), {c.grid[0], c.grid[1], c.grid[2]},
                        {c.block[0], c.block[1], c.block[2]}, kernel->cluster, c.shared_bytes});
     });
+}
+
+// Rows of 2-byte values in boxes that are swizzled by 128 bytes, which is all that the backend asks for:
+// where they begin, their width, how many, bytes from one to the next, and the box.
+API cuTensorMapEncodeTiled(void *map, int kind, unsigned rank, void *from, const uint64_t *sizes, const uint64_t *strides,
+                           const unsigned *box, const unsigned *steps, int interleave, int swizzle, int, int fill) {
+    constexpr int BFLOAT16 = 9, BY_128 = 3;
+    if (kind != BFLOAT16 || rank != 2 || steps[0] != 1 || steps[1] != 1 || interleave || swizzle != BY_128 || fill) return INVALID_VALUE;
+    if ((uintptr_t)map % 64 || (uintptr_t)from % 16 || strides[0] % 16 || box[0] * 2 > 128 || box[1] > 256) return INVALID_VALUE;
+    const uint64_t words[16] = {(uint64_t)from, sizes[0], sizes[1], strides[0], box[0], box[1]};
+    return memcpy(map, words, sizeof(words)), 0;
 }
 
 // Graphs.

@@ -18,7 +18,7 @@ template <typename Arguments, void (*KERNEL)(Arguments)> struct Entry<KERNEL> {
 };
 
 #define KERNEL(NAME) Entry<&NAME>::of(#NAME, 1)
-#define CLUSTERS(NAME) Entry<&NAME>::of(#NAME, SLICES)
+#define CLUSTERS(BLOCKS, NAME) Entry<&NAME>::of(#NAME, BLOCKS)
 
 }  // namespace
 
@@ -42,8 +42,12 @@ const Kernel KERNELS[] = {
 #if __CUDA_ARCH__ >= 900
     KERNEL(project_skinny_16), KERNEL(project_skinny_8), KERNEL(project_skinny_gated_16), KERNEL(project_skinny_gated_8),
     KERNEL(project_many), KERNEL(project_many_groups), KERNEL(project_many_gated), KERNEL(project_many_gated_groups),
-    CLUSTERS(project_middle_32), CLUSTERS(project_middle_64), CLUSTERS(project_middle_128),
-    CLUSTERS(project_middle_gated_32), CLUSTERS(project_middle_gated_64), CLUSTERS(project_middle_gated_128),
+    CLUSTERS(2, project_tiles_2), CLUSTERS(2, project_tiles_2_groups), CLUSTERS(2, project_tiles_2_gated),
+    CLUSTERS(2, project_tiles_2_gated_groups), CLUSTERS(4, project_tiles_4), CLUSTERS(4, project_tiles_4_groups),
+    CLUSTERS(4, project_tiles_4_gated), CLUSTERS(4, project_tiles_4_gated_groups),
+    CLUSTERS(SLICES, project_middle_32), CLUSTERS(SLICES, project_middle_64), CLUSTERS(SLICES, project_middle_128),
+    CLUSTERS(SLICES, project_middle_gated_32), CLUSTERS(SLICES, project_middle_gated_64),
+    CLUSTERS(SLICES, project_middle_gated_128),
 #endif
 };
 const size_t KERNEL_COUNT = sizeof(KERNELS) / sizeof(KERNELS[0]);

@@ -148,6 +148,30 @@ inline void copy_weights(u32 to, const u8 *from, u32 bytes, u32 barrier, u64) { 
 inline void copy_input(u32 to, const u16 *from, u32 bytes, u32 barrier) { copy_bulk(to, from, bytes, barrier); }
 
 inline u32 of_block(u32 address, u32 rank) { return (address & 0xffffff) | rank << 24; }
+inline void share_weights(u32 to, const u8 *from, u32 bytes, u32 barrier, u32 ranks) {
+    for (u32 rank = 0; rank < 16; rank++)
+        if (ranks >> rank & 1) copy_bulk(of_block(to, rank), from, bytes, of_block(barrier, rank));
+}
+// What `cuTensorMapEncodeTiled` of the driver writes.
+inline void share_rows(u32 to, const TensorMap &map, u32 column, u32 row, u32 barrier, u32 ranks) {
+    const u64 *m = map.words;
+    u64 width = m[1], rows = m[2], stride = m[3], box_width = m[4], box_rows = m[5];
+    if (to % 1024) emulator::wrong("swizzled rows that do not begin at a multiple of 1,024 bytes");
+    for (u32 rank = 0; rank < 16; rank++) {
+        if (!(ranks >> rank & 1)) continue;
+        emulator::Copy copy = {nullptr, nullptr, box_width * box_rows * 2, &barrier_at(of_block(barrier, rank))};
+        for (u32 r = 0; r < box_rows; r++) {
+            for (u32 c = 0; c < box_width; c += 8) {
+                u32 at = of_block(to, rank) + r * (u32)box_width * 2 + c * 2;
+                emulator::Copy piece = {emulator::shared_at(at ^ (at >> 7 & 7) << 4, 16), nullptr, 16, nullptr};
+                memset(piece.sent, 0, 16);
+                if (row + r < rows && column + c < width) piece.from = reinterpret_cast<const u8 *>(m[0]) + (row + r) * stride + (column + c) * 2;
+                copy.before.push_back(piece);
+            }
+        }
+        emulator::start_copy(copy);
+    }
+}
 inline void send_cluster(u32 address, float4 v, u32 barrier, u32 rank) {
     if (address % 16) emulator::wrong("16 bytes to send that are not aligned");
     emulator::Copy copy = {emulator::shared_at(of_block(address, rank), 16), nullptr, 16, &barrier_at(of_block(barrier, rank))};
@@ -165,6 +189,10 @@ template <int COUNT> inline void take_registers() {}
 inline u64 matrices_at(u32 address, u32 to_next_inputs, u32 to_next_rows) {
     if (address % 16 || to_next_inputs % 16 || to_next_rows % 16) emulator::wrong("factors that are not aligned");
     return (address & 0x3ffff) >> 4 | (u64)(to_next_inputs >> 4) << 16 | (u64)(to_next_rows >> 4) << 32;
+}
+inline u64 swizzled_at(u32 address) {
+    if (address % 32) emulator::wrong("factors that are not aligned");
+    return (address & 0x3ffff) >> 4 | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
 inline void begin_multiplying() {}
 inline void publish_to_multiplying() {}
@@ -196,11 +224,18 @@ template <int ROWS> inline void multiply_group(float (&c)[ROWS / 8][4], const ui
     emulator::current->multiplications.push_back([=, &c] {
         u32 base = emulator::current->block->rank << 24;
         u32 at = (u32)(matrices & 0x3fff) << 4, next_inputs = (u32)(matrices >> 16 & 0x3fff) << 4, next_rows = (u32)(matrices >> 32 & 0x3fff) << 4;
+        bool swizzled = matrices >> 62 == 1;
+        // Where the 16 bytes of a row and of 8 inputs are.
+        auto place = [=](u32 n, u32 row, u32 half) {
+            if (!swizzled) return at + n * next_rows + half * next_inputs + row * 16;
+            u32 plain = at + n * next_rows + row * 128 + half * 16;
+            return plain ^ (plain >> 7 & 7) << 4;
+        };
         for (u32 n = 0; n < ROWS / 8; n++) {
             for (u32 odd = 0; odd < 2; odd++) {
                 u16 second[16];
                 for (u32 half = 0; half < 2; half++)
-                    memcpy(second + 8 * half, emulator::shared_at(base | (at + n * next_rows + half * next_inputs + (lane % 4 * 2 + odd) * 16), 16), 16);
+                    memcpy(second + 8 * half, emulator::shared_at(base | place(n, lane % 4 * 2 + odd, half), 16), 16);
                 for (u32 upper = 0; upper < 2; upper++) {
                     float &sum = c[n][upper * 2 + odd];
                     sum = add_products(add ? sum : 0.0f, first.of[upper], second);

@@ -128,11 +128,9 @@ void *new_stack() {
 }
 
 void complete(const Copy &copy) {
-    if (copy.bytes == 0) {
-        for (const Copy &before : copy.before) memcpy(before.to, before.from, before.bytes);
-        return arrive(*copy.barrier, 0);
-    }
-    memcpy(copy.to, copy.from ? copy.from : copy.sent, copy.bytes);
+    for (const Copy &before : copy.before) memcpy(before.to, before.from ? before.from : before.sent, before.bytes);
+    if (copy.bytes == 0) return arrive(*copy.barrier, 0);
+    if (copy.to) memcpy(copy.to, copy.from ? copy.from : copy.sent, copy.bytes);
     if (!copy.barrier) return;
     copy.barrier->bytes -= (int32_t)copy.bytes;
     SharedBarrier &barrier = *copy.barrier;

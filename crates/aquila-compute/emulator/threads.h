@@ -25,7 +25,8 @@ struct Copy {
     size_t bytes;
     struct SharedBarrier *barrier;
     uint8_t sent[16];  // where they come from nowhere else
-    // Without bytes: what is copied before a thread arrives at the barrier.
+    // Without a place: what is copied before the barrier counts the bytes, or, without bytes, before a
+    // thread arrives there.
     std::vector<Copy> before;
 };
 

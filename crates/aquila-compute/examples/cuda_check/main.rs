@@ -1,8 +1,10 @@
 //! Compares every operation of the CUDA backend with its definition, bit for bit, then times.
 //!
-//! `cuda_check [check [small]] [rounds [LIVES]] [time] [projections] [steps] [--kernels FILE] [--seed=N]`: by plain arithmetic against the CPU backend,
-//! by tensor cores against `cuda::contract`; fresh random inputs, odd and even sizes, 1 to 1,024
-//! rows, outputs that hold NaN before. Prints tables last; exits with 1 where a bit differs, with 2
+//! `cuda_check [check [small]] [kernels [small]] [rounds [LIVES]] [time] [projections] [compare] [steps]
+//! [--kernels FILE] [--seed=N]`: by plain arithmetic against the CPU backend, by tensor cores against
+//! `cuda::contract`; fresh random inputs, odd and even sizes, 1 to 1,024 rows, outputs that hold NaN
+//! before. `kernels` are those of projections one by one, which `check` has too, and `compare` times them
+//! beside each other. Prints tables last; exits with 1 where a bit differs, with 2
 //! where there is no CUDA device. Needs neither cargo nor a toolkit: copy the executable.
 
 mod attention;
@@ -63,7 +65,7 @@ impl Findings {
 
 fn run(words: &[String]) -> Result<bool> {
     let asked = |word: &str| words.iter().any(|w| w == word);
-    let parts = ["check", "rounds", "time", "projections", "steps"];
+    let parts = ["check", "kernels", "rounds", "time", "projections", "compare", "steps"];
     let all = !parts.iter().any(|part| asked(part));
     let image = words.iter().position(|word| word == "--kernels").and_then(|at| words.get(at + 1));
     let open = |arithmetic| match image {
@@ -97,6 +99,13 @@ fn run(words: &[String]) -> Result<bool> {
         findings.report("tensor cores = contract");
         sound &= findings.failed.is_empty();
     }
+    if all || asked("check") || asked("kernels") {
+        let mut backend = open(Arithmetic::Tensor)?;
+        let mut findings = Findings::default();
+        tensor::check_kernels(&mut backend, &mut random, asked("small"), &mut findings)?;
+        findings.report("every kernel of projections = contract");
+        sound &= findings.failed.is_empty();
+    }
     if all || asked("rounds") {
         let lives = words.iter().skip_while(|word| *word != "rounds").nth(1);
         let lives = lives.and_then(|lives| lives.parse().ok()).unwrap_or(300);
@@ -110,11 +119,14 @@ fn run(words: &[String]) -> Result<bool> {
         step_timing::time(&open(Arithmetic::Tensor)?, &mut random)?;
     }
     if all || asked("time") || asked("projections") {
-        let backend = open(Arithmetic::Tensor)?;
-        timing::projections(&backend, &mut random)?;
+        let mut backend = open(Arithmetic::Tensor)?;
+        timing::projections(&mut backend, &mut random)?;
         if !asked("projections") {
             chain::time(&backend, &mut random)?;
         }
+    }
+    if asked("compare") {
+        timing::kernels(&mut open(Arithmetic::Tensor)?, &mut random)?;
     }
     Ok(sound)
 }

@@ -2,7 +2,9 @@
 
 use std::thread;
 
-use aquila_compute::cuda::{CudaBackend, CudaRows, CudaVector, CudaWeight, contract};
+use aquila_compute::cuda::{
+    CudaBackend, CudaRows, CudaVector, CudaWeight, ProjectionKernel, contract,
+};
 use aquila_compute::{
     Accumulate, Activation, Backend, HeadShape, HostTensor, Normed, PlanBounds, Result,
     WeightFormat, reference,
@@ -352,6 +354,40 @@ impl Checks<'_> {
             both.iter().flat_map(|row| row[width / 2..][..width].to_vec()).collect();
         self.compare("take_columns", &out, rows, &taken)
     }
+}
+
+/// Projections by each kernel that this device has, whatever would be chosen.
+pub fn check_kernels(
+    b: &mut CudaBackend,
+    random: &mut Random,
+    small: bool,
+    findings: &mut Findings,
+) -> Result<()> {
+    use ProjectionKernel::{Many, Middle, Pairs, Quads, Wide};
+    for kernel in [Middle, Many, Pairs, Quads, Wide] {
+        b.prefer_projection(Some(kernel));
+        let mut checks = Checks { b, random, findings };
+        if small {
+            checks.projection(301, 100, &[1, 129])?;
+            checks.projection(32, 4200, &[7])?;
+            // So many tiles that each cluster has several.
+            checks.projection(544, 40, &[300])?;
+            continue;
+        }
+        for (outputs, inputs) in
+            [(16, 32), (6, 8), (301, 1000), (160, 4096), (544, 4128), (96, 14336)]
+        {
+            checks.projection(outputs, inputs, &[1, 17, 64, 129, 257, 600])?;
+        }
+        for (outputs, inputs) in [(6144, 4096), (4096, 14336)] {
+            checks.large_projection(
+                outputs,
+                inputs,
+                &[1, 16, 100, 128, 129, 256, 300, 512, 2048],
+            )?;
+        }
+    }
+    Ok(())
 }
 
 /// Compares all operations of a CUDA backend with the contract.

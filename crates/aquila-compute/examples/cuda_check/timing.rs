@@ -1,6 +1,6 @@
 //! How long projections take, against the speed of the memory.
 
-use aquila_compute::cuda::{CudaBackend, Graph};
+use aquila_compute::cuda::{CudaBackend, Graph, ProjectionKernel};
 use aquila_compute::{Accumulate, Activation, Backend, Result, WeightFormat};
 
 use crate::random::{Kind, Random};
@@ -32,11 +32,27 @@ pub fn replays(b: &CudaBackend, graph: &Graph) -> Result<Spread> {
     })
 }
 
-/// The projections of Llama-3.1-8B, over copies that take turns in one graph, so that none is read
-/// from the cache.
-pub fn projections(b: &CudaBackend, random: &mut Random) -> Result<()> {
-    println!("\n| projection | rows | µs | 10 % to 90 % | GB/s of weights | TFLOP/s |");
-    println!("|---|---|---|---|---|---|");
+/// The projections of Llama-3.1-8B by the kernels that are chosen.
+pub fn projections(b: &mut CudaBackend, random: &mut Random) -> Result<()> {
+    time(b, random, &[None], &[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048])
+}
+
+/// The same by each kernel that many rows could go to.
+pub fn kernels(b: &mut CudaBackend, random: &mut Random) -> Result<()> {
+    use ProjectionKernel::{Many, Middle, Pairs, Quads};
+    let kernels = [Middle, Many, Pairs, Quads].map(Some);
+    time(b, random, &kernels, &[64, 128, 192, 256, 384, 512, 1024, 2048])
+}
+
+/// Over copies that take turns in one graph, so that none is read from the cache.
+fn time(
+    b: &mut CudaBackend,
+    random: &mut Random,
+    kernels: &[Option<ProjectionKernel>],
+    counts: &[usize],
+) -> Result<()> {
+    println!("\n| projection | rows | kernel | µs | 10 % to 90 % | GB/s of weights | TFLOP/s |");
+    println!("|---|---|---|---|---|---|---|");
     let shapes = [
         ("qkv", 6144, 4096, false),
         ("o", 4096, 4096, false),
@@ -51,8 +67,11 @@ pub fn projections(b: &CudaBackend, random: &mut Random) -> Result<()> {
         let copies: Vec<_> = (0..copies)
             .map(|_| b.pack(std::slice::from_ref(&tensor), WeightFormat::Bf16))
             .collect::<Result<_>>()?;
-        let counts = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048];
-        for rows in counts.into_iter().filter(|&rows| rows <= 256 || name != "head") {
+        let cases = counts.iter().filter(|&&rows| rows <= 256 || name != "head");
+        for (&rows, &kernel) in
+            cases.flat_map(|rows| kernels.iter().map(move |kernel| (rows, kernel)))
+        {
+            b.prefer_projection(kernel);
             let input = b.rows_of(inputs, &random.values(rows * inputs, Kind::Even))?;
             let mut both = b.rows(rows, outputs)?;
             let mut out = b.rows(rows, outputs / 2)?;
@@ -74,7 +93,8 @@ pub fn projections(b: &CudaBackend, random: &mut Random) -> Result<()> {
             let Spread { median, low, high } = replays(b, &graph)?;
             let each = |seconds: f64| seconds / turns as f64 * 1e6;
             println!(
-                "| {name}, {outputs} by {inputs} | {rows} | {:.2} | {:.2} to {:.2} | {:.0} | {:.1} |",
+                "| {name}, {outputs} by {inputs} | {rows} | {} | {:.2} | {:.2} to {:.2} | {:.0} | {:.1} |",
+                kernel.map_or("chosen".into(), |kernel| format!("{kernel:?}")),
                 each(median),
                 each(low),
                 each(high),
@@ -83,5 +103,6 @@ pub fn projections(b: &CudaBackend, random: &mut Random) -> Result<()> {
             );
         }
     }
+    b.prefer_projection(None);
     Ok(())
 }

@@ -5,6 +5,13 @@
 
 use super::c_layout::{Address, c_structures};
 
+/// What the driver made to describe rows to the copy engine.
+#[repr(C, align(128))]
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct TensorMap {
+    pub(super) words: [u64; 16],
+}
+
 c_structures! {
     /// Rows in both their forms.
     Rows { values: Address, halves: Address, stride: u32, width: u32 }
@@ -32,7 +39,7 @@ c_structures! {
     /// Arguments of `rms_norm_*`.
     Norm { input: Rows, out: Rows, weight: Address, width: u32, epsilon: f32 }
 
-    /// Arguments of `project_skinny_*`, `project_middle_*` and `project_wide_*`.
+    /// Arguments of `project_skinny_*`, `project_middle_*`, `project_many*` and `project_wide_*`.
     Project {
         input: Rows,
         out: Rows,
@@ -49,6 +56,9 @@ c_structures! {
         last_pass: u32,
         epsilon: f32,
     }
+
+    /// Arguments of `project_tiles*`.
+    Tiles { rows: TensorMap, project: Project }
 
     /// Arguments of `project_plain_*`.
     PlainProject {
@@ -189,7 +199,8 @@ c_structures! {
 
 #[cfg(test)]
 mod tests {
-    use crate::cuda::c_layout::{Layout, compare};
+    use super::TensorMap;
+    use crate::cuda::c_layout::{Field, Layout, compare};
 
     #[test]
     fn arguments_lie_in_memory_as_the_kernels_read_them() {
@@ -199,6 +210,13 @@ mod tests {
             "Plan" | "Rows" => layout,
             name => Layout { name: format!("{name}Args"), ..layout },
         };
-        compare(source, source, super::layouts().into_iter().map(theirs).collect());
+        let map = Layout {
+            name: "TensorMap".into(),
+            size: size_of::<TensorMap>(),
+            alignment: align_of::<TensorMap>(),
+            fields: vec![Field { name: "words".into(), kind: "[u64; 16]".into(), offset: 0 }],
+        };
+        let ours = super::layouts().into_iter().map(theirs).chain([map]).collect();
+        compare(source, source, ours);
     }
 }

@@ -11,7 +11,7 @@ use super::memory::MOVES;
 use super::projection::Projections;
 use super::rows::CudaRows;
 use super::transfer::Staging;
-use super::{Arithmetic, Graph, Mark};
+use super::{Arithmetic, Graph, Mark, ProjectionKernel};
 use crate::{Error, Result};
 
 /// One CUDA device, with its kernels.
@@ -65,6 +65,12 @@ impl CudaBackend {
                  {multiprocessors} multiprocessors, {gib:.0} GiB, {arithmetic}"
             ),
         })
+    }
+
+    /// Projects with `kernel` whatever it can take, or with the fastest again; this changes no bit, and
+    /// is for checks and timings.
+    pub fn prefer_projection(&mut self, kernel: Option<ProjectionKernel>) {
+        self.projections.preferred = kernel;
     }
 
     /// How it computes.

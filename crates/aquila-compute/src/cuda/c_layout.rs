@@ -55,14 +55,17 @@ pub(super) struct Field {
 }
 
 /// The structures of C source, laid out as CUDA does for 64 bits: each field at the next multiple
-/// of its alignment, the whole a multiple of the largest.
+/// of its alignment, the whole a multiple of the largest. `alignas` asks for more.
 #[cfg(test)]
 fn structures(source: &str) -> std::collections::BTreeMap<String, Layout> {
     let mut found = std::collections::BTreeMap::<String, Layout>::new();
     for text in source.split("\nstruct ").skip(1) {
         let Some((name, rest)) = text.split_once(" {\n") else { continue };
         let (body, _) = rest.split_once("\n};").expect("a structure ends");
-        let mut layout = Layout { name: name.into(), size: 0, alignment: 1, fields: Vec::new() };
+        let asked = name.strip_prefix("alignas(").and_then(|rest| rest.split_once(") "));
+        let (alignment, name) = asked
+            .map_or((1, name), |(bytes, name)| (bytes.parse().expect("a number of bytes"), name));
+        let mut layout = Layout { name: name.into(), size: 0, alignment, fields: Vec::new() };
         let lines = body.lines().map(|line| line.split("//").next().unwrap_or_default());
         for declaration in lines.collect::<String>().split(';').map(str::trim) {
             if declaration.is_empty() {
@@ -85,8 +88,15 @@ fn structures(source: &str) -> std::collections::BTreeMap<String, Layout> {
                 // `in` is a keyword of Rust.
                 let name = name.trim_start_matches('*');
                 let name = if name == "in" { "input" } else { name };
+                let (name, kind, size) = match name.trim_end_matches(']').split_once('[') {
+                    None => (name, kind.to_owned(), size),
+                    Some((name, count)) => {
+                        let values: usize = count.parse().expect("a number of values");
+                        (name, format!("[{kind}; {count}]"), values * size)
+                    }
+                };
                 let offset = layout.size.next_multiple_of(alignment);
-                layout.fields.push(Field { name: name.into(), kind: kind.into(), offset });
+                layout.fields.push(Field { name: name.into(), kind, offset });
                 layout.size = offset + size;
                 layout.alignment = layout.alignment.max(alignment);
             }

@@ -24,7 +24,10 @@ const PTX: &[u8] = include_bytes!("kernels/built/sm_80.ptx.zst");
 /// Threads of a thread block of `project_middle.cu`: `MULTIPLIERS` and `ADDERS` there, and a warp.
 pub(super) const MIDDLE_THREADS: u32 = 416;
 
-/// Rows that its kernels take at a time.
+/// Threads of a thread block of `project_tiles.cu`.
+pub(super) const TILES_THREADS: u32 = 384;
+
+/// Rows that the kernels of `project_middle.cu` take at a time.
 pub(super) const MIDDLE_ROWS: [usize; 3] = [32, 64, 128];
 
 /// A kernel of the module, which lives as long as all its kernels.
@@ -86,8 +89,20 @@ pub(super) struct TensorProjections {
     pub(super) middle: Option<([[Kernel; 3]; 2], usize)>,
     /// For more rows, and those of gates and ups; with one group of inputs and with more; Hopper's alone.
     pub(super) many: Option<[[Kernel; 2]; 2]>,
+    /// For many rows in tiles that clusters of two and of four share; Hopper's alone.
+    pub(super) tiles: Option<[Tiles; 2]>,
     /// For tiles of 64 and of 128 rows; with one group of inputs and with more.
     pub(super) wide: [[Kernel; 2]; 2],
+}
+
+/// The kernels of `project_tiles.cu` for one size of cluster.
+pub(super) struct Tiles {
+    /// Those of gates and ups second; with one group of inputs and with more.
+    pub(super) kernels: [[Kernel; 2]; 2],
+    /// Thread blocks of a cluster.
+    pub(super) blocks: usize,
+    /// Clusters that a device runs at a time.
+    pub(super) clusters: usize,
 }
 
 /// Attention by tensor cores, by the width of a head: 16 queries at a time, and 64.
@@ -175,17 +190,18 @@ fn unpack(compressed: &[u8]) -> Result<Vec<u8>> {
     Ok(image)
 }
 
-/// How many clusters of a kernel run at a time where each thread block has `shared_bytes`.
-fn clusters(kernel: &Kernel, shared_bytes: usize) -> Result<usize> {
+/// How many clusters of so many thread blocks of a kernel run at a time, each of `threads` threads with
+/// `shared_bytes`.
+fn clusters(kernel: &Kernel, blocks: usize, threads: u32, shared_bytes: usize) -> Result<usize> {
     // SAFETY: plain C structures, of which all that matters is set below.
     let (mut cluster, mut config): (CUlaunchAttribute, CUlaunchConfig) =
         unsafe { (zeroed(), zeroed()) };
     cluster.id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-    cluster.value.clusterDim.x = SLICES as u32;
+    cluster.value.clusterDim.x = blocks as u32;
     cluster.value.clusterDim.y = 1;
     cluster.value.clusterDim.z = 1;
-    (config.gridDimX, config.gridDimY, config.gridDimZ) = (SLICES as u32, 1, 1);
-    (config.blockDimX, config.blockDimY, config.blockDimZ) = (MIDDLE_THREADS, 1, 1);
+    (config.gridDimX, config.gridDimY, config.gridDimZ) = (blocks as u32, 1, 1);
+    (config.blockDimX, config.blockDimY, config.blockDimZ) = (threads, 1, 1);
     config.sharedMemBytes = shared_bytes as u32;
     (config.attrs, config.numAttrs) = (&raw mut cluster, 1);
     let mut count = 0;
@@ -276,7 +292,7 @@ impl Kernels {
             Err(_) => None,
             Ok(_) => {
                 let kernels = [three("project_middle_")?, three("project_middle_gated_")?];
-                let clusters = clusters(&kernels[0][1], shared_bytes)?;
+                let clusters = clusters(&kernels[0][1], SLICES, MIDDLE_THREADS, shared_bytes)?;
                 Some((kernels, clusters))
             }
         };
@@ -286,6 +302,17 @@ impl Kernels {
                 two("project_many", ["", "_groups"])?,
                 two("project_many_gated", ["", "_groups"])?,
             ]),
+        };
+        let tiles_of = |blocks: usize| -> Result<Tiles> {
+            let name = format!("project_tiles_{blocks}");
+            let kernels =
+                [two(&name, ["", "_groups"])?, two(&format!("{name}_gated"), ["", "_groups"])?];
+            let clusters = clusters(&kernels[0][0], blocks, TILES_THREADS, shared_bytes)?;
+            Ok(Tiles { kernels, blocks, clusters })
+        };
+        let tiles = match load("project_tiles_2") {
+            Err(_) => None,
+            Ok(_) => Some([tiles_of(2)?, tiles_of(4)?]),
         };
         let steps = Steps {
             admit: load("admit")?,
@@ -328,6 +355,7 @@ impl Kernels {
                 skinny,
                 middle,
                 many,
+                tiles,
                 wide: [
                     two("project_wide_64", ["", "_many"])?,
                     two("project_wide_128", ["", "_many"])?,

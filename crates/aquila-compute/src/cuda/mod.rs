@@ -35,6 +35,7 @@ mod seed;
 mod state;
 mod state_sizes;
 mod steps;
+mod tensor_projection;
 mod transfer;
 mod weight;
 
@@ -46,6 +47,7 @@ pub use memory::{CudaKv, CudaRope, CudaTable, CudaVector};
 pub use plan::CudaPlan;
 pub use rows::CudaRows;
 pub use state::CudaState;
+pub use tensor_projection::ProjectionKernel;
 pub use weight::CudaWeight;
 
 /// How a [`CudaBackend`] multiplies and adds.

@@ -3,58 +3,34 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::arguments;
-use super::contract::{GROUP, PAIR, SLICES};
+use super::contract::{PAIR, SLICES};
 use super::device::{Device, Memory};
-use super::kernels::{Kernels, MIDDLE_ROWS, MIDDLE_THREADS, TensorProjections};
+use super::kernels::{Kernels, MIDDLE_ROWS};
 use super::memory::CudaVector;
 use super::rows::CudaRows;
+use super::tensor_projection::{ProjectionKernel, SKINNY_ROWS, UNIT_OUTPUTS};
 use super::weight::{CudaWeight, Layout, TILE};
 use crate::{Accumulate, Error, Result};
 
-/// Rows that the kernels for few rows take at most.
-const SKINNY_ROWS: usize = 16;
-/// Bytes of one stage of a warp's ring; `STAGE_BYTES` in `project_skinny.cu`.
-const STAGE_BYTES: usize = 4096;
-/// Stages beyond these do not make a ring faster.
-const STAGES: usize = 4;
 /// Rows at most that `project_skinny.cu` norms itself. Every thread block reads all of them as f32, so
 /// from twice as many on a norm of its own is expected to be as fast.
 const NORMED_ROWS: usize = 4;
-/// Rows beyond which `project_many.cu` is faster than `project_middle.cu`.
-const MOST_MIDDLE_ROWS: usize = 384;
-/// Outputs of one unit of `project_middle.cu`, and stages of its ring at most.
-const UNIT_OUTPUTS: usize = 64;
-const VISITS: usize = 8;
-/// Of each size of `MIDDLE_ROWS`: bytes of one stage, and buffers of a unit's sums.
-const VISIT_BYTES: [usize; 3] = [16 << 10, 16 << 10, 8 << 10];
-const BUFFERS: [usize; 3] = [4, 4, 2];
-/// Rows and tiles of outputs of a thread block of `project_many.cu`, its stages, the blocks of inputs of
-/// one, and its threads.
-const MANY_ROWS: usize = 128;
-const MANY_TILES: usize = 8;
-const MANY_STAGES: usize = 6;
-const MANY_BLOCKS: usize = 2;
-const MANY_THREADS: u32 = 384;
-/// Rows of the small tile of `project_wide.cu`, and outputs of both tiles.
-const WIDE_ROWS: [usize; 2] = [64, 128];
-const WIDE_OUTPUTS: [usize; 2] = [32, 128];
-/// Stages of `project_wide.cu`, and bytes between rows of 32 inputs in them.
-const WIDE_STAGES: usize = 4;
-const ROW_BYTES: usize = 80;
 
 /// Sums of groups that wait for the others, and how many have arrived.
 #[derive(Clone)]
-struct Partials {
-    sums: Memory,
-    arrivals: Memory,
+pub(super) struct Partials {
+    pub(super) sums: Memory,
+    pub(super) arrivals: Memory,
     bytes: usize,
 }
 
 /// What the projections of one device share.
 pub(super) struct Projections {
-    multiprocessors: usize,
+    /// The kernel that projects all rows it can take, for checks and timings.
+    pub(super) preferred: Option<ProjectionKernel>,
+    pub(super) multiprocessors: usize,
     /// Bytes of shared memory that a thread block may have.
-    shared_bytes: usize,
+    pub(super) shared_bytes: usize,
     partials: Mutex<Option<Partials>>,
 }
 
@@ -71,7 +47,7 @@ pub(super) struct Projection<'a> {
 
 impl Projections {
     pub(super) fn new(multiprocessors: usize, shared_bytes: usize) -> Self {
-        Self { multiprocessors, shared_bytes, partials: Mutex::default() }
+        Self { preferred: None, multiprocessors, shared_bytes, partials: Mutex::default() }
     }
 
     /// Makes room for the sums that a projection needs, so that no pass has to.
@@ -92,6 +68,14 @@ impl Projections {
             });
         }
         Ok(())
+    }
+
+    /// Where sums of groups wait, if the weight has more than one.
+    pub(super) fn partials(&self, weight: &CudaWeight) -> Option<Partials> {
+        match weight.groups() {
+            1 => None,
+            _ => self.partials.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        }
     }
 
     /// Whether gates and ups can be multiplied where they are summed up.
@@ -169,112 +153,10 @@ impl Projections {
             }
         }
     }
-
-    fn by_tensor_cores(
-        &self,
-        device: &Device,
-        kernels: &TensorProjections,
-        projection: &Projection<'_>,
-        gated: bool,
-        out: &mut CudaRows,
-    ) -> Result<()> {
-        let &Projection { weight, bias, input, norm, rows, accumulate } = projection;
-        let partials = match weight.groups() {
-            1 => None,
-            _ => self.partials.lock().unwrap_or_else(PoisonError::into_inner).clone(),
-        };
-        let mut arguments = arguments::Project {
-            input: input.parts(),
-            out: out.parts(),
-            weight: weight.memory.at(0),
-            bias: bias.map_or(0, |bias| bias.memory.at(0)),
-            norm: norm.map_or(0, |(norm, _)| norm.memory.at(0)),
-            partial: partials.as_ref().map_or(0, |partials| partials.sums.at(0)),
-            arrivals: partials.as_ref().map_or(0, |partials| partials.arrivals.at(0)),
-            inputs: weight.inputs as u32,
-            outputs: weight.outputs as u32,
-            rows: rows as u32,
-            add: u32::from(accumulate == Accumulate::Add),
-            stages: 0,
-            last_pass: 1,
-            epsilon: norm.map_or(0.0, |(_, epsilon)| epsilon),
-        };
-        let mut names = names(projection, out);
-        names.extend(partials.iter().flat_map(|partials| [&partials.sums, &partials.arrivals]));
-        let tiles = weight.outputs.div_ceil(TILE);
-        let groups = weight.groups();
-
-        if let (Some(skinny), true) = (&kernels.skinny, rows <= SKINNY_ROWS) {
-            let tokens = rows.div_ceil(8);
-            let units = if gated { tiles / 2 } else { tiles };
-            let sums = 2 * SLICES * (if gated { 2 } else { 1 }) * tokens * 128 * 4;
-            let blocks = weight.inputs.div_ceil(PAIR).div_ceil(groups).min(GROUP);
-            let fixed = sums + (SLICES * 8 + 2) * 8 + rows * (blocks * 2 * PAIR + 16);
-            let stages = (self.shared_bytes - fixed) / (SLICES * STAGE_BYTES);
-            arguments.stages = stages.min(STAGES) as u32;
-            let shared = fixed + arguments.stages as usize * SLICES * STAGE_BYTES;
-            let columns = (self.multiprocessors / groups).clamp(1, units);
-            let kernel = &skinny[usize::from(gated)][tokens - 1];
-            let grid = [columns * groups, 1, 1];
-            // SAFETY: input, norm, bias and result were checked; partial sums were made room for
-            // when the weight was packed; a group's inputs leave room for a ring.
-            return unsafe { device.launch(kernel, grid, 256, shared, &arguments, &names) };
-        }
-        if let (Some((middle, clusters)), true) = (&kernels.middle, rows <= MOST_MIDDLE_ROWS) {
-            for first in (0..rows).step_by(MIDDLE_ROWS[2]) {
-                let count = MIDDLE_ROWS[2].min(rows - first);
-                let size = MIDDLE_ROWS.iter().position(|&most| count <= most).unwrap_or(2);
-                let of_row = BUFFERS[size] * UNIT_OUTPUTS * 4 + GROUP / SLICES * 2 * PAIR;
-                let barriers = (4 * VISITS + 2 * BUFFERS[size] + 1) * 8;
-                let fixed = MIDDLE_ROWS[size] * of_row + barriers;
-                let stages = ((self.shared_bytes - fixed) / VISIT_BYTES[size]).min(VISITS);
-                let shared = fixed + stages * VISIT_BYTES[size];
-                let units = tiles.div_ceil(UNIT_OUTPUTS / TILE);
-                let columns = (clusters / groups).clamp(1, units);
-                (arguments.input, arguments.out) = (input.parts_from(first), out.parts_from(first));
-                (arguments.rows, arguments.stages) = (count as u32, stages as u32);
-                arguments.last_pass = u32::from(first + count == rows);
-                let kernel = &middle[usize::from(gated)][size];
-                let grid = [columns * groups * SLICES, 1, 1];
-                // SAFETY: as above, with these rows.
-                unsafe {
-                    device.launch(kernel, grid, MIDDLE_THREADS, shared, &arguments, &names)?;
-                }
-            }
-            return Ok(());
-        }
-        if let Some(many) = &kernels.many {
-            let kernel = &many[usize::from(gated)][usize::from(groups > 1)];
-            let units = if gated {
-                (tiles / 2).div_ceil(MANY_TILES / 2)
-            } else {
-                tiles.div_ceil(MANY_TILES)
-            };
-            // Thread blocks that read the same weights run at the same time.
-            let grid = [rows.div_ceil(MANY_ROWS), units, 1];
-            let ups = if gated { MANY_ROWS * MANY_TILES / 2 * TILE * 4 } else { 0 };
-            let stage = (MANY_TILES * TILE + MANY_ROWS) * MANY_BLOCKS * 2 * PAIR;
-            let shared = MANY_STAGES * (stage + 2 * 8) + ups;
-            // SAFETY: input, bias and result were checked.
-            return unsafe {
-                device.launch(kernel, grid, MANY_THREADS, shared, &arguments, &names)
-            };
-        }
-        if gated {
-            return Err(Error::Device("gates of many rows are not computed in one launch".into()));
-        }
-        let size = usize::from(rows > WIDE_ROWS[0]);
-        let kernel = &kernels.wide[size][usize::from(groups > 1)];
-        let (tile_rows, tile_outputs) = (WIDE_ROWS[size], WIDE_OUTPUTS[size]);
-        let grid = [weight.outputs.div_ceil(tile_outputs), rows.div_ceil(tile_rows), 1];
-        let shared = WIDE_STAGES * (tile_rows * ROW_BYTES + tile_outputs * 2 * PAIR);
-        // SAFETY: input, bias and result were checked.
-        unsafe { device.launch(kernel, grid, 256, shared, &arguments, &names) }
-    }
 }
 
 /// The memory that a projection names.
-fn names<'a>(projection: &Projection<'a>, out: &'a CudaRows) -> Vec<&'a Memory> {
+pub(super) fn names<'a>(projection: &Projection<'a>, out: &'a CudaRows) -> Vec<&'a Memory> {
     let rows = projection.input.memory().chain(out.memory());
     let vectors = [projection.bias, projection.norm.map(|(norm, _)| norm)];
     let vectors = vectors.into_iter().flatten().map(|vector| &vector.memory);

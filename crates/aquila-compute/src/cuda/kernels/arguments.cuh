@@ -56,6 +56,16 @@ struct ProjectArgs {
     float epsilon;  // of the norm
 };
 
+// What the driver made to describe rows to the copy engine.
+struct alignas(128) TensorMap {
+    u64 words[16];
+};
+
+struct TilesArgs {
+    TensorMap rows;
+    ProjectArgs project;
+};
+
 struct PlainProjectArgs {
     Rows in, out;
     const void *weight;

@@ -15,6 +15,7 @@
 #include "project_many.cu"
 #include "project_middle.cu"
 #include "project_skinny.cu"
+#include "project_tiles.cu"
 #include "project_wide.cu"
 #include "rows.cu"
 #include "trees.cu"

@@ -18,22 +18,6 @@
 #define MANY_LOADERS 128  // four warps, as RowCopies has them
 static_assert(MANY_BLOCKS == 2, "a stage has one block or two");
 
-// The stages of a sum, in order: a stage never has blocks of two slices.
-struct Stages {
-    const Cut &cut;
-    u32 group = 0, slice = 0, block = 0, end;
-    __device__ __forceinline__ Stages(const Cut &cut) : cut(cut), end(cut.slice(0, 1)) { skip(); }
-    __device__ __forceinline__ bool more() const { return group < cut.groups; }
-    __device__ __forceinline__ u32 blocks() const { return min((u32)MANY_BLOCKS, end - block); }
-    __device__ __forceinline__ void next() { block += blocks(), skip(); }
-    __device__ __forceinline__ void skip() {
-        while (block == end && more()) {
-            if (++slice == SLICES) slice = 0, group++;
-            if (more()) end = cut.slice(group, slice + 1);
-        }
-    }
-};
-
 // GATED: the first warpgroup's tiles are gates, the second's their ups. GROUPS: whether there is more
 // than one group, and so a third level of sums.
 template <bool GATED, bool GROUPS> __device__ void many(const ProjectArgs &a) {
@@ -62,7 +46,7 @@ template <bool GATED, bool GROUPS> __device__ void many(const ProjectArgs &a) {
     if (warp >= MANY_MULTIPLIERS / 32) {
         give_registers<40>();
         u32 loader = thread - MANY_MULTIPLIERS;
-        auto fetch_weights = [&](u32 item, const Stages &at) {
+        auto fetch_weights = [&](u32 item, const Stages<MANY_BLOCKS> &at) {
             u32 stage = item % MANY_STAGES, bytes = at.blocks() * BLOCK_BYTES;
             if (lane == 0) barrier_expect(full + stage * 8, MANY_TILES * bytes);
             __syncwarp();
@@ -73,13 +57,13 @@ template <bool GATED, bool GROUPS> __device__ void many(const ProjectArgs &a) {
         };
         // Weights are there before the rows are.
         if (loader < 32) {
-            Stages at(cut);
+            Stages<MANY_BLOCKS> at(cut);
             for (u32 item = 0; item < MANY_STAGES && at.more(); item++, at.next()) fetch_weights(item, at);
         }
         wait_for_inputs();
         RowCopies<MANY_ROWS> copies(a.in, first_row, a.rows, loader / 32, lane);
         u32 item = 0;
-        for (Stages at(cut); at.more(); at.next(), item++) {
+        for (Stages<MANY_BLOCKS> at(cut); at.more(); at.next(), item++) {
             u32 stage = item % MANY_STAGES;
             if (item >= MANY_STAGES) {
                 barrier_wait(empty + stage * 8, (item / MANY_STAGES + 1) & 1);

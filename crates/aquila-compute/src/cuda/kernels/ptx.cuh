@@ -123,6 +123,21 @@ __device__ __forceinline__ void copy_input(u32 to, const u16 *from, u32 bytes, u
                  : "memory");
 }
 
+// Bulk copies to the same place of all thread blocks of the cluster whose ranks' bits are set, each of
+// which counts the bytes on its own barrier.
+__device__ __forceinline__ void share_weights(u32 to, const u8 *from, u32 bytes, u32 barrier, u32 ranks) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier), "h"((u16)ranks)
+                 : "memory");
+}
+// The same of a box of rows, swizzled; beyond the last row and column come zeros.
+__device__ __forceinline__ void share_rows(u32 to, const TensorMap &map, u32 column, u32 row, u32 barrier, u32 ranks) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"((u16)ranks)
+        : "memory");
+}
+
 // Shared memory and barriers of the other thread blocks of a cluster.
 __device__ __forceinline__ u32 of_block(u32 address, u32 rank) {
     u32 there;
@@ -172,6 +187,11 @@ template <int COUNT> __device__ __forceinline__ void take_registers() { asm vola
 // so many bytes from one matrix to that of the next 8 inputs, and to that of the next 8 rows.
 __device__ __forceinline__ u64 matrices_at(u32 address, u32 to_next_inputs, u32 to_next_rows) {
     return (address & 0x3ffff) >> 4 | (u64)(to_next_inputs >> 4) << 16 | (u64)(to_next_rows >> 4) << 32;
+}
+// The same of rows of 128 bytes, which begin at a multiple of 1,024 and whose pieces of 16 bytes are
+// swizzled: piece p of row r lies at p ^ r % 8.
+__device__ __forceinline__ u64 swizzled_at(u32 address) {
+    return (address & 0x3ffff) >> 4 | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
 // Before the first multiplication, and after registers of one were written.
 __device__ __forceinline__ void begin_multiplying() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

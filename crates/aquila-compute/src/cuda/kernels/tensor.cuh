@@ -30,6 +30,22 @@ struct Cut {
     }
 };
 
+// The stages of a sum, in order: up to BLOCKS blocks each, never of two slices.
+template <int BLOCKS> struct Stages {
+    const Cut &cut;
+    u32 group = 0, slice = 0, block = 0, end;
+    __device__ __forceinline__ Stages(const Cut &cut) : cut(cut), end(cut.slice(0, 1)) { skip(); }
+    __device__ __forceinline__ bool more() const { return group < cut.groups; }
+    __device__ __forceinline__ u32 blocks() const { return min((u32)BLOCKS, end - block); }
+    __device__ __forceinline__ void next() { block += blocks(), skip(); }
+    __device__ __forceinline__ void skip() {
+        while (block == end && more()) {
+            if (++slice == SLICES) slice = 0, group++;
+            if (more()) end = cut.slice(group, slice + 1);
+        }
+    }
+};
+
 // What is done with a finished sum.
 __device__ __forceinline__ void finish(const ProjectArgs &a, u32 row, u32 output, float sum) {
     if (row >= a.rows || output >= a.outputs) return;
@@ -74,6 +90,18 @@ template <int BLOCKS, int ROWS> __device__ __forceinline__ void multiply_blocks(
     begin_multiplying();
 #pragma unroll
     for (int s = 0; s < 2 * BLOCKS; s++) multiply_group<ROWS>(c, w[s], matrices_at(x + s * ROWS * 32, ROWS * 16, 128), true);
+    commit_multiplying();
+    wait_for_multiplying<0>(c);
+}
+
+// The same with rows that lie swizzled, 128 bytes a row.
+template <int BLOCKS, int ROWS> __device__ __forceinline__ void multiply_swizzled(float (&c)[ROWS / 8][4], u32 from, u32 x) {
+    uint4 w[2 * BLOCKS];
+#pragma unroll
+    for (int s = 0; s < 2 * BLOCKS; s++) w[s] = load_shared(from + s * BLOCK_BYTES / 2);
+    begin_multiplying();
+#pragma unroll
+    for (int s = 0; s < 2 * BLOCKS; s++) multiply_group<ROWS>(c, w[s], swizzled_at(x + s * 32), true);
     commit_multiplying();
     wait_for_multiplying<0>(c);
 }

@@ -1,0 +1,297 @@
+//! Projections by tensor cores: which kernel runs, and how its work is divided.
+
+use cudarc::driver::sys::{
+    CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion,
+    CUtensorMapSwizzle, cuTensorMapEncodeTiled,
+};
+
+use super::arguments::{self, TensorMap};
+use super::contract::{GROUP, PAIR, SLICES};
+use super::device::{Device, Memory, failed};
+use super::kernels::{
+    Kernel, MIDDLE_ROWS, MIDDLE_THREADS, TILES_THREADS, TensorProjections, Tiles,
+};
+use super::projection::{Projection, Projections, names};
+use super::rows::CudaRows;
+use super::weight::TILE;
+use crate::{Accumulate, Error, Result};
+
+/// Rows that the kernels for few rows take at most.
+pub(super) const SKINNY_ROWS: usize = 16;
+/// Bytes of one stage of a warp's ring; `STAGE_BYTES` in `project_skinny.cu`.
+const STAGE_BYTES: usize = 4096;
+/// Stages beyond these do not make a ring faster.
+const STAGES: usize = 4;
+/// Rows beyond which `project_many.cu` is faster than `project_middle.cu`.
+const MOST_MIDDLE_ROWS: usize = 384;
+/// Outputs of one unit of `project_middle.cu`, and stages of its ring at most.
+pub(super) const UNIT_OUTPUTS: usize = 64;
+const VISITS: usize = 8;
+/// Of each size of `MIDDLE_ROWS`: bytes of one stage, and buffers of a unit's sums.
+const VISIT_BYTES: [usize; 3] = [16 << 10, 16 << 10, 8 << 10];
+const BUFFERS: [usize; 3] = [4, 4, 2];
+/// Rows and tiles of outputs of a thread block of `project_many.cu`, its stages, the blocks of inputs of
+/// one, and its threads.
+const MANY_ROWS: usize = 128;
+const MANY_TILES: usize = 8;
+const MANY_STAGES: usize = 6;
+const MANY_BLOCKS: usize = 2;
+const MANY_THREADS: u32 = 384;
+/// Rows and outputs of a thread block of `project_tiles.cu`, its stages, their bytes, and the inputs of
+/// one.
+const TILES_ROWS: usize = 128;
+const TILES_OUTPUTS: usize = 128;
+const TILES_STAGES: usize = 6;
+const TILES_STAGE_BYTES: usize = 32 << 10;
+const TILES_INPUTS: usize = 64;
+/// Rows of the small tile of `project_wide.cu`, and outputs of both tiles.
+const WIDE_ROWS: [usize; 2] = [64, 128];
+const WIDE_OUTPUTS: [usize; 2] = [32, 128];
+/// Stages of `project_wide.cu`, and bytes between rows of 32 inputs in them.
+const WIDE_STAGES: usize = 4;
+const ROW_BYTES: usize = 80;
+
+/// A kernel that projects by tensor cores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProjectionKernel {
+    /// `project_skinny.cu`.
+    Skinny,
+    /// `project_middle.cu`.
+    Middle,
+    /// `project_many.cu`.
+    Many,
+    /// `project_tiles.cu` in clusters of two.
+    Pairs,
+    /// `project_tiles.cu` in clusters of four.
+    Quads,
+    /// `project_wide.cu`.
+    Wide,
+}
+
+/// A launch in the making.
+struct Launch<'a> {
+    device: &'a Device,
+    projection: &'a Projection<'a>,
+    /// Whether gates and ups are multiplied.
+    gated: bool,
+    arguments: arguments::Project,
+    names: Vec<&'a Memory>,
+}
+
+impl Projections {
+    /// Projects by the kernel that is fastest for so many rows, or by the one that is preferred.
+    pub(super) fn by_tensor_cores(
+        &self,
+        device: &Device,
+        kernels: &TensorProjections,
+        projection: &Projection<'_>,
+        gated: bool,
+        out: &mut CudaRows,
+    ) -> Result<()> {
+        let &Projection { weight, bias, input, norm, rows, accumulate } = projection;
+        let partials = self.partials(weight);
+        let arguments = arguments::Project {
+            input: input.parts(),
+            out: out.parts(),
+            weight: weight.memory.at(0),
+            bias: bias.map_or(0, |bias| bias.memory.at(0)),
+            norm: norm.map_or(0, |(norm, _)| norm.memory.at(0)),
+            partial: partials.as_ref().map_or(0, |partials| partials.sums.at(0)),
+            arrivals: partials.as_ref().map_or(0, |partials| partials.arrivals.at(0)),
+            inputs: weight.inputs as u32,
+            outputs: weight.outputs as u32,
+            rows: rows as u32,
+            add: u32::from(accumulate == Accumulate::Add),
+            stages: 0,
+            last_pass: 1,
+            epsilon: norm.map_or(0.0, |(_, epsilon)| epsilon),
+        };
+        let mut names = names(projection, out);
+        names.extend(partials.iter().flat_map(|partials| [&partials.sums, &partials.arrivals]));
+        let launch = Launch { device, projection, gated, arguments, names };
+        let gated = usize::from(gated);
+        let grouped = usize::from(weight.groups() > 1);
+        match (self.kernel_of(kernels, projection, launch.gated), kernels) {
+            (ProjectionKernel::Skinny, TensorProjections { skinny: Some(skinny), .. }) => {
+                self.skinny(launch, &skinny[gated])
+            }
+            (ProjectionKernel::Middle, TensorProjections { middle: Some(middle), .. }) => {
+                self.middle(launch, &middle.0[gated], middle.1, out)
+            }
+            (ProjectionKernel::Many, TensorProjections { many: Some(many), .. }) => {
+                launch.many(&many[gated][grouped])
+            }
+            (ProjectionKernel::Pairs, TensorProjections { tiles: Some([pairs, _]), .. }) => {
+                launch.tiles(pairs, &pairs.kernels[gated][grouped])
+            }
+            (ProjectionKernel::Quads, TensorProjections { tiles: Some([_, quads]), .. }) => {
+                launch.tiles(quads, &quads.kernels[gated][grouped])
+            }
+            (_, TensorProjections { wide, .. }) => {
+                let size = usize::from(rows > WIDE_ROWS[0]);
+                launch.wide(&wide[size][grouped], size)
+            }
+        }
+    }
+
+    /// Which kernel projects.
+    fn kernel_of(
+        &self,
+        kernels: &TensorProjections,
+        projection: &Projection<'_>,
+        gated: bool,
+    ) -> ProjectionKernel {
+        use ProjectionKernel::{Many, Middle, Pairs, Quads, Skinny, Wide};
+        let &Projection { norm, rows, .. } = projection;
+        let takes = |kernel: ProjectionKernel| match kernel {
+            Skinny => kernels.skinny.is_some() && rows <= SKINNY_ROWS,
+            Middle => kernels.middle.is_some(),
+            Many => kernels.many.is_some(),
+            Pairs | Quads => kernels.tiles.is_some(),
+            Wide => !gated,
+        };
+        let preferred = self.preferred.filter(|&kernel| norm.is_none() && takes(kernel));
+        preferred.unwrap_or_else(|| match rows {
+            _ if takes(Skinny) => Skinny,
+            ..=MOST_MIDDLE_ROWS if takes(Middle) => Middle,
+            _ if takes(Many) => Many,
+            _ => Wide,
+        })
+    }
+
+    fn skinny(&self, mut launch: Launch<'_>, kernels: &[Kernel; 2]) -> Result<()> {
+        let &Projection { weight, rows, .. } = launch.projection;
+        let (tiles, groups) = (weight.outputs.div_ceil(TILE), weight.groups());
+        let tokens = rows.div_ceil(8);
+        let units = if launch.gated { tiles / 2 } else { tiles };
+        let sums = 2 * SLICES * (if launch.gated { 2 } else { 1 }) * tokens * 128 * 4;
+        let blocks = weight.inputs.div_ceil(PAIR).div_ceil(groups).min(GROUP);
+        let fixed = sums + (SLICES * 8 + 2) * 8 + rows * (blocks * 2 * PAIR + 16);
+        let stages = ((self.shared_bytes - fixed) / (SLICES * STAGE_BYTES)).min(STAGES);
+        launch.arguments.stages = stages as u32;
+        let shared = fixed + stages * SLICES * STAGE_BYTES;
+        let columns = (self.multiprocessors / groups).clamp(1, units);
+        launch.run(&kernels[tokens - 1], [columns * groups, 1, 1], 256, shared)
+    }
+
+    fn middle(
+        &self,
+        mut launch: Launch<'_>,
+        kernels: &[Kernel; 3],
+        clusters: usize,
+        out: &CudaRows,
+    ) -> Result<()> {
+        let &Projection { weight, input, rows, .. } = launch.projection;
+        let (tiles, groups) = (weight.outputs.div_ceil(TILE), weight.groups());
+        for first in (0..rows).step_by(MIDDLE_ROWS[2]) {
+            let count = MIDDLE_ROWS[2].min(rows - first);
+            let size = MIDDLE_ROWS.iter().position(|&most| count <= most).unwrap_or(2);
+            let of_row = BUFFERS[size] * UNIT_OUTPUTS * 4 + GROUP / SLICES * 2 * PAIR;
+            let barriers = (4 * VISITS + 2 * BUFFERS[size] + 1) * 8;
+            let fixed = MIDDLE_ROWS[size] * of_row + barriers;
+            let stages = ((self.shared_bytes - fixed) / VISIT_BYTES[size]).min(VISITS);
+            let shared = fixed + stages * VISIT_BYTES[size];
+            let units = tiles.div_ceil(UNIT_OUTPUTS / TILE);
+            let columns = (clusters / groups).clamp(1, units);
+            let arguments = &mut launch.arguments;
+            (arguments.input, arguments.out) = (input.parts_from(first), out.parts_from(first));
+            (arguments.rows, arguments.stages) = (count as u32, stages as u32);
+            arguments.last_pass = u32::from(first + count == rows);
+            launch.run(
+                &kernels[size],
+                [columns * groups * SLICES, 1, 1],
+                MIDDLE_THREADS,
+                shared,
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl Launch<'_> {
+    fn run(
+        &self,
+        kernel: &Kernel,
+        grid: [usize; 3],
+        threads: u32,
+        shared_bytes: usize,
+    ) -> Result<()> {
+        let Self { device, arguments, names, .. } = self;
+        // SAFETY: `Projections::run` checked input, norm, bias and result; partial sums were made
+        // room for when the weight was packed.
+        unsafe { device.launch(kernel, grid, threads, shared_bytes, arguments, names) }
+    }
+
+    fn many(&self, kernel: &Kernel) -> Result<()> {
+        let &Projection { weight, rows, .. } = self.projection;
+        let tiles = weight.outputs.div_ceil(TILE);
+        let units = match self.gated {
+            true => (tiles / 2).div_ceil(MANY_TILES / 2),
+            false => tiles.div_ceil(MANY_TILES),
+        };
+        let ups = if self.gated { MANY_ROWS * MANY_TILES / 2 * TILE * 4 } else { 0 };
+        let stage = (MANY_TILES * TILE + MANY_ROWS) * MANY_BLOCKS * 2 * PAIR;
+        let shared = MANY_STAGES * (stage + 2 * 8) + ups;
+        // Thread blocks that read the same weights run at the same time.
+        self.run(kernel, [rows.div_ceil(MANY_ROWS), units, 1], MANY_THREADS, shared)
+    }
+
+    fn tiles(&self, of: &Tiles, kernel: &Kernel) -> Result<()> {
+        let &Projection { weight, input, rows, .. } = self.projection;
+        let outputs = weight.outputs.div_ceil(TILE) * TILE;
+        let units = match self.gated {
+            true => (outputs / 2).div_ceil(TILES_OUTPUTS / 2),
+            false => outputs.div_ceil(TILES_OUTPUTS),
+        };
+        let sharing_rows = of.blocks / 2;
+        let tiles = rows.div_ceil(2 * TILES_ROWS) * units.div_ceil(sharing_rows);
+        let ups = if self.gated { TILES_ROWS * TILES_OUTPUTS / 2 * 4 } else { 0 };
+        // Stages begin at a multiple of 1,024 bytes.
+        let shared = 1024 + TILES_STAGES * (TILES_STAGE_BYTES + 2 * 8) + ups;
+        let map = tensor_map(input, rows, TILES_ROWS / sharing_rows)?;
+        let arguments = arguments::Tiles { rows: map, project: self.arguments };
+        let grid = [of.clusters.min(tiles) * of.blocks, 1, 1];
+        // SAFETY: as in `run`; the map is of the input's rows.
+        unsafe { self.device.launch(kernel, grid, TILES_THREADS, shared, &arguments, &self.names) }
+    }
+
+    fn wide(&self, kernel: &Kernel, size: usize) -> Result<()> {
+        if self.gated {
+            return Err(Error::Device("gates of many rows are not computed in one launch".into()));
+        }
+        let &Projection { weight, rows, .. } = self.projection;
+        let (tile_rows, tile_outputs) = (WIDE_ROWS[size], WIDE_OUTPUTS[size]);
+        let grid = [weight.outputs.div_ceil(tile_outputs), rows.div_ceil(tile_rows), 1];
+        let shared = WIDE_STAGES * (tile_rows * ROW_BYTES + tile_outputs * 2 * PAIR);
+        self.run(kernel, grid, 256, shared)
+    }
+}
+
+/// The first `rows` rows for the copy engine, in swizzled boxes of so many.
+fn tensor_map(input: &CudaRows, rows: usize, box_rows: usize) -> Result<TensorMap> {
+    let parts = input.parts();
+    let sizes = [u64::from(parts.stride), rows as u64];
+    let strides = [2 * u64::from(parts.stride)];
+    let tile = [TILES_INPUTS as u32, box_rows as u32];
+    let mut map = TensorMap::default();
+    // SAFETY: the map is as large and as aligned as the driver's; the sizes lie on this stack.
+    unsafe {
+        cuTensorMapEncodeTiled(
+            (&raw mut map).cast(),
+            CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            2,
+            parts.halves as *mut std::ffi::c_void,
+            sizes.as_ptr(),
+            strides.as_ptr(),
+            tile.as_ptr(),
+            [1, 1].as_ptr(),
+            CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    }
+    .result()
+    .map_err(failed("describing rows to the copy engine"))?;
+    Ok(map)
+}

@@ -3,6 +3,22 @@
 /// A device address.
 pub(super) type Address = u64;
 
+/// A structure of addresses and numbers, of which every bit pattern is a value.
+///
+/// # Safety
+/// It is laid out as C does, without references, and of whole words.
+pub(super) unsafe trait CStructure: Copy {
+    /// Words of 4 bytes that it takes.
+    const WORDS: usize = size_of::<Self>() / 4;
+
+    /// Structure `at` of those that the device has written to `words`.
+    fn read(words: &[u32], at: usize) -> Self {
+        let words = &words[at * Self::WORDS..][..Self::WORDS];
+        // SAFETY: as many words are there, and every bit pattern is a value.
+        unsafe { words.as_ptr().cast::<Self>().read_unaligned() }
+    }
+}
+
 /// Declares structures as C lays them out.
 macro_rules! c_structures {
     ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? })*) => {
@@ -14,6 +30,8 @@ macro_rules! c_structures {
 
         // SAFETY: a plain C structure of addresses and numbers, as the kernels declare it.
         unsafe impl cudarc::driver::DeviceRepr for $name {}
+        // SAFETY: as above.
+        unsafe impl $crate::cuda::c_layout::CStructure for $name {}
         )*
 
         /// Every structure as Rust lays it out.

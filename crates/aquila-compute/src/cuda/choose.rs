@@ -136,9 +136,7 @@ impl CudaState {
             return Ok(());
         }
         let target = whose == Whose::Target;
-        if target {
-            self.send_masks(device)?;
-        }
+        self.send_masks(device, whose)?;
         let tops = self.round.tops.filter(|_| target);
         let ids = self.draft_ids(device, ids)?;
         let size = logits.width;

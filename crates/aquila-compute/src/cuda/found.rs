@@ -3,13 +3,16 @@
 use std::ffi::c_int;
 
 use cudarc::driver::result;
-use cudarc::driver::sys::{CUdevice_attribute, cuDriverGetVersion, is_culib_present};
+use cudarc::driver::sys::{CUdevice_attribute, CUresult, cuDriverGetVersion, is_culib_present};
 
 use half::bf16;
 
 use super::device::failed;
 use super::{Arithmetic, CudaBackend, contract};
 use crate::{Accumulate, Backend, HostTensor, Result, WeightFormat};
+
+/// The oldest version of CUDA whose driver loads the kernels of this build.
+pub const NEEDED_CUDA: (u32, u32) = (13, 0);
 
 /// Outputs, inputs and rows of the projection that is tried; none of them whole tiles.
 const TRIED: (usize, usize, usize) = (72, 1000, 3);
@@ -21,6 +24,14 @@ pub struct FoundDriver {
     pub cuda: (u32, u32),
     /// Its devices, by index.
     pub devices: Vec<FoundDevice>,
+}
+
+impl FoundDriver {
+    /// The first device that there are kernels for.
+    pub fn first_served(&self) -> Option<usize> {
+        let served = self.devices.iter().position(FoundDevice::is_served);
+        served.filter(|_| self.cuda >= NEEDED_CUDA)
+    }
 }
 
 /// A device.
@@ -55,8 +66,14 @@ pub fn find_driver() -> Result<Option<FoundDriver>> {
     unsafe { cuDriverGetVersion(&mut version) }
         .result()
         .map_err(failed("asking for the driver's version"))?;
-    result::init().map_err(failed("starting the driver"))?;
-    let count = result::device::get_count().map_err(failed("counting devices"))?;
+    let count = match result::init() {
+        // No GPU, or none that this process may see.
+        Err(error) if error.0 == CUresult::CUDA_ERROR_NO_DEVICE => 0,
+        started => {
+            started.map_err(failed("starting the driver"))?;
+            result::device::get_count().map_err(failed("counting devices"))?
+        }
+    };
     let devices = (0..count).map(find_device).collect::<Result<_>>()?;
     let version = version.unsigned_abs();
     Ok(Some(FoundDriver { cuda: (version / 1000, version % 1000 / 10), devices }))

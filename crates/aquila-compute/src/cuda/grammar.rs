@@ -1,22 +1,23 @@
-//! Grammars: the host asks them what may follow at every node of the trees, while the target's pass
-//! runs, and sends a mask for each before tokens are chosen.
+//! Grammars: while a pass runs, the host asks them what may follow at every output of it, and sends
+//! the masks before tokens are chosen: the target's, and those of drafts that keep to them.
 //!
-//! The one invariant: what a grammar has heard of a request is what the host has read of it. So a round
-//! with grammars waits once more, for its trees; it is launched and not captured. Drafts of the device
-//! do not keep to grammars: texts are the same, and drafts that a grammar does not allow are refused.
+//! The one invariant: what a grammar has heard of a request is what the host has read of it, and what
+//! came since is part of the path that it is asked about. So a round with grammars waits once for each
+//! pass, and is launched and not captured.
 
 use cudarc::driver::CudaEvent;
 
-use super::device::{Device, Mailbox, Memory, failed};
+use super::c_layout::CStructure;
+use super::choose::Whose;
+use super::device::{Device, HostCopy, Mailbox, Memory, failed};
 use super::host_round::HostRow;
-use super::layout::{ENDED_BY_TOKEN, Row};
-use super::outcome::tree_of;
+use super::layout::{ENDED_BY_TOKEN, Node, Offered, Query, Round, Row, State};
 use super::state::{CudaState, Held};
 use crate::Result;
 use crate::round::{Ended, Tree};
 use crate::sampling::Choice;
 
-/// No mask: every token may follow.
+/// No mask, so every token may follow; no node.
 const NONE: u32 = u32::MAX;
 
 /// What rounds with grammars need beside others.
@@ -24,8 +25,12 @@ const NONE: u32 = u32::MAX;
 pub(super) struct Masks {
     /// On their way to the device.
     mailbox: Option<Mailbox>,
-    /// Behind the copy of the trees.
+    /// Behind the copies of what is asked about the pass that was planned last.
     copied: Option<CudaEvent>,
+    round: HostCopy<u32>,
+    queries: HostCopy<u32>,
+    /// The nodes that paths to the outputs lead through: of whole trees, or of a level.
+    nodes: HostCopy<u32>,
 }
 
 impl Masks {
@@ -76,57 +81,100 @@ impl CudaState {
         }
     }
 
-    /// Enqueues the copy of the trees whose nodes grammars will be asked about.
-    pub(super) fn fetch_trees(&mut self, device: &Device) -> Result<()> {
-        if !self.round.masked {
+    /// Enqueues copies of what grammars will be asked about: the outputs of the pass that was planned
+    /// last, and the paths to them.
+    pub(super) fn fetch_queries(&mut self, device: &Device, whose: Whose) -> Result<()> {
+        (self.masks.copied, self.parts.masks) = (None, 0);
+        if !self.round.masked || (whose != Whose::Target && !self.round.guided) {
             return Ok(());
         }
         let rows = self.round.rows.len();
-        self.read_records.fetch(device, &self.records, rows * self.parts.record as usize / 4)?;
-        self.read_trees.fetch(device, &self.trees, rows * self.tree_words())?;
-        self.masks.copied = Some(device.mark()?);
+        let State { record, nodes, pool, .. } = self.parts;
+        let masks = &mut self.masks;
+        masks.round.fetch(device, &self.tasks.memory, Round::WORDS)?;
+        masks.queries.fetch(device, &self.queries, self.asked * Query::WORDS)?;
+        self.read_records.fetch(device, &self.records, rows * record as usize / 4)?;
+        match whose {
+            Whose::Target => {
+                let nodes = rows * nodes as usize * Node::WORDS;
+                masks.nodes.fetch(device, &self.trees, nodes)?;
+            }
+            Whose::Level => {
+                let nodes = rows * pool as usize * Offered::WORDS;
+                masks.nodes.fetch(device, &self.offered, nodes)?;
+            }
+            Whose::Seeds => {}
+        }
+        masks.copied = Some(device.mark()?);
         Ok(())
     }
 
-    /// Asks the grammars about every output of the target's pass, and sends what they allow.
-    pub(super) fn send_masks(&mut self, device: &Device) -> Result<()> {
+    /// Asks the grammars about every output of the pass, and sends what they allow.
+    pub(super) fn send_masks(&mut self, device: &Device, whose: Whose) -> Result<()> {
         let Some(copied) = self.masks.copied.take() else { return Ok(()) };
-        copied.synchronize().map_err(failed("waiting for trees"))?;
-        let nodes = self.parts.nodes as usize;
-        let (record, tree_words) = (self.parts.record as usize / 4, self.tree_words());
-        let words = self.bounds.vocabulary.div_ceil(32);
-        let mut index = vec![NONE; self.round.rows.len() * nodes];
+        copied.synchronize().map_err(failed("waiting for what is asked"))?;
+        let round = Round::read(self.masks.round.values(), 0);
+        let of_mask = self.bounds.vocabulary.div_ceil(32);
+        let mut index = vec![NONE; round.outputs as usize];
         let mut masks: Vec<u32> = Vec::new();
-        for (at, &HostRow { place, steps }) in self.round.rows.iter().enumerate() {
-            let Some(Held { grammar: Some(grammar), .. }) = &mut self.held[place] else { continue };
-            let row = Row::of(&self.read_records.values()[at * record..]);
-            let tree = &self.read_trees.values()[at * tree_words..];
-            let paths = match steps {
-                Some(_) => paths_of(&tree_of(tree, row.tree as usize)),
-                None => vec![Vec::new()],
-            };
-            for (node, path) in paths.iter().enumerate() {
-                grammar.ask(path);
-                let Some(allowed) = grammar.allowed(path) else { continue };
-                index[at * nodes + node] = (index.len() + masks.len()) as u32;
-                let first = masks.len();
-                masks.extend(allowed.words().iter().take(words));
-                masks.resize(first + words, 0);
+        for (output, place) in index.iter_mut().enumerate() {
+            let query = Query::read(self.masks.queries.values(), output);
+            let HostRow { place: of, .. } = self.round.rows[query.row as usize];
+            if query.given != NONE {
+                continue;
             }
+            let path = self.path_to(whose, &query);
+            let Some(Held { grammar: Some(grammar), .. }) = &mut self.held[of] else { continue };
+            if whose != Whose::Target && !grammar.guides_drafts() {
+                continue;
+            }
+            grammar.ask(&path);
+            let Some(allowed) = grammar.allowed(&path) else { continue };
+            *place = round.outputs + masks.len() as u32;
+            let first = masks.len();
+            masks.extend(allowed.words().iter().take(of_mask));
+            masks.resize(first + of_mask, 0);
         }
-        let mailbox = Self::mailbox(device, &mut self.masks.mailbox, index.len() + masks.len())?;
-        mailbox.post(device, |words| {
-            words[..index.len()].copy_from_slice(&index);
-            words[index.len()..index.len() + masks.len()].copy_from_slice(&masks);
-            index.len() + masks.len()
+        let words = index.len() + masks.len();
+        let mailbox = Self::mailbox(device, &mut self.masks.mailbox, words)?;
+        mailbox.post(device, |sent| {
+            sent[..index.len()].copy_from_slice(&index);
+            sent[index.len()..words].copy_from_slice(&masks);
+            words
         })?;
         self.parts.masks = mailbox.memory.at(0);
         Ok(())
     }
 
-    /// Words of the tree of one row.
-    fn tree_words(&self) -> usize {
-        self.parts.nodes as usize * size_of::<super::layout::Node>() / 4
+    /// The tokens between what the grammar has heard and an output.
+    fn path_to(&self, whose: Whose, query: &Query) -> Vec<u32> {
+        let State { record, nodes, pool, .. } = self.parts;
+        let values = self.masks.nodes.values();
+        let (at, mut node, mut path) = (query.row as usize, query.node, Vec::new());
+        match whose {
+            Whose::Target => {
+                while node != NONE && node != 0 {
+                    let of = Node::read(values, at * nodes as usize + node as usize);
+                    path.push(of.token);
+                    node = of.parent;
+                }
+            }
+            Whose::Level => {
+                while node != NONE {
+                    let of = Offered::read(values, at * pool as usize + node as usize);
+                    path.push(of.token);
+                    node = of.parent;
+                }
+            }
+            // What the round has brought: the host reads it when the round is over.
+            Whose::Seeds => {
+                let words = &self.read_records.values()[at * record as usize / 4..];
+                let answered = Row::read(words, 0).answered as usize;
+                return words[Row::WORDS..][..answered].to_vec();
+            }
+        }
+        path.reverse();
+        path
     }
 }
 
@@ -154,17 +202,4 @@ impl Held {
         grammar.forget();
         ended
     }
-}
-
-/// The tokens between the bonus and each node of a tree, the node's own last.
-fn paths_of(nodes: &[crate::round::Node]) -> Vec<Vec<u32>> {
-    let mut paths: Vec<Vec<u32>> = Vec::with_capacity(nodes.len());
-    for (at, node) in nodes.iter().enumerate() {
-        let mut path = if at == 0 { Vec::new() } else { paths[node.parent].clone() };
-        if at > 0 {
-            path.push(node.token);
-        }
-        paths.push(path);
-    }
-    paths
 }

@@ -14,8 +14,9 @@ pub(super) struct HostRow {
 #[derive(Default)]
 pub(super) struct HostRound {
     pub rows: Vec<HostRow>,
-    /// Whether some have a grammar.
+    /// Whether some have a grammar, and whether drafts keep to it.
     pub masked: bool,
+    pub guided: bool,
     /// Rows that the steps are enqueued for.
     pub bound: usize,
     pub limits: TreeLimits,

@@ -153,7 +153,7 @@ c_structures! {
         count: u32,
         resumes: u32,
         budget: u32,
-        masked: u32,
+        unused: u32,
     }
 
     /// Where everything is.

@@ -41,7 +41,7 @@ mod weight;
 
 pub use backend::CudaBackend;
 pub use experts::{CudaExperts, CudaRouting};
-pub use found::{FoundDevice, FoundDriver, find_driver, try_device};
+pub use found::{FoundDevice, FoundDriver, NEEDED_CUDA, find_driver, try_device};
 pub use graph::{Graph, Mark};
 pub use memory::{CudaKv, CudaRope, CudaTable, CudaVector};
 pub use plan::CudaPlan;

@@ -1,6 +1,7 @@
 //! What the host reads of a round: one copy, and more where rows, log-probabilities or trees are asked
 //! for.
 
+use super::c_layout::CStructure;
 use super::device::{Device, HostCopy};
 use super::host_round::HostRow;
 use super::layout::{ENDED_BY_LENGTH, ENDED_BY_TOKEN, Node, Row};
@@ -23,7 +24,7 @@ impl CudaState {
         let record = self.parts.record as usize / 4;
         self.read_records.fetch(device, &self.records, rows * record)?;
         if self.round.told_trees {
-            let words = rows * self.parts.nodes as usize * size_of::<Node>() / 4;
+            let words = rows * self.parts.nodes as usize * Node::WORDS;
             self.read_trees.fetch(device, &self.trees, words)?;
         }
         let tops = match self.round.tops {
@@ -58,7 +59,7 @@ impl CudaState {
         let HostRow { place, steps } = self.round.rows[at];
         let decodes = steps.is_some();
         let words = &self.read_records.values()[at * record..][..record];
-        let (row, lists) = (Row::of(words), &words[size_of::<Row>() / 4..]);
+        let (row, lists) = (Row::read(words, 0), &words[Row::WORDS..]);
         if row.exceeded != 0 {
             return Err(Error::Device("a pass had more rows than were bounded".into()));
         }
@@ -115,7 +116,7 @@ impl CudaState {
         };
         if params.draft_trees && decodes {
             let accepted = nodes[..=output.correct].iter().map(|&node| node as usize).collect();
-            let first = at * self.parts.nodes as usize * size_of::<Node>() / 4;
+            let first = at * self.parts.nodes as usize * Node::WORDS;
             let nodes = tree_of(&self.read_trees.values()[first..], row.tree as usize);
             output.tree = Some(Box::new(VerifiedTree { nodes, accepted }));
         }
@@ -139,24 +140,13 @@ impl CudaState {
     }
 }
 
-impl Row {
-    /// The row at the beginning of `words`.
-    pub(super) fn of(words: &[u32]) -> Self {
-        assert!(words.len() >= size_of::<Self>() / 4, "a row is whole");
-        // SAFETY: a plain structure of numbers of 4 bytes, as the device has written it.
-        unsafe { words.as_ptr().cast::<Self>().read_unaligned() }
-    }
-}
-
 /// The first nodes of the tree that was copied to `words`.
-pub(super) fn tree_of(words: &[u32], count: usize) -> Vec<round::Node> {
-    let node = |words: &[u32]| {
-        // SAFETY: a plain structure of numbers of 4 bytes, as the device has written it.
-        let node: Node = unsafe { words.as_ptr().cast::<Node>().read_unaligned() };
-        let (parent, depth) = (node.parent as usize, node.depth as usize);
-        round::Node { token: node.token, parent, depth, score: node.score }
+fn tree_of(words: &[u32], count: usize) -> Vec<round::Node> {
+    let node = |at| {
+        let Node { token, parent, depth, score, .. } = Node::read(words, at);
+        round::Node { token, parent: parent as usize, depth: depth as usize, score }
     };
-    words.chunks_exact(size_of::<Node>() / 4).take(count).map(node).collect()
+    (0..count).map(node).collect()
 }
 
 /// A row of what was copied.

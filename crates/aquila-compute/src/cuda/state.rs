@@ -39,13 +39,15 @@ pub struct CudaState {
     tables: Memory,
     pub(super) records: Memory,
     pub(super) trees: Memory,
+    pub(super) offered: Memory,
+    pub(super) queries: Memory,
     /// Queries that there is room for, and those of the pass that was planned last at most.
     pub(super) outputs: usize,
     pub(super) asked: usize,
     /// Rows of logits that come at a time at most.
     pub(super) pieces: usize,
     /// The round and its tasks on their way.
-    tasks: Mailbox,
+    pub(super) tasks: Mailbox,
     /// What comes with a batch and is not there in every one: requests and slots.
     pub(super) news: Option<Mailbox>,
     /// Trees that the host has drafted.
@@ -86,7 +88,7 @@ impl CudaState {
     pub(super) fn bytes(bounds: &StateBounds) -> usize {
         let sizes = Sizes::of(bounds);
         let mut bytes: usize = sizes.apart(bounds).iter().sum();
-        let counted = sizes.parts(bounds, [0; 4], |more| {
+        let counted = sizes.parts(bounds, [0; 6], |more| {
             bytes += more;
             Ok(0)
         });
@@ -104,14 +106,17 @@ impl CudaState {
         if topk > MOST_BEAM {
             return Err(Error::Tensor(format!("trees with a topk of {topk}, {MOST_BEAM} at most")));
         }
-        let [tables, records, trees, batch] = sizes.apart(&bounds);
+        let [tables, records, trees, offered, queries, batch] = sizes.apart(&bounds);
         let tables = device.allocate("block tables", tables)?;
         let records = device.allocate("the rows of a round", records)?;
         let trees = device.allocate("draft trees", trees)?;
+        let offered = device.allocate("draft trees", offered)?;
+        let queries = device.allocate("the rows of a round", queries)?;
         let tasks = Mailbox::new(device, "a batch", batch.div_ceil(4))?;
-        let apart = [tables.at(0), records.at(0), trees.at(0), tasks.memory.at(0)];
-        let mut memory = Vec::new();
-        let parts = sizes.parts(&bounds, apart, |bytes| {
+        let apart = [&tables, &records, &trees, &offered, &queries, &tasks.memory];
+        let mut memory: Vec<Memory> = Vec::new();
+        let addresses = apart.map(|made| made.at(0));
+        let parts = sizes.parts(&bounds, addresses, |bytes| {
             let made = device.allocate("the rows of requests", bytes)?;
             let address = made.at(0);
             memory.push(made);
@@ -121,13 +126,15 @@ impl CudaState {
         let prior: Vec<f32> = (0..topk.max(1)).map(Proposal::prior).collect();
         device.write(&memory[0], 0, &lookahead)?;
         device.write(&memory[1], 0, &prior)?;
-        memory.extend([tables.clone(), records.clone(), trees.clone(), tasks.memory.clone()]);
+        memory.extend(apart.map(Memory::clone));
         Ok(Self {
             parts,
             memory,
             tables,
             records,
             trees,
+            offered,
+            queries,
             outputs,
             asked: 0,
             pieces,
@@ -197,6 +204,7 @@ impl CudaState {
             held.tokens += steps.unwrap_or(0) + 1;
             self.round.rows.push(HostRow { place: row.place, steps });
             self.round.masked |= held.grammar.is_some();
+            self.round.guided |= held.grammar.as_ref().is_some_and(GrammarRow::guides_drafts);
             tasks.push(task(row.place, &row.work));
         }
         if batch.bound > 0 {
@@ -208,8 +216,7 @@ impl CudaState {
         self.send_rates(device)?;
         let budget = limits.row_budget.map_or(u32::MAX, |rows| rows.min(u32::MAX as usize) as u32);
         let rows = tasks.len() as u32;
-        let masked = u32::from(self.round.masked);
-        let round = Round { number, rows, budget, masked, ..Round::default() };
+        let round = Round { number, rows, budget, ..Round::default() };
         self.tasks.post(device, |words| {
             let mut at = 0;
             copy(words, &mut at, std::slice::from_ref(&round));
@@ -305,6 +312,7 @@ impl CudaState {
         let HostRound {
             rows: _,
             masked,
+            guided: _,
             number: _,
             bound,
             limits,

@@ -45,18 +45,18 @@ impl Sizes {
         }
     }
 
-    /// Where everything is: `room` answers the address of so many bytes. Block tables, records, trees
-    /// and what comes with a batch are made apart from it.
+    /// Where everything is: `room` answers the address of so many bytes. Block tables, records, trees,
+    /// nodes that drafts offered, queries and what comes with a batch are made apart from it.
     pub fn parts(
         &self,
         bounds: &StateBounds,
-        apart: [u64; 4],
+        apart: [u64; 6],
         mut room: impl FnMut(usize) -> Result<u64>,
     ) -> Result<State> {
         let StateBounds { places, shape, vocabulary, .. } = *bounds;
         let (steps, topk, nodes) = (shape.steps(), shape.topk(), shape.nodes());
         let Self { groups, pool, table_stride, tokens_stride, outputs, pieces, .. } = *self;
-        let [tables, records, trees, batch] = apart;
+        let [tables, records, trees, offered, queries, batch] = apart;
         Ok(State {
             places: places as u32,
             groups: groups as u32,
@@ -85,13 +85,13 @@ impl Sizes {
             tables,
             seed_tokens: room(4 * places * topk)?,
             seed_probabilities: room(4 * places * topk)?,
-            offered: room(places * pool * size_of::<Offered>())?,
+            offered,
             beams: room(4 * places * topk)?,
             trees,
             extending: room(8 * places * MOST_GROUPS)?,
             layer_rows: room(4 * places * MOST_GROUPS)?,
             moves: room(16 * places * (steps + 1))?,
-            queries: room(outputs * size_of::<Query>())?,
+            queries,
             best: room(8 * outputs)?,
             raw_best: room(8 * outputs)?,
             limits: room(8 * outputs)?,
@@ -116,9 +116,15 @@ impl Sizes {
     }
 
     /// Bytes of what is made apart.
-    pub fn apart(&self, bounds: &StateBounds) -> [usize; 4] {
+    pub fn apart(&self, bounds: &StateBounds) -> [usize; 6] {
         let places = bounds.places;
-        let trees = places * bounds.shape.nodes() * size_of::<Node>();
-        [4 * self.groups * places * self.table_stride, places * self.record, trees, self.batch]
+        [
+            4 * self.groups * places * self.table_stride,
+            places * self.record,
+            places * bounds.shape.nodes() * size_of::<Node>(),
+            places * self.pool * size_of::<Offered>(),
+            self.outputs * size_of::<Query>(),
+            self.batch,
+        ]
     }
 }

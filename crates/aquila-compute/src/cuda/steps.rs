@@ -1,5 +1,6 @@
 //! The steps of a round, each a launch or a few.
 
+use super::choose::Whose;
 use super::device::Device;
 use super::kernels::{Kernel, Kernels};
 use super::layout::{
@@ -94,8 +95,14 @@ impl CudaState {
         // SAFETY: the plan holds as many rows and outputs, and the step writes no more.
         unsafe { device.launch(kernel, grid, 128, 0, &arguments, &names)? };
         match pass {
-            PassRows::Target => self.fetch_trees(device),
-            _ => Ok(()),
+            PassRows::Target => self.fetch_queries(device, Whose::Target),
+            PassRows::RecurrentLevel { .. } | PassRows::LayerLevel { .. } => {
+                self.fetch_queries(device, Whose::Level)
+            }
+            PassRows::RecurrentExtend { .. } | PassRows::LayerExtend { layer: 0, .. } => {
+                self.fetch_queries(device, Whose::Seeds)
+            }
+            PassRows::LayerExtend { .. } => Ok(()),
         }
     }
 

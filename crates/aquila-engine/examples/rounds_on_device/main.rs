@@ -281,49 +281,59 @@ where
         sound
     }
 
+    /// Algorithms whose answers are held to grammars, their trees and verifications.
+    fn held(&self) -> impl Iterator<Item = (&'static str, Shape, Verify)> {
+        let held = [
+            ("EAGLE3", Shape::chain(3), Verify::Match),
+            ("EAGLE3", shape(5, 4, 16), Verify::Match),
+            ("MTP", shape(3, 4, 12), Verify::Match),
+            ("NGRAM", shape(5, 4, 16), Verify::Match),
+            ("STANDALONE", shape(3, 4, 12), Verify::Rejection),
+        ];
+        held.into_iter().filter(|(name, ..)| self.algorithms.contains(name))
+    }
+
+    /// Answers that are held to grammars.
+    fn held_answers(
+        &self,
+        name: &str,
+        shape: Shape,
+        verify: Verify,
+        change: Change,
+    ) -> Vec<Answer> {
+        let mut engine = self.engine(name, EngineConfig { verify, ..config(shape) });
+        let held = |request: &mut Request, at: usize| {
+            change(request, at);
+            request.grammar = Some(Arc::new(GRAMMARS[at % GRAMMARS.len()]));
+        };
+        answers(&mut engine, &self.prompts()[1..], 20, held)
+    }
+
     /// Whether answers that keep to a grammar are those without drafts, and keep to it.
     fn grammars(&self) -> bool {
-        let prompts = &self.prompts()[1..];
         let mut sound = true;
+        let keep = |answers: &[Answer]| {
+            let rules = answers.iter().zip(GRAMMARS.iter().cycle());
+            rules.filter(|(answer, rule)| keeps_to(**rule, answer)).count()
+        };
         for (mode, change) in [MODES[0], MODES[1]] {
-            let of = |name, shape, verify| {
-                let mut engine = self.engine(name, EngineConfig { verify, ..config(shape) });
-                let held = |request: &mut Request, at: usize| {
-                    change(request, at);
-                    request.grammar = Some(Arc::new(GRAMMARS[at % GRAMMARS.len()]));
-                };
-                answers(&mut engine, prompts, 20, held)
-            };
-            let want = of(PLAIN, Shape::PLAIN, Verify::Match);
-            let keep = want.iter().zip(GRAMMARS.iter().cycle());
-            let mut kept = keep.filter(|(answer, rule)| keeps_to(**rule, answer)).count();
-            for (name, shape, verify) in [
-                ("EAGLE3", Shape::chain(3), Verify::Match),
-                ("EAGLE3", shape(5, 4, 16), Verify::Match),
-                ("MTP", shape(3, 4, 12), Verify::Match),
-                ("NGRAM", shape(5, 4, 16), Verify::Match),
-                ("STANDALONE", shape(3, 4, 12), Verify::Rejection),
-            ] {
-                if !self.algorithms.contains(&name) {
-                    continue;
-                }
+            let want = self.held_answers(PLAIN, Shape::PLAIN, Verify::Match, change);
+            sound &= keep(&want) == want.len();
+            for (name, shape, verify) in self.held() {
                 // What is drawn differs from what is chosen, unless one token alone is likely.
                 let same = verify == Verify::Match || mode == "greedy";
-                let got = of(name, shape, verify);
+                let got = self.held_answers(name, shape, verify, change);
                 let (ours, theirs) = (texts(&got), texts(&want));
                 let differ = ours.iter().zip(&theirs).filter(|(a, b)| same && a != b).count();
-                let keep = got.iter().zip(GRAMMARS.iter().cycle());
-                let here = keep.filter(|(answer, rule)| keeps_to(**rule, answer)).count();
-                kept = kept.min(here);
+                let kept = keep(&got);
                 let right: u64 = got.iter().map(|answer| answer.spec.correct_drafts).sum();
                 println!(
-                    "grammars, {name}, {shape}, {mode}, {verify}: {differ} of {} differ, {here} keep \
+                    "grammars, {name}, {shape}, {mode}, {verify}: {differ} of {} differ, {kept} keep \
                      to it, {right} drafts were right",
                     got.len()
                 );
-                sound &= differ == 0 && right > 0;
+                sound &= differ == 0 && right > 0 && kept == got.len();
             }
-            sound &= kept == want.len();
         }
         sound
     }
@@ -418,6 +428,13 @@ impl Device<CudaBackend> {
                     let want = of(&mut cpu.engine(name, config));
                     compare(&format!("{name}, {shape}, {mode}, {verify}"), got, want);
                 }
+            }
+        }
+        for (name, shape, verify) in self.held() {
+            for (mode, change) in [MODES[0], MODES[1]] {
+                let got = self.held_answers(name, shape, verify, change);
+                let want = cpu.held_answers(name, shape, verify, change);
+                compare(&format!("grammars, {name}, {shape}, {mode}, {verify}"), got, want);
             }
         }
         sound

@@ -94,6 +94,9 @@ struct Part {
 };
 __device__ __forceinline__ Part whole_row() { return {0, 0}; }
 
+// Whether a grammar's mask has a token.
+__device__ __forceinline__ bool allows(const u32 *mask, u32 token) { return mask[token / 32] >> (token % 32) & 1; }
+
 // What is asked about one row of logits, and the row as penalties, bias and bans leave it.
 struct Question {
     const Sequence *sequence;
@@ -156,7 +159,7 @@ struct Question {
 
     // Value i, minus infinity where it is not a number or a grammar does not allow its token.
     __device__ __forceinline__ float value(u32 i) const {
-        if (mask && !(mask[i / 32] >> (i % 32) & 1)) return NEG_INFINITY;
+        if (mask && !allows(mask, token(i))) return NEG_INFINITY;
         float x = raw[i];
         if (special) {
             u32 place = part.place(i);
@@ -172,10 +175,9 @@ struct Question {
     __device__ __forceinline__ float raw_value(u32 i) const { return raw[i] != raw[i] ? NEG_INFINITY : raw[i]; }
 };
 
-// The tokens that a grammar allows at an output of the target; none where all are.
-__device__ __forceinline__ const u32 *mask_of(const State &s, const Query &query) {
-    if (!s.round->masked || query.given != NONE) return nullptr;
-    u32 at = s.masks[query.row * s.nodes + (query.node == NONE ? 0 : query.node)];
+// The tokens that a grammar allows at an output; none where all are.
+__device__ __forceinline__ const u32 *mask_of(const State &s, u32 o) {
+    u32 at = s.masks ? s.masks[o] : NONE;
     return at == NONE ? nullptr : s.masks + at;
 }
 
@@ -194,7 +196,7 @@ __device__ __forceinline__ Question question(const State &s, const Rows &logits,
     q.size = size;
     q.history = q.sequence->history;
     q.path = words;
-    q.mask = draft ? nullptr : mask_of(s, query);
+    q.mask = mask_of(s, o);
     q.part = part;
     q.flags = words + MOST_PATH;
     const Offered *offered = offered_of(s, query.row);
@@ -279,7 +281,7 @@ __device__ __forceinline__ bool is_weighed(const Row &row, const Sequence &seque
 __device__ __forceinline__ u32 lowest_allowed(const Sequence &sequence, const u32 *mask, u32 banned, u32 vocabulary) {
     u32 first = NONE;
     for (u32 token = 0; token < vocabulary; token++) {
-        if (mask && !(mask[token / 32] >> (token % 32) & 1)) continue;
+        if (mask && !allows(mask, token)) continue;
         bool allowed = true;
         for (u32 b = 0; b < banned; b++) allowed = allowed && sequence.stops[b] != token;
         if (allowed) return token;
@@ -329,7 +331,7 @@ __device__ __forceinline__ u32 chosen(const State &s, const Sequence &sequence, 
     bool nothing = how.greedy ? s.best[o] == NO_KEY : token == NONE;
     if (!nothing) return token;
     bool bans = sequence.tokens - sequence.prompt + depth < sequence.min_tokens;
-    return lowest_allowed(sequence, mask_of(s, s.queries[o]), bans ? sequence.stop_count : 0, s.vocabulary);
+    return lowest_allowed(sequence, mask_of(s, o), bans ? sequence.stop_count : 0, s.vocabulary);
 }
 
 // What a draft proposes after an output.

@@ -101,7 +101,7 @@ struct Round {
     u32 count;    // candidates that are asked for
     u32 resumes;  // whether the extend that runs is one of drafts that resume
     u32 budget;   // rows that all trees together may have, where that is bounded
-    u32 masked;   // whether grammars say what may be chosen at some outputs
+    u32 unused;
 };
 
 struct State {
@@ -140,7 +140,7 @@ struct State {
     float *drawn;         // distributions of drafts: f32 weights
     double *drawn_totals;
     double *rest;         // what verification leaves of a distribution
-    const u32 *masks;     // by row and node where its mask begins, or NONE; then masks, a bit for each token
+    const u32 *masks;     // by output where its mask begins, or NONE; then masks, a bit for each token; or none
 };
 
 __device__ __forceinline__ Row &row_of(const State &s, u32 row) {

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use aquila_compute::Backend;
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
-use aquila_compute::cuda::{FoundDevice, FoundDriver, find_driver, try_device};
+use aquila_compute::cuda::{FoundDevice, FoundDriver, NEEDED_CUDA, find_driver, try_device};
 use aquila_engine::available_memory;
 use aquila_model::memory::ByteSize;
 use clap::Args;
@@ -14,8 +14,6 @@ use clap::Args;
 use crate::after_help::AFTER_HELP;
 use crate::error::{Error, Result};
 
-/// The oldest version of CUDA whose driver loads the kernels of this build.
-const NEEDED: (u32, u32) = (13, 0);
 const INSTALL: &str = "install NVIDIA's driver, 580 or newer: nothing else of CUDA is needed";
 
 /// Say what this machine has to run models on, and what is missing.
@@ -72,8 +70,8 @@ impl Report {
     fn driver(&mut self, driver: &FoundDriver) {
         let (major, minor) = driver.cuda;
         self.line("CUDA", format_args!("a driver for CUDA {major}.{minor}"));
-        if driver.cuda < NEEDED {
-            let (major, minor) = NEEDED;
+        if driver.cuda < NEEDED_CUDA {
+            let (major, minor) = NEEDED_CUDA;
             self.broken("", format_args!("too old, CUDA {major}.{minor} is needed: {INSTALL}"));
             return;
         }

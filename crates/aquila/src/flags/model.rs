@@ -1,7 +1,9 @@
 //! Which model, and how it is kept and run.
 
+use std::sync::OnceLock;
+
 use aquila_compute::cpu::{Isa, IsaChoice};
-use aquila_compute::cuda::Arithmetic;
+use aquila_compute::cuda::{Arithmetic, FoundDriver, find_driver};
 use aquila_compute::{KvDtype, WeightFormat};
 use aquila_model::{LoadFormat, Location};
 use clap::builder::Resettable;
@@ -10,6 +12,7 @@ use clap::{Args, ValueEnum};
 use super::number::{seed, whole};
 use crate::error::{Error, Result};
 use crate::find::find;
+use crate::notice::notice;
 
 /// The shipped model that runs where none is named.
 const DEFAULT_MODEL: &str = "tiny";
@@ -68,7 +71,8 @@ pub struct ModelFlags {
     #[arg(long, hide = true)]
     tokenizer_path: Option<String>,
 
-    /// Where the model runs: cpu, which auto means, cuda or cuda:INDEX
+    /// Where the model runs: cpu, cuda or cuda:INDEX; auto is the first GPU that can run it, else the
+    /// CPU
     #[arg(long, default_value = "auto")]
     device: String,
 
@@ -202,7 +206,9 @@ impl ModelFlags {
             _ => index.strip_prefix(':')?.parse().ok(),
         };
         match self.device.as_str() {
-            "auto" | "cpu" => Ok(Device::Cpu),
+            "auto" if self.needs_cpu() => Ok(Device::Cpu),
+            "auto" => Ok(first_gpu().map_or(Device::Cpu, Device::Cuda)),
+            "cpu" => Ok(Device::Cpu),
             other => match other.strip_prefix("cuda").and_then(cuda) {
                 Some(ordinal) => Ok(Device::Cuda(ordinal)),
                 None => Err(Error::Usage(format!(
@@ -210,6 +216,12 @@ impl ModelFlags {
                 ))),
             },
         }
+    }
+
+    /// Whether the CPU alone has what was asked for, as [`Self::check`] says.
+    fn needs_cpu(&self) -> bool {
+        self.quantization.is_some()
+            || (self.kv_cache_dtype == Dtype::Float32 && self.dtype != Dtype::Float32)
     }
 
     /// How a CUDA device computes.
@@ -259,6 +271,22 @@ impl ModelFlags {
             CpuIsa::Portable => IsaChoice::Only(Isa::Portable),
         }
     }
+}
+
+/// The first GPU that there are kernels for. The driver is asked once.
+fn first_gpu() -> Option<usize> {
+    static FOUND: OnceLock<Option<usize>> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let found = find_driver();
+        let served = found.iter().flatten().find_map(FoundDriver::first_served);
+        let no_gpu = found.is_ok_and(|driver| driver.is_none_or(|d| d.devices.is_empty()));
+        if served.is_none() && !no_gpu {
+            notice(format_args!(
+                "note: --device auto is the CPU: CUDA cannot be used here, and aquila doctor says why"
+            ));
+        }
+        served
+    })
 }
 
 /// Threads that a machine can run at the same time, or nearly.

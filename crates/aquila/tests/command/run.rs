@@ -28,7 +28,8 @@ fn isolated(mut command: Command, args: &[&str]) -> Command {
     for variable in [&machine[..], &keys, &hub, &proxies].concat() {
         command.env_remove(variable);
     }
-    command.env("HF_HUB_OFFLINE", "1");
+    // On the CPU wherever tests run, unless a test says otherwise.
+    command.env("HF_HUB_OFFLINE", "1").env("CUDA_VISIBLE_DEVICES", "");
     let cache = env!("CARGO_TARGET_TMPDIR");
     command.env("XDG_CACHE_HOME", cache).env("HF_HOME", cache).args(args);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -53,7 +53,7 @@ pub const ROWS: &[Flags] = &[
         Taken("of the memory that is free at start, on the device that the model runs on"),
         &["--mem-fraction-static F"],
     ),
-    flags(Taken("auto, which is cpu, cpu, cuda or cuda:INDEX"), &["--device DEVICE"]),
+    flags(Taken("auto, cpu, cuda or cuda:INDEX"), &["--device DEVICE"]),
     flags(Taken("debug, info, warning, error or critical"), &["--log-level LEVEL"]),
     flags(
         Taken("where it is the model; any other is refused: put tokenizer.json into its folder"),

@@ -50,6 +50,9 @@ enum Command {
     Inspect(Box<inspect::Inspect>),
     /// Say what this machine has to run models on, and what is missing.
     Doctor(doctor::Doctor),
+    /// Hold draft algorithms to plain decoding: the same answers for all kinds of trees, and no slot
+    /// lost.
+    Conformance(conformance::Conformance),
     /// Print a script that completes commands and flags in a shell.
     Completions(completions::Completions),
 }
@@ -96,6 +99,7 @@ fn run_command(command: Command, algorithms: &Algorithms) -> error::Result<ExitC
         Command::Serve(command) => command.run(algorithms),
         Command::Inspect(command) => command.run(algorithms),
         Command::Doctor(command) => command.run(),
+        Command::Conformance(command) => command.run(algorithms),
         Command::Completions(command) => command.run(Cli::command()),
     }
 }

@@ -6,7 +6,10 @@
 //! another machine is unpacked on a second one, which must go on as the first would
 //! (`second_machine`).
 
+mod command;
 mod second_machine;
+
+pub(crate) use command::Conformance;
 
 use std::sync::{Arc, Mutex};
 
@@ -37,14 +40,16 @@ pub struct Report {
     pub accept_length: f64,
 }
 
-/// Runs the suite on the algorithm of this name, with the flags given beside it.
+/// Runs the suite on the algorithm of this name, with the flags given beside it. Those of the model
+/// and its device are those of plain decoding, too.
 ///
 /// # Errors
 /// If the algorithm cannot be started at all.
 pub fn check(algorithms: &Algorithms, name: &str, flags: &[&str]) -> Result<Report> {
-    let mut run =
-        Run { algorithms, name, flags, report: Report::default(), stats: SpecStats::default() };
-    run.report.invariant = true;
+    let drafting = [&["check", "--context-length", "256"], flags].concat();
+    let (model, _) = parse(&drafting)?;
+    let (report, stats) = (Report { invariant: true, ..Report::default() }, SpecStats::default());
+    let mut run = Run { algorithms, name, flags, model, report, stats };
     for mode in [Mode::Greedy, Mode::Sampled, Mode::Constrained] {
         let plain = run.answers(&["--speculative-algorithm", "NONE"], mode, None, false)?;
         let mut alone = None;
@@ -166,6 +171,7 @@ struct Run<'a> {
     algorithms: &'a Algorithms,
     name: &'a str,
     flags: &'a [&'a str],
+    model: ModelFlags,
     report: Report,
     stats: SpecStats,
 }
@@ -208,9 +214,8 @@ impl Run<'_> {
         engine: Option<&[&str]>,
         disturbed: bool,
     ) -> Result<Vec<Heard>> {
-        let flags =
-            [&["check", "--context-length", "256"], engine.unwrap_or_default(), speculative];
-        let (mut engine, grammar) = self.engine(&flags.concat(), mode)?;
+        let flags = [&["check"], engine.unwrap_or_default(), speculative].concat();
+        let (mut engine, grammar) = self.engine(&flags, mode)?;
         let submit = |engine: &mut Scheduler, at: usize, prompt: &[u32], speculation| {
             let heard = Arc::new(Mutex::new(Heard::default()));
             let mut request = Request::new(prompt.to_vec(), TOKENS, Box::new(Ear(heard.clone())));
@@ -260,8 +265,8 @@ impl Run<'_> {
     /// An engine, and a grammar for its vocabulary where requests are to be held by one and the
     /// engine follows grammars.
     fn engine(&self, flags: &[&str], mode: Mode) -> Result<(Scheduler, Option<Arc<dyn Grammar>>)> {
-        let (model, engine) = parse(flags)?;
-        let Built { engine, checkpoint, .. } = build(&model, &engine, self.algorithms, true)?;
+        let (_, engine) = parse(flags)?;
+        let Built { engine, checkpoint, .. } = build(&self.model, &engine, self.algorithms, true)?;
         if mode != Mode::Constrained || !engine.follows_grammars() {
             return Ok((engine, None));
         }

@@ -11,8 +11,12 @@ use aquila_spec::{
     Opening, Result, Tree, TreeBuilder,
 };
 
+/// Tests share a machine whose GPU has room for one engine.
+const ON_CPU: &[&str] = &["--device", "cpu"];
+
 fn conforms(name: &str, flags: &[&str]) -> conformance::Report {
-    let report = conformance::check(&Algorithms::built_in(), name, flags).unwrap();
+    let flags = [ON_CPU, flags].concat();
+    let report = conformance::check(&Algorithms::built_in(), name, &flags).unwrap();
     assert_eq!(report.failures, [""; 0], "{name}");
     assert!(report.answers > 200, "{report:?}");
     report
@@ -117,7 +121,7 @@ fn state_that_is_not_packed_is_found_out() {
     for packs in [false, true] {
         let mut algorithms = Algorithms::built_in();
         algorithms.register(Box::new(CountingEntry { packs })).unwrap();
-        let failures = conformance::check_packed(&algorithms, "counting", &[], false).unwrap();
+        let failures = conformance::check_packed(&algorithms, "counting", ON_CPU, false).unwrap();
         assert_eq!(failures.is_empty(), packs, "{failures:?}");
         for failure in &failures {
             assert!(failure.contains("the tokens and what was packed"), "{failure}");

@@ -120,6 +120,7 @@ fn the_help_lists_exit_codes_and_environment_variables() {
         "chat",
         "inspect",
         "doctor",
+        "conformance",
         "bench spec",
         "bench decode",
         "bench serve",
@@ -150,4 +151,11 @@ fn the_doctor_says_what_the_machine_has() {
     for name in ["aquila    ", "CPU       ", "memory    ", "CUDA      "] {
         assert!(ran.stdout.contains(name), "{} lacks {name:?}", ran.stdout);
     }
+}
+
+#[test]
+fn an_algorithm_that_there_is_not_is_not_checked() {
+    let ran = run(&["conformance", "nothing"]);
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("nothing") && ran.stderr.contains("EAGLE3"), "{}", ran.stderr);
 }

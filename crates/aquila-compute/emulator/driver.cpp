@@ -25,7 +25,10 @@ namespace {
 
 constexpr int INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_IMAGE = 200, NOT_FOUND = 500,
               CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901;
-constexpr size_t PAGE = 4096, MULTIPROCESSORS = 6, SHARED_BYTES = 227 << 10, SHARED_BYTES_UNASKED = 48 << 10;
+constexpr size_t PAGE = 4096, MULTIPROCESSORS = 6, SHARED_BYTES_UNASKED = 48 << 10;
+// Shared memory of a Hopper, or the least that a GPU before it has; what a kernel declares for itself is
+// not known here, so there it is taken to be more than any of ours declares.
+constexpr size_t SHARED_BYTES = (__CUDA_ARCH__ >= 900 ? 227 : 99) << 10, DECLARED_BYTES = __CUDA_ARCH__ >= 900 ? 0 : 4096;
 
 typedef std::function<void()> Work;
 typedef std::chrono::steady_clock Clock;
@@ -306,9 +309,9 @@ API cuModuleGetFunction(void **function, void *, const char *name) {
     }
     return NOT_FOUND;
 }
-API cuFuncGetAttribute(int *value, int attribute, void *) { return attribute == 1 ? *value = 0, 0 : INVALID_VALUE; }
+API cuFuncGetAttribute(int *value, int attribute, void *) { return attribute == 1 ? *value = DECLARED_BYTES, 0 : INVALID_VALUE; }
 API cuFuncSetAttribute(void *function, int attribute, int value) {
-    if (attribute != 8 || value < 0 || (size_t)value > SHARED_BYTES) return INVALID_VALUE;
+    if (attribute != 8 || value < 0 || (size_t)value + DECLARED_BYTES > SHARED_BYTES) return INVALID_VALUE;
     return static_cast<Function *>(function)->most_shared = value, 0;
 }
 

@@ -33,8 +33,11 @@ impl Checks<'_> {
         let [chunk, tree, path] = [RowKind::Chunk, RowKind::Tree, RowKind::Path].map(request);
         let few = [tree(124, 7), chunk(0, 5), tree(300, 3), path(117, 21), tree(0, 6)];
         let many = [chunk(100, 150), tree(250, 17), path(255, 18), chunk(384, 1), tree(128, 1)];
-        for requests in [few, many] {
-            let plan = self.random.plan_of(&requests, TOKENS);
+        // So many rows that some GPUs have room in shared memory for 64 queries and no more.
+        let some = [chunk(90, 50), tree(131, 9), path(125, 4), chunk(0, 6), chunk(256, 1)];
+        let each = (0..80).map(|i| tree(4 * i, 1 + i % 2)).collect::<Vec<_>>();
+        for requests in [&few[..], &many, &some, &each] {
+            let plan = self.random.plan_of(requests, TOKENS);
             self.attention_of(heads, false, window, plan, &format!("{requests:?}"))?;
         }
         Ok(())

@@ -23,7 +23,8 @@ const MERGED_HEADS: usize = THREADS / 32;
 /// Blocks of one row that a thread block merges at most; those of longer contexts have a launch of
 /// their own.
 const MERGED_BLOCKS: usize = 32;
-/// Rows of which one thread block takes 16 queries at a time at most; of more it takes 64.
+/// Rows of which one thread block takes 16 queries at a time at most; of more it takes 64 where a
+/// request has more than 16.
 const FEW_ROWS: usize = 64;
 /// Rows of one launch, and bytes of shared memory that each of them takes.
 const MOST_ROWS: usize = 512;
@@ -63,6 +64,8 @@ struct Tiles<'a> {
     key_heads: usize,
     /// Shared memory, without what each row takes.
     bytes: usize,
+    /// Whether a thread block can keep all blocks of its rows.
+    whole: bool,
 }
 
 impl<'a> Tiles<'a> {
@@ -84,6 +87,7 @@ impl<'a> Tiles<'a> {
             key_heads: heads.kv_heads * cuts,
             // Keys and values, weights and queries, all in bfloat16.
             bytes: 2 * (2 * BLOCK * columns + queries * (BLOCK + width)),
+            whole: matches!(heads.head_dim, 64 | 128),
         })
     }
 
@@ -190,14 +194,15 @@ impl Attention {
         let blocks = plan.longest.div_ceil(BLOCK).clamp(1, within);
         let few = Tiles::new(kernels, heads, false).expect("16 queries of any width");
         let many = Tiles::new(kernels, heads, true).filter(|many| {
-            plan.rows > FEW_ROWS && many.bytes(plan.rows.min(MOST_ROWS)) <= self.shared_bytes
-        });
-        // Where the fewest thread blocks that there can be keep the device busy, each row's blocks
-        // stay with one.
-        let whole = many.as_ref().is_some_and(|many| {
-            plan.rows.div_ceil(many.rows) * many.key_heads >= self.multiprocessors
+            let bytes = many.bytes(plan.rows.min(MOST_ROWS));
+            let queries = plan.rows.div_ceil(plan.requests) * heads.group();
+            plan.rows > FEW_ROWS && queries > STEP && bytes <= many.kernel.shared_bytes
         });
         let tiles = many.unwrap_or(few);
+        // Where the fewest thread blocks that there can be keep the device busy, each row's blocks
+        // stay with one.
+        let fewest = plan.rows.div_ceil(tiles.rows) * tiles.key_heads;
+        let whole = tiles.whole && plan.rows > FEW_ROWS && fewest >= self.multiprocessors;
         // Of longer contexts one thread block would merge too much.
         let merges = !whole && blocks > MERGED_BLOCKS;
         let together = if whole { MOST_ROWS } else { rows_of_launch(heads, blocks, plan.rows) };

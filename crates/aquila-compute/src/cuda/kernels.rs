@@ -21,6 +21,8 @@ const HOPPER: &[u8] = include_bytes!("kernels/built/sm_90a.cubin.zst");
 /// PTX for compute capability 8.0, which the driver compiles for later devices too.
 const PTX: &[u8] = include_bytes!("kernels/built/sm_80.ptx.zst");
 
+/// Bytes of shared memory that a launch may have where no more was set.
+const UNASKED: usize = 48 << 10;
 /// Threads of a thread block of `project_middle.cu`: `MULTIPLIERS` and `ADDERS` there, and a warp.
 pub(super) const MIDDLE_THREADS: u32 = 416;
 
@@ -33,6 +35,8 @@ pub(super) const MIDDLE_ROWS: [usize; 3] = [32, 64, 128];
 /// A kernel of the module, which lives as long as all its kernels.
 pub(super) struct Kernel {
     pub(super) name: String,
+    /// Bytes of shared memory that a launch may ask for, beside what the kernel declares for itself.
+    pub(super) shared_bytes: usize,
     function: CUfunction,
     _module: Arc<Module>,
 }
@@ -250,10 +254,10 @@ impl Kernels {
             // SAFETY: the module is loaded, and the kernel keeps it.
             let function = unsafe { result::module::get_function(module.module, of_driver) };
             let (name, function) = (name.into(), function.map_err(missing)?);
-            Ok(Kernel { name, function, _module: module.clone() })
+            Ok(Kernel { name, shared_bytes: UNASKED, function, _module: module.clone() })
         };
         let large = |name: &str| -> Result<Kernel> {
-            let kernel = load(name)?;
+            let mut kernel = load(name)?;
             let own = CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
             let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function is loaded.
@@ -264,6 +268,7 @@ impl Kernels {
             // SAFETY: the function is loaded.
             unsafe { result::function::set_function_attribute(kernel.function, most, bytes) }
                 .map_err(failed("asking for shared memory"))?;
+            kernel.shared_bytes = bytes as usize;
             Ok(kernel)
         };
         let pair = |name: &str| -> Result<ByElement> {

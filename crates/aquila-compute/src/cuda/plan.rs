@@ -8,7 +8,7 @@ use super::arguments;
 use super::device::{Device, Mailbox, Memory};
 use super::kernels::Kernel;
 use crate::round::Extent;
-use crate::{BlockTables, Error, ForwardPlan, PlanBounds, Result};
+use crate::{AttentionSpan, BlockTables, Error, ForwardPlan, PlanBounds, Result};
 
 /// Words before the first part of a placed plan: rows, outputs, and room to keep 16-byte alignment.
 const COUNTS: usize = 4;
@@ -27,6 +27,8 @@ pub struct CudaPlan {
     host_tables: BlockTables,
     /// Rows of the plan placed last.
     pub(super) rows: usize,
+    /// Requests that they are of, as far as the host knows.
+    pub(super) requests: usize,
     /// Outputs of the plan placed last.
     pub(super) outputs: usize,
     /// Whether it says where its rows come from.
@@ -50,6 +52,7 @@ impl CudaPlan {
             bounds,
             host_tables: BlockTables::default(),
             rows: 0,
+            requests: 1,
             outputs: 0,
             has_sources: false,
             longest: 0,
@@ -98,11 +101,12 @@ impl CudaPlan {
         &mut self,
         tables: &Memory,
         bound: Extent,
+        requests: usize,
         has_sources: bool,
         longest: usize,
     ) {
         self.planned = Some(tables.clone());
-        (self.rows, self.outputs) = (bound.rows, bound.outputs);
+        (self.rows, self.outputs, self.requests) = (bound.rows, bound.outputs, requests.max(1));
         (self.has_sources, self.longest) = (has_sources, longest);
         (self.slots, self.tokens, self.positions) = (0, 0, 0);
     }
@@ -141,6 +145,8 @@ impl CudaPlan {
         })?;
         let end = |list: &[u32]| list.iter().max().map_or(0, |&most| most as usize + 1);
         (self.rows, self.outputs) = (host.rows(), host.outputs.len());
+        let begin = |pair: &[AttentionSpan]| pair[0].start != pair[1].start;
+        self.requests = 1 + host.spans.windows(2).filter(|pair| begin(pair)).count();
         self.has_sources = host.sources.len() == host.rows();
         self.longest = host.spans.iter().map(|span| span.len()).max().unwrap_or(0);
         self.slots = end(&host.writes).max(end(&host.tree_slots)).max(self.host_tables.bound());

@@ -49,7 +49,7 @@ impl CudaState {
         plan.holds(rows, outputs)?;
         self.check_outputs(outputs)?;
         let sources = !matches!(pass, PassRows::Target);
-        plan.bound(self.tables(), bound, sources, self.longest());
+        plan.bound(self.tables(), bound, self.round.bound, sources, self.longest());
         // Only the first layer of an extend has outputs, and its queries stand until they are answered.
         if !matches!(pass, PassRows::LayerExtend { layer: 1.., .. }) {
             self.asked = outputs;

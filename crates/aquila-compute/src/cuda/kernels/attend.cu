@@ -159,7 +159,11 @@ template <int D, int TILES> struct Attending {
         for (u32 r = thread; r < a.rows; r += ATTEND_THREADS) copy_async(shared_address(spans + r), all_spans + r);
         commit_copies();
         u32 count = a.plan.counts[0];
-        if (count <= a.first_row) return false;
+        if (count <= a.first_row) {
+            // Shared memory is given up with nothing on its way there.
+            wait_for_copies<0>();
+            return false;
+        }
         rows = min(count - a.first_row, a.rows);
         wait_for_copies<0>();
         __syncthreads();

@@ -12,6 +12,7 @@ use super::device::{Device, HostCopy, Mailbox, Memory};
 use super::grammar::Masks;
 use super::host_round::{HostRound, HostRow, Needs};
 use super::kernels::Kernels;
+use super::launch::GRID_ROWS;
 use super::layout::{Admission, MOST_GROUPS, Round, State, Task};
 use super::state_sizes::Sizes;
 use crate::round::{Batch, GrammarRow, GraphKey, Proposal, RequestParams, RowWork, StateBounds};
@@ -102,6 +103,11 @@ impl CudaState {
         let Sizes { groups, outputs, pieces, .. } = sizes;
         if groups > MOST_GROUPS {
             return Err(Error::Tensor(format!("{groups} KV groups, {MOST_GROUPS} at most")));
+        }
+        if pieces > GRID_ROWS {
+            return Err(Error::Tensor(format!(
+                "{places} requests of {topk} nodes of a level each are {pieces} outputs, {GRID_ROWS} at most"
+            )));
         }
         if topk > MOST_BEAM {
             return Err(Error::Tensor(format!("trees with a topk of {topk}, {MOST_BEAM} at most")));

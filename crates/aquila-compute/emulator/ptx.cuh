@@ -178,6 +178,7 @@ inline void send_cluster(u32 address, float4 v, u32 barrier, u32 rank) {
     memcpy(copy.sent, &v, 16);
     emulator::start_copy(copy);
 }
+inline void barrier_arrive_at(u32 barrier, u32 rank) { barrier_arrive(of_block(barrier, rank)); }
 inline void barrier_tell(u32 barrier, u32 rank) { barrier_arrive(of_block(barrier, rank)); }
 inline void barrier_hear(u32 barrier, u32 phase) { barrier_wait(barrier, phase); }
 inline void meet_cluster() { emulator::meet_cluster_threads(); }

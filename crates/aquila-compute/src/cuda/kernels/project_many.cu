@@ -115,15 +115,7 @@ template <bool GATED, bool GROUPS> __device__ void many(const ProjectArgs &a) {
         meet_some<1, MANY_MULTIPLIERS>();
         if (second) return;
     }
-#pragma unroll
-    for (int e = 0; e < CELLS * 4; e++) {
-        u32 row = first_row + e / 4 * 8 + lane % 4 * 2 + e % 2, output = tile_of(warp) * 16 + lane / 4 + e / 2 % 2 * 8;
-        if (GATED) {
-            finish_gated(a, row, output, result(e), ups[e * 128 + thread]);
-        } else {
-            finish(a, row, output, result(e));
-        }
-    }
+    finish_tile<MANY_ROWS, GATED>(a, first_row, tile_of(warp) * 16, result, [&](int e) { return ups[e * 128 + thread]; });
 }
 
 #define MANY_KERNEL(NAME, GATED, GROUPS)                                                           \

@@ -69,16 +69,9 @@ template <int ROWS, int VISIT_BLOCKS, int BUFFERS, bool GATED> __device__ void m
     };
     auto put_sums = [&](u32 unit, u32 item, const float4 (&total)[PARTS]) {
         u32 cell = rank * ITEMS + item, tile = cell / (ROWS / 8), n = cell % (ROWS / 8);
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-            auto of = [r](const float4 &v) { return r == 0 ? v.x : r == 1 ? v.y : r == 2 ? v.z : v.w; };
-            u32 row = n * 8 + lane % 4 * 2 + r % 2, output = tile_of(unit, tile) * 16 + lane / 4 + r / 2 * 8;
-            if (GATED) {
-                finish_gated(a, row, output, of(total[0]), of(total[PARTS - 1]));
-            } else {
-                finish(a, row, output, of(total[0]));
-            }
-        }
+        const float sums[4] = {total[0].x, total[0].y, total[0].z, total[0].w};
+        const float ups[4] = {total[PARTS - 1].x, total[PARTS - 1].y, total[PARTS - 1].z, total[PARTS - 1].w};
+        finish_tile<8, GATED>(a, n * 8, tile_of(unit, tile) * 16, [&](int e) { return sums[e]; }, [&](int e) { return ups[e]; });
     };
     auto add = [](float4 &sum, const float4 &v) { sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w; };
 

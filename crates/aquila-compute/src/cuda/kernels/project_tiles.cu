@@ -94,7 +94,7 @@ template <u32 CLUSTER, bool GATED, bool GROUPS> __device__ void tiles(const Tile
             for (u32 number = cluster; number < tiles; number += clusters) {
                 SharedTile tile(number, row_pairs, rank, SHARING_ROWS);
                 for (Stages<TILES_BLOCKS> at(cut); at.more(); at.next(), item++) {
-                    if (item >= TILES_STAGES) barrier_hear(empty + item % TILES_STAGES * 8, (item / TILES_STAGES + 1) & 1);
+                    if (item >= TILES_STAGES) barrier_wait(empty + item % TILES_STAGES * 8, (item / TILES_STAGES + 1) & 1);
                     if (item >= ahead) fetch_weights(item, tile, at);
                     fetch_rows(item, tile, at);
                 }
@@ -124,7 +124,8 @@ template <u32 CLUSTER, bool GATED, bool GROUPS> __device__ void tiles(const Tile
                         multiply_swizzled<1, TILES_ROWS>(c, from + at, stages + at);
                     }
                     __syncwarp();
-                    if (lane < SHARING) barrier_tell(empty + stage, lane == 0 ? rank : lane == 1 ? of_weights : of_rows);
+                    // All that was read of the stage has been multiplied, and copies alone fill it again.
+                    if (lane < SHARING) barrier_arrive_at(empty + stage, lane == 0 ? rank : lane == 1 ? of_weights : of_rows);
                 }
 #pragma unroll
                 for (int e = 0; e < CELLS * 4; e++) sum[e / 4][e % 4] = s == 0 ? c[e / 4][e % 4] : sum[e / 4][e % 4] + c[e / 4][e % 4];
@@ -144,17 +145,8 @@ template <u32 CLUSTER, bool GATED, bool GROUPS> __device__ void tiles(const Tile
             }
             meet_some<1, TILES_MULTIPLIERS>();
         }
-        if (!GATED || !second) {
-#pragma unroll
-            for (int e = 0; e < CELLS * 4; e++) {
-                u32 row = tile.first_row + e / 4 * 8 + lane % 4 * 2 + e % 2, output = tile_of(tile.unit, warp) * 16 + lane / 4 + e / 2 % 2 * 8;
-                if (GATED) {
-                    finish_gated(a, row, output, result(e), ups[e * 128 + thread]);
-                } else {
-                    finish(a, row, output, result(e));
-                }
-            }
-        }
+        auto up = [&](int e) { return ups[e * 128 + thread]; };
+        if (!GATED || !second) finish_tile<TILES_ROWS, GATED>(a, tile.first_row, tile_of(tile.unit, warp) * 16, result, up);
         // The ups are read before those of the next tile are written.
         if (GATED) meet_some<1, TILES_MULTIPLIERS>();
     }

@@ -87,15 +87,9 @@ template <int WARPS_N, int WARPS_M, int TILES, int TOKENS, bool MANY> __device__
     }
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
-#pragma unroll
-        for (int n = 0; n < TOKENS; n++) {
-#pragma unroll
-            for (int r = 0; r < 4; r++) {
-                u32 output = (first_tile + warp_n * TILES + t) * 16 + lane / 4 + r / 2 * 8;
-                u32 row = first_row + (warp_m * TOKENS + n) * 8 + lane % 4 * 2 + r % 2;
-                finish(a, row, output, MANY ? total[MANY ? t : 0][n][r] : group_sum[t][n][r]);
-            }
-        }
+        auto sum = [&](int e) { return MANY ? total[MANY ? t : 0][e / 4][e % 4] : group_sum[t][e / 4][e % 4]; };
+        u32 tile = first_tile + warp_n * TILES + t;
+        finish_tile<TOKENS * 8, false>(a, first_row + warp_m * TOKENS * 8, tile * 16, sum, [](int) { return 0.0f; });
     }
 }
 

@@ -151,6 +151,10 @@ __device__ __forceinline__ void send_cluster(u32 address, float4 v, u32 barrier,
                  "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(of_block(barrier, rank))
                  : "memory");
 }
+// Arrives at the barrier of the thread block of this rank, which hears nothing else by it.
+__device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 rank) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(of_block(barrier, rank)) : "memory");
+}
 // Tells the thread block of this rank, behind all that this thread has seen and done.
 __device__ __forceinline__ void barrier_tell(u32 barrier, u32 rank) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(of_block(barrier, rank)) : "memory");

@@ -46,11 +46,20 @@ template <int BLOCKS> struct Stages {
     }
 };
 
+// What a finished sum is added to. Whoever has several sums reads this of all of them first: the compiler
+// lets no load pass a store that may be of the same memory.
+__device__ __forceinline__ float base_of(const ProjectArgs &a, u32 row, u32 output) {
+    return a.add && row < a.rows && output < a.outputs ? get(a.out, row, output) : 0.0f;
+}
+
 // What is done with a finished sum.
-__device__ __forceinline__ void finish(const ProjectArgs &a, u32 row, u32 output, float sum) {
+__device__ __forceinline__ void finish(const ProjectArgs &a, u32 row, u32 output, float base, float sum) {
     if (row >= a.rows || output >= a.outputs) return;
     if (a.bias) sum += a.bias[output];
-    put(a.out, row, output, a.add ? get(a.out, row, output) + sum : sum);
+    put(a.out, row, output, a.add ? base + sum : sum);
+}
+__device__ __forceinline__ void finish(const ProjectArgs &a, u32 row, u32 output, float sum) {
+    finish(a, row, output, base_of(a, row, output), sum);
 }
 
 __device__ __forceinline__ void finish_gated(const ProjectArgs &a, u32 row, u32 output, float gate, float up) {
@@ -58,6 +67,26 @@ __device__ __forceinline__ void finish_gated(const ProjectArgs &a, u32 row, u32 
     if (row >= a.rows || output >= half) return;
     if (a.bias) gate += a.bias[output], up += a.bias[half + output];
     put(a.out, row, output, silu(gate) * up);
+}
+
+// What is done with a warp's sums of 16 outputs, from `first_output` on, of ROWS rows, from `first_row` on:
+// `sum` answers what a lane has of them as `multiply` leaves it, `up` the same of the ups of gates.
+template <int ROWS, bool GATED, typename F, typename G>
+__device__ __forceinline__ void finish_tile(const ProjectArgs &a, u32 first_row, u32 first_output, F sum, G up) {
+    constexpr int VALUES = ROWS / 2;  // of a lane
+    u32 lane = threadIdx.x % 32;
+    auto row_of = [&](int e) { return first_row + e / 4 * 8 + lane % 4 * 2 + e % 2; };
+    auto output_of = [&](int e) { return first_output + lane / 4 + e / 2 % 2 * 8; };
+    if constexpr (GATED) {
+#pragma unroll
+        for (int e = 0; e < VALUES; e++) finish_gated(a, row_of(e), output_of(e), sum(e), up(e));
+    } else {
+        float bases[VALUES];
+#pragma unroll
+        for (int e = 0; e < VALUES; e++) bases[e] = base_of(a, row_of(e), output_of(e));
+#pragma unroll
+        for (int e = 0; e < VALUES; e++) finish(a, row_of(e), output_of(e), bases[e], sum(e));
+    }
 }
 
 #if __CUDA_ARCH__ >= 900

@@ -205,10 +205,16 @@ mod tests {
     #[test]
     fn arguments_lie_in_memory_as_the_kernels_read_them() {
         let source = include_str!("kernels/arguments.cuh");
-        // Only what is part of others is called the same.
-        let theirs = |layout: Layout| match layout.name.as_str() {
-            "Plan" | "Rows" => layout,
-            name => Layout { name: format!("{name}Args"), ..layout },
+        // Arguments are called so there; what they are made of is called the same.
+        let theirs = |mut layout: Layout| {
+            let kinds = layout.fields.iter_mut().map(|field| &mut field.kind);
+            for name in kinds.filter(|kind| *kind == "Project") {
+                name.push_str("Args");
+            }
+            if !matches!(layout.name.as_str(), "Plan" | "Rows") {
+                layout.name.push_str("Args");
+            }
+            layout
         };
         let map = Layout {
             name: "TensorMap".into(),

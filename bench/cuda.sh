@@ -11,7 +11,8 @@
 #   decode    plain decoding and EAGLE-3 with simulated acceptance at batches 1, 4, 16 and 64, with and
 #             without graphs and overlap, trees against chains
 #   auto      the policy against plain decoding and fixed trees
-#   start     a process that loads the model, captures its graphs and answers two tokens, twice
+#   start     a process that loads the model, captures its graphs and answers two tokens, and the memory
+#             that it takes
 #   sanitize  compute-sanitizer on a small run, where it is installed
 # What a part prints goes to FOLDER/PART.log; a table of the last lines that matter comes at the end.
 set -u
@@ -90,6 +91,7 @@ for part in "$@"; do
     start)
         try "the first tokens" 100 "$folder/aquila" bench decode "$model" --device "$device" --prompt-tokens 8 \
             --tokens 2 --repeat 1 --speculative-algorithm NONE
+        grep -a '^total\|^graphs\|^memory' "$folder/$part.log"
         ;;
     sanitize)
         for tool in memcheck racecheck; do

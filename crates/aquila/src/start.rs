@@ -206,10 +206,11 @@ where
         kv_per_token: memory::kv_bytes_per_token(&spec, config.kv_dtype),
         ..Needs::default()
     };
+    let free = (device_memory.free)();
     let budget = Budget::plan(
         device_memory.needs(needs),
         opened.as_ref().map(|opened| device_memory.needs(opened.needs(&config.allowance(format)))),
-        (device_memory.free)(),
+        free,
         fraction,
         flags.max_total_tokens,
         useful,
@@ -256,6 +257,13 @@ where
     }
     if !graphs.batches.is_empty() && !graphs.launch && !flags.prefills_only {
         capture_graphs(&mut engine, &graphs.batches, device_memory, quiet)?;
+    }
+    if let (Device::Cuda(_), false) = (model.device()?, quiet) {
+        let taken = ByteSize(free.saturating_sub((device_memory.free)()));
+        let told = ByteSize(budget.total());
+        notice(format_args!(
+            "memory    {taken} taken by the driver's count, {told} without graphs above"
+        ));
     }
     if flags.schedule_policy == SchedulePolicy::Lpm {
         engine.admit_by(AdmissionOrder::LongestPrefix);

@@ -43,7 +43,7 @@ pub(super) struct Attention {
 }
 
 #[derive(Clone)]
-struct Working {
+pub(super) struct Working {
     /// Sums of values of each block, and its largest score and total.
     parts: Memory,
     stats: Memory,
@@ -102,33 +102,35 @@ fn rows_of_launch(heads: HeadShape, blocks: usize, rows: usize) -> usize {
     (WORKING / of_row).clamp(1, rows.clamp(1, MOST_ROWS))
 }
 
+/// Blocks of `width` values that there is room for, and values, where a row may need so many blocks.
+fn room(blocks: usize, width: usize) -> (usize, usize) {
+    let blocks = blocks.max(WORKING / (4 * width));
+    (blocks, blocks * width)
+}
+
 impl Attention {
     pub(super) fn new(multiprocessors: usize, shared_bytes: usize) -> Self {
         Self { multiprocessors, shared_bytes, working: Mutex::default() }
     }
 
-    /// Bytes of working memory for passes of up to `rows` rows that see up to `positions` positions.
-    pub(super) fn bytes(heads: HeadShape, positions: usize, rows: usize) -> usize {
-        let blocks = positions.div_ceil(BLOCK).max(1);
-        let rows = rows_of_launch(heads, blocks, rows);
-        rows * heads.heads * blocks * (4 * heads.head_dim + 3 * 4)
+    /// Bytes of working memory for rows that see up to `positions` positions.
+    pub(super) fn bytes(heads: HeadShape, positions: usize) -> usize {
+        let of_row = heads.heads * positions.div_ceil(BLOCK).max(1);
+        let (blocks, values) = room(of_row, heads.head_dim);
+        4 * values + 3 * 4 * blocks
     }
 
-    /// Working memory for `blocks` blocks of `width` values, made larger where it is too small. A
-    /// graph that names the smaller one keeps it.
-    fn working(&self, device: &Device, blocks: usize, width: usize) -> Result<Working> {
+    /// Working memory for `blocks` blocks of `width` values, made with the KV pool: all that any launch
+    /// takes, unless a single row needs more. A graph that names what was there before keeps it.
+    pub(super) fn working(&self, device: &Device, blocks: usize, width: usize) -> Result<Working> {
         let mut working = self.working.lock().unwrap_or_else(PoisonError::into_inner);
-        let values = blocks * width;
-        if let Some(working) = working.as_ref()
-            && working.blocks >= blocks
-            && working.values >= values
-        {
+        let fits =
+            |working: &&Working| working.blocks >= blocks && working.values >= blocks * width;
+        if let Some(working) = working.as_ref().filter(fits) {
             return Ok(working.clone());
         }
         device.outside_capture("the first attention of its size (run the pass once before)")?;
-        let (blocks, values) = working
-            .as_ref()
-            .map_or((blocks, values), |w| (w.blocks.max(blocks), w.values.max(values)));
+        let (blocks, values) = room(blocks, width);
         let made = Working {
             parts: device.allocate("attention", values * 4)?,
             stats: device.allocate("attention", blocks * 2 * 4)?,

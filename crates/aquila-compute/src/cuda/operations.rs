@@ -82,11 +82,14 @@ impl Backend for CudaBackend {
     }
 
     fn kv(&self, shape: KvShape) -> Result<CudaKv> {
-        if self.arithmetic == Arithmetic::Tensor && shape.dtype != KvDtype::Bf16 {
-            return Err(Error::Unavailable(
-                "tensor cores read keys and values as bfloat16; float32 needs plain arithmetic"
-                    .into(),
-            ));
+        if self.arithmetic == Arithmetic::Tensor {
+            if shape.dtype != KvDtype::Bf16 {
+                return Err(Error::Unavailable(
+                    "tensor cores read keys and values as bfloat16; float32 needs plain arithmetic"
+                        .into(),
+                ));
+            }
+            self.attention.working(&self.device, 1, shape.head_dim)?;
         }
         CudaKv::new(&self.device, shape)
     }
@@ -509,8 +512,11 @@ impl Backend for CudaBackend {
     }
 
     fn round_bytes(&self, bounds: &StateBounds, heads: HeadShape) -> u64 {
-        let rows = bounds.first_parked;
-        (CudaState::bytes(bounds) + Attention::bytes(heads, bounds.stride, rows)) as u64
+        let attention = match self.arithmetic {
+            Arithmetic::Plain => 0,
+            Arithmetic::Tensor => Attention::bytes(heads, bounds.stride),
+        };
+        (CudaState::bytes(bounds) + attention) as u64
     }
 
     fn begin_round(&self, state: &mut CudaState, batch: Batch) -> Result<()> {

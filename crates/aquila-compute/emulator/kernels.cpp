@@ -36,7 +36,7 @@ const Kernel KERNELS[] = {
     KERNEL(project_experts_plain_bf16), KERNEL(project_experts_plain_f32), KERNEL(project_experts_tensor),
     KERNEL(project_plain_bf16), KERNEL(project_plain_f32), KERNEL(project_wide_128), KERNEL(project_wide_128_many),
     KERNEL(project_wide_64), KERNEL(project_wide_64_many), KERNEL(prune_trees), KERNEL(publish), KERNEL(race),
-    KERNEL(rank), KERNEL(retain_nodes), KERNEL(rms_norm_plain), KERNEL(rms_norm_tensor), KERNEL(route),
+    KERNEL(random_bf16), KERNEL(random_f32), KERNEL(rank), KERNEL(retain_nodes), KERNEL(rms_norm_plain), KERNEL(rms_norm_tensor), KERNEL(route),
     KERNEL(routed_experts), KERNEL(scan), KERNEL(scatter), KERNEL(soft_cap), KERNEL(start_trees), KERNEL(take_seeds),
     KERNEL(tell_logprobs), KERNEL(write_kv_plain_bf16), KERNEL(write_kv_plain_f32), KERNEL(write_kv_tensor),
 #if __CUDA_ARCH__ >= 900

@@ -3,6 +3,7 @@
 //! - [`Backend`]: the operations of a forward pass, in the words of the domain.
 //! - [`ForwardPlan`]: what every row of one pass is, writes and sees; plain data.
 //! - [`HostTensor`]: a tensor of a checkpoint, before a backend packs it.
+//! - [`RandomWeights`]: tensors without a checkpoint, drawn where they are read.
 //! - [`mod@reference`]: every operation once more, plain and slow. It *defines* the bits of the
 //!   CPU backend; the CUDA backend's plain arithmetic too.
 //! - [`math`]: our own `exp`, `ln`, `sin`, `cos` and `powf`, equal on every machine.
@@ -26,12 +27,14 @@ pub mod sampling;
 mod backend;
 mod error;
 mod forward_plan;
+mod random_weights;
 mod shape;
 mod tensor;
 
 pub use backend::{Accumulate, Backend, DraftIds, Normed};
 pub use error::{Error, Result};
 pub use forward_plan::{AttentionSpan, BlockTables, ForwardPlan, PlanBounds};
+pub use random_weights::RandomWeights;
 pub use shape::{
     Activation, AttentionParams, HeadShape, INT8_GROUP, KvDtype, KvShape, RopeTable, WeightFormat,
 };

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use half::{bf16, f16};
 
+use crate::random_weights::RandomElements;
 use crate::{Error, Result};
 
 /// The element type of a stored tensor.
@@ -44,13 +45,28 @@ impl std::fmt::Display for DType {
     }
 }
 
-/// A row-major tensor in host memory. Cloning shares the bytes, which may be a mapped file.
+/// Elements compared at a time.
+const PIECE: usize = 1 << 16;
+
+/// A row-major tensor of a checkpoint: bytes, which cloning shares and which may be a mapped file, or
+/// random weights, which are drawn where they are read.
 #[derive(Debug, Clone)]
 pub struct HostTensor {
     name: String,
     dtype: DType,
     shape: Vec<usize>,
-    bytes: Bytes,
+    contents: Contents,
+}
+
+#[derive(Debug, Clone)]
+enum Contents {
+    Bytes(Bytes),
+    Random(RandomElements),
+}
+
+/// The bytes that a tensor of this shape has, if there can be so many.
+fn byte_len(dtype: DType, shape: &[usize]) -> Option<usize> {
+    shape.iter().try_fold(dtype.size(), |n, &d| n.checked_mul(d))
 }
 
 impl HostTensor {
@@ -62,15 +78,28 @@ impl HostTensor {
         bytes: Bytes,
     ) -> Result<Self> {
         let name = name.into();
-        let elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
-        let expected = elements.and_then(|n| n.checked_mul(dtype.size()));
-        if expected != Some(bytes.len()) {
+        if byte_len(dtype, &shape) != Some(bytes.len()) {
             return Err(Error::Tensor(format!(
                 "tensor {name}: {} bytes do not hold shape {shape:?} of {dtype}",
                 bytes.len()
             )));
         }
-        Ok(Self { name, dtype, shape, bytes })
+        Ok(Self { name, dtype, shape, contents: Contents::Bytes(bytes) })
+    }
+
+    /// A bfloat16 tensor of random weights; refused if no memory could hold it.
+    pub(crate) fn random(
+        name: impl Into<String>,
+        shape: Vec<usize>,
+        elements: RandomElements,
+    ) -> Result<Self> {
+        let (name, dtype) = (name.into(), DType::Bf16);
+        if byte_len(dtype, &shape).is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+            return Err(Error::Tensor(format!(
+                "tensor {name}: no memory holds shape {shape:?} of {dtype}"
+            )));
+        }
+        Ok(Self { name, dtype, shape, contents: Contents::Random(elements) })
     }
 
     /// A float32 tensor that owns its values.
@@ -105,19 +134,57 @@ impl HostTensor {
         &self.shape
     }
 
-    /// The raw little-endian bytes.
-    pub fn bytes(&self) -> &Bytes {
-        &self.bytes
+    /// All bytes, little-endian; those of random weights are drawn for this call.
+    pub fn bytes(&self) -> Bytes {
+        match &self.contents {
+            Contents::Bytes(bytes) => bytes.clone(),
+            Contents::Random(_) => {
+                let mut bytes = vec![0; self.byte_len()];
+                self.read_bytes(0, &mut bytes);
+                bytes.into()
+            }
+        }
+    }
+
+    /// How many bytes it has.
+    pub fn byte_len(&self) -> usize {
+        self.len() * self.dtype.size()
+    }
+
+    /// The random weights that it has, if it has.
+    pub(crate) fn random_elements(&self) -> Option<&RandomElements> {
+        match &self.contents {
+            Contents::Bytes(_) => None,
+            Contents::Random(elements) => Some(elements),
+        }
     }
 
     /// The number of elements.
     pub fn len(&self) -> usize {
-        self.bytes.len() / self.dtype.size()
+        self.shape.iter().product()
     }
 
     /// Whether the tensor has no element.
     pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
+        self.len() == 0
+    }
+
+    /// Whether it has the type, the shape and all bits of `other`.
+    pub fn equals(&self, other: &Self) -> bool {
+        if self.dtype != other.dtype || self.shape != other.shape {
+            return false;
+        }
+        match (&self.contents, &other.contents) {
+            (Contents::Bytes(ours), Contents::Bytes(theirs)) => ours == theirs,
+            (Contents::Random(ours), Contents::Random(theirs)) if ours == theirs => true,
+            _ => (0..self.len()).step_by(PIECE).all(|start| {
+                let bytes = PIECE.min(self.len() - start) * self.dtype.size();
+                let (mut ours, mut theirs) = (vec![0; bytes], vec![0; bytes]);
+                self.read_bytes(start, &mut ours);
+                other.read_bytes(start, &mut theirs);
+                ours == theirs
+            }),
+        }
     }
 
     /// Rows and columns of a matrix.
@@ -131,13 +198,37 @@ impl HostTensor {
         }
     }
 
+    /// The bytes of the elements from `start` on: as many as fill `out`, which holds whole elements.
+    ///
+    /// # Panics
+    /// If the range leaves the tensor.
+    pub fn read_bytes(&self, start: usize, out: &mut [u8]) {
+        let first = start * self.dtype.size();
+        assert!(first + out.len() <= self.byte_len(), "a range beyond tensor {}", self.name);
+        match &self.contents {
+            Contents::Bytes(bytes) => out.copy_from_slice(&bytes[first..first + out.len()]),
+            Contents::Random(elements) => {
+                elements.draw(start, out.as_chunks_mut().0, |weight| weight.to_le_bytes());
+            }
+        }
+    }
+
     /// Elements `start..start + out.len()`, widened to f32.
     ///
     /// # Panics
     /// If the range leaves the tensor.
     pub fn read_f32(&self, start: usize, out: &mut [f32]) -> Result<()> {
+        let stored = match &self.contents {
+            Contents::Bytes(bytes) => bytes,
+            Contents::Random(elements) => {
+                assert!(start + out.len() <= self.len(), "a range beyond tensor {}", self.name);
+                elements
+                    .draw(start, out, |weight| f32::from_bits(u32::from(weight.to_bits()) << 16));
+                return Ok(());
+            }
+        };
         let size = self.dtype.size();
-        let bytes = &self.bytes[start * size..(start + out.len()) * size];
+        let bytes = &stored[start * size..(start + out.len()) * size];
         match self.dtype {
             DType::Bf16 => {
                 for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {

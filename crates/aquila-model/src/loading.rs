@@ -54,7 +54,7 @@ impl<'a, B: Backend> Loading<'a, B> {
     /// A tensor, its shape as the checkpoint was checked for when it was opened.
     pub fn tensor(&mut self, expected: &Expected) -> Result<HostTensor> {
         let tensor = self.source.get(&expected.name)?;
-        self.done_bytes += tensor.bytes().len() as u64;
+        self.done_bytes += tensor.byte_len() as u64;
         let (done_bytes, total_bytes) = (self.done_bytes, self.total_bytes);
         (self.progress)(Progress { done_bytes, total_bytes });
         Ok(tensor)

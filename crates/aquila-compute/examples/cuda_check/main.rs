@@ -12,6 +12,7 @@ mod chain;
 mod experts;
 mod plain;
 mod random;
+mod random_weights;
 mod requests;
 mod rounds;
 mod step_timing;
@@ -90,9 +91,14 @@ fn run(words: &[String]) -> Result<bool> {
         experts::check_plain(&backend, &mut random, asked("small"), &mut findings)?;
         findings.report("plain arithmetic = CPU backend");
         sound &= findings.failed.is_empty();
+        let mut drawn = Findings::default();
+        random_weights::check(&backend, &mut random, asked("small"), &mut drawn)?;
 
         let backend = open(Arithmetic::Tensor)?;
         println!("{}", backend.describe());
+        random_weights::check(&backend, &mut random, asked("small"), &mut drawn)?;
+        drawn.report("random weights of the device = of the host");
+        sound &= drawn.failed.is_empty();
         let mut findings = Findings::default();
         tensor::check(&backend, &mut random, asked("small"), &mut findings)?;
         experts::check_tensor(&backend, &mut random, asked("small"), &mut findings)?;

@@ -25,16 +25,15 @@ impl CpuTable {
         let (tokens, width) = tensor.matrix()?;
         // Refuses integer tensors now rather than when a token is read.
         tensor.read_f32(0, &mut [])?;
-        let from = tensor.bytes();
-        let mut region = Region::new(from.len(), "an embedding table")?;
+        let size = tensor.byte_len();
+        let mut region = Region::new(size, "an embedding table")?;
         let to = Shared::new(region.as_mut_ptr());
-        pool.run(from.len().div_ceil(CHUNK), &|chunk| {
+        pool.run(size.div_ceil(CHUNK), &|chunk| {
             let start = chunk * CHUNK;
-            let part = &from[start..(start + CHUNK).min(from.len())];
+            let length = CHUNK.min(size - start);
             // SAFETY: the region has room for all bytes, and chunks do not overlap.
-            unsafe {
-                std::ptr::copy_nonoverlapping(part.as_ptr(), to.get().add(start), part.len());
-            }
+            let part = unsafe { std::slice::from_raw_parts_mut(to.get().add(start), length) };
+            tensor.read_bytes(start / tensor.dtype().size(), part);
         });
         let (name, dtype, shape) = (tensor.name(), tensor.dtype(), tensor.shape().to_vec());
         let tensor = HostTensor::new(name, dtype, shape, Bytes::from_owner(region))?;

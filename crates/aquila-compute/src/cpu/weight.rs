@@ -56,8 +56,7 @@ impl CpuWeight {
             return Err(Error::Tensor("a projection needs at least one matrix".into()));
         };
         let inputs = first.matrix()?.1;
-        // Where each output of the whole is found: its part, and the row in it.
-        let mut sources = Vec::new();
+        let mut outputs = 0;
         for part in parts {
             let (rows, columns) = part.matrix()?;
             if columns != inputs {
@@ -69,13 +68,17 @@ impl CpuWeight {
             }
             // Refuses integer tensors before any task reads them.
             part.read_f32(0, &mut [])?;
-            sources.extend((0..rows).map(|row| (part, row)));
+            outputs += rows;
         }
-        let outputs = sources.len();
         let bytes = Self::packed_bytes(outputs, inputs, format);
         let mut region = Region::new(bytes, "packed weights")?;
         let at = Shared::new(region.as_mut_ptr());
         let size = panel_bytes(inputs, format);
+        // Where each output of the whole is found: its part, and the row in it.
+        let mut sources = Vec::with_capacity(outputs);
+        for part in parts {
+            sources.extend((0..part.matrix()?.0).map(|row| (part, row)));
+        }
         pool.run(outputs.div_ceil(LANES), &|panel| {
             let mut rows = vec![0.0f32; inputs * LANES];
             for (lane, row) in rows.chunks_exact_mut(inputs.max(1)).enumerate() {

@@ -75,6 +75,9 @@ c_structures! {
     /// Arguments of `pack`.
     Pack { input: Address, out: Address, rows: u32, inputs: u32, first: u32 }
 
+    /// Arguments of `random_*`.
+    Random { samples: Address, out: Address, state: u64, first: u64, end: u64 }
+
     /// Arguments of `write_kv_*`.
     WriteKv {
         plan: Plan,

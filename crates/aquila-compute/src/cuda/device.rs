@@ -34,6 +34,11 @@ impl Memory {
         debug_assert!(offset <= self.bytes);
         self.address + offset as Address
     }
+
+    /// How many bytes it has.
+    pub(super) fn len(&self) -> usize {
+        self.bytes
+    }
 }
 
 /// A capture in progress.

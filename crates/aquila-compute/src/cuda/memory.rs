@@ -4,6 +4,8 @@
 //! The one invariant: a thing is made once, at one address, and never moves.
 
 use super::device::{Device, Mailbox, Memory};
+use super::kernels::Kernels;
+use super::random::DeviceRandom;
 use crate::{DType, Error, HostTensor, KvDtype, KvShape, Result, RopeTable};
 
 /// Values that one 16-byte load of bfloat16 brings.
@@ -40,13 +42,16 @@ pub struct CudaTable {
 }
 
 impl CudaTable {
-    pub(super) fn new(device: &Device, tensor: &HostTensor) -> Result<Self> {
+    pub(super) fn new(device: &Device, kernels: &Kernels, tensor: &HostTensor) -> Result<Self> {
         let (tokens, width) = tensor.matrix()?;
         let bf16 = tensor.dtype() == DType::Bf16;
         let size = if bf16 { 2 } else { 4 };
         let memory = device.allocate("an embedding table", tokens * width * size)?;
-        if bf16 {
-            device.write(&memory, 0, tensor.bytes())?;
+        if let Some(elements) = tensor.random_elements() {
+            let random = DeviceRandom::new(device, &kernels.random, elements)?;
+            random.draw(device, 0..tensor.len(), bf16, &memory, 0)?;
+        } else if bf16 {
+            device.write(&memory, 0, &tensor.bytes())?;
         } else {
             let mut values = vec![0.0f32; PIECE.min(tensor.len())];
             for start in (0..tensor.len()).step_by(PIECE) {

@@ -30,6 +30,7 @@ mod operations;
 mod outcome;
 mod plan;
 mod projection;
+mod random;
 mod rows;
 mod seed;
 mod state;

@@ -55,9 +55,8 @@ impl Backend for CudaBackend {
     }
 
     fn pack(&self, parts: &[HostTensor], format: WeightFormat) -> Result<CudaWeight> {
-        let (device, pack) = (&self.device, &self.kernels.pack);
-        let weight = CudaWeight::new(device, pack, parts, format, self.arithmetic)?;
-        self.projections.prepare(device, &weight)?;
+        let weight = CudaWeight::new(&self.device, &self.kernels, parts, format, self.arithmetic)?;
+        self.projections.prepare(&self.device, &weight)?;
         Ok(weight)
     }
 
@@ -74,7 +73,7 @@ impl Backend for CudaBackend {
     }
 
     fn table(&self, tensor: &HostTensor) -> Result<CudaTable> {
-        CudaTable::new(&self.device, tensor)
+        CudaTable::new(&self.device, &self.kernels, tensor)
     }
 
     fn rope(&self, table: &RopeTable) -> Result<CudaRope> {

@@ -1,19 +1,24 @@
 //! Projections on the device.
 
+use std::ops::Range;
+
 use half::bf16;
 
 use super::Arithmetic;
 use super::arguments;
 use super::contract::{GROUP, PAIR};
 use super::device::{Device, Memory};
-use super::kernels::Kernel;
+use super::kernels::Kernels;
 use super::launch::GRID_ROWS;
+use super::random::DeviceRandom;
 use crate::{DType, Error, HostTensor, Result, WeightFormat};
 
 /// Outputs of one tile.
 pub(super) const TILE: usize = 16;
 /// Bytes of weights that are converted and sent at a time.
 const PIECE: usize = 1 << 25;
+/// Elements that are converted at a time.
+const CONVERTED: usize = 1 << 16;
 
 /// How a projection lies in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +40,7 @@ pub struct CudaWeight {
 impl CudaWeight {
     pub(super) fn new(
         device: &Device,
-        pack: &Kernel,
+        kernels: &Kernels,
         parts: &[HostTensor],
         format: WeightFormat,
         arithmetic: Arithmetic,
@@ -57,7 +62,7 @@ impl CudaWeight {
         let weight = Self { memory, inputs, outputs, layout };
         let mut first = 0;
         for part in parts {
-            weight.send(device, pack, part, first)?;
+            weight.send(device, kernels, part, first)?;
             first += part.matrix()?.0;
         }
         Ok(weight)
@@ -68,8 +73,15 @@ impl CudaWeight {
         self.inputs.div_ceil(PAIR).div_ceil(GROUP).max(1)
     }
 
-    /// Sends one matrix whose first row is output `first`, piece by piece.
-    fn send(&self, device: &Device, pack: &Kernel, part: &HostTensor, first: usize) -> Result<()> {
+    /// Sends one matrix whose first row is output `first`, piece by piece; random weights are drawn on
+    /// the device.
+    fn send(
+        &self,
+        device: &Device,
+        kernels: &Kernels,
+        part: &HostTensor,
+        first: usize,
+    ) -> Result<()> {
         let (rows, inputs) = part.matrix()?;
         let kept = match self.layout {
             Layout::Plain { bf16: false } => DType::F32,
@@ -81,31 +93,26 @@ impl CudaWeight {
             Layout::Tiles => Some(device.allocate("weights on their way", step * row_bytes)?),
             Layout::Plain { .. } => None,
         };
-        let mut values = vec![0.0f32; inputs];
+        let random = part.random_elements().map(|e| DeviceRandom::new(device, &kernels.random, e));
+        let random = random.transpose()?;
         let mut converted = Vec::new();
         for start in (0..rows).step_by(step) {
             let count = step.min(rows - start);
-            let piece: &[u8] = if part.dtype() == kept {
-                &part.bytes()[start * row_bytes..(start + count) * row_bytes]
+            let elements = start * inputs..(start + count) * inputs;
+            let (to, at) = match &staging {
+                Some(staging) => (staging, 0),
+                None => (&self.memory, (first + start) * row_bytes),
+            };
+            if let Some(random) = &random {
+                random.draw(device, elements, kept == DType::Bf16, to, at)?;
+            } else if part.dtype() == kept {
+                let bytes = start * row_bytes..(start + count) * row_bytes;
+                device.write(to, at, &part.bytes()[bytes])?;
             } else {
-                converted.clear();
-                for row in start..start + count {
-                    part.read_f32(row * inputs, &mut values)?;
-                    match kept {
-                        DType::F32 => converted.extend(values.iter().flat_map(|x| x.to_le_bytes())),
-                        _ => {
-                            let halves = values.iter().map(|&x| bf16::from_f32(x));
-                            converted.extend(halves.flat_map(|x| x.to_le_bytes()));
-                        }
-                    }
-                }
-                &converted
-            };
-            let Some(staging) = &staging else {
-                device.write(&self.memory, (first + start) * row_bytes, piece)?;
-                continue;
-            };
-            device.write(staging, 0, piece)?;
+                convert(part, elements, kept, &mut converted)?;
+                device.write(to, at, &converted)?;
+            }
+            let Some(staging) = &staging else { continue };
             let arguments = arguments::Pack {
                 input: staging.at(0),
                 out: self.memory.at(0),
@@ -116,11 +123,31 @@ impl CudaWeight {
             let grid = [inputs.div_ceil(512), count, 1];
             // SAFETY: the staging memory has `count` rows, and the outputs are within the weight.
             unsafe {
-                device.launch(pack, grid, 256, 0, &arguments, &[staging, &self.memory])?;
+                device.launch(&kernels.pack, grid, 256, 0, &arguments, &[staging, &self.memory])?;
             }
         }
         Ok(())
     }
+}
+
+/// Writes `elements` of a tensor as they are kept.
+fn convert(
+    part: &HostTensor,
+    elements: Range<usize>,
+    kept: DType,
+    out: &mut Vec<u8>,
+) -> Result<()> {
+    out.clear();
+    let mut values = vec![0.0f32; CONVERTED.min(elements.len())];
+    for start in elements.clone().step_by(CONVERTED) {
+        let values = &mut values[..CONVERTED.min(elements.end - start)];
+        part.read_f32(start, values)?;
+        match kept {
+            DType::F32 => out.extend(values.iter().flat_map(|x| x.to_le_bytes())),
+            _ => out.extend(values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes())),
+        }
+    }
+    Ok(())
 }
 
 fn layout(format: WeightFormat, arithmetic: Arithmetic) -> Result<Layout> {

@@ -42,7 +42,7 @@ pub const GUMBEL_HIGH: f32 = 36.8;
 
 /// A bijection of 64-bit words in which every input bit moves about half of the output bits.
 #[inline(always)]
-fn mix(mut x: u64) -> u64 {
+pub(crate) fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)

@@ -7,5 +7,6 @@ mod cuda_absent;
 mod experts;
 mod made;
 mod projections;
+mod random_weights;
 mod rowwise;
 mod transfer;

@@ -124,7 +124,7 @@ fn is_copy(
 ) -> Result<bool> {
     match (ours.info(our_name), theirs.info(their_name)) {
         (Some(a), Some(b)) if a.shape == b.shape && a.dtype.is_some() && a.dtype == b.dtype => {
-            Ok(ours.get(our_name)?.bytes() == theirs.get(their_name)?.bytes())
+            Ok(ours.get(our_name)?.equals(&theirs.get(their_name)?))
         }
         _ => Ok(false),
     }

@@ -323,10 +323,10 @@ impl<B: Backend> RecurrentHead<B> for Eagle3Head<B> {
 fn reordered(tensor: &HostTensor, order: &[usize]) -> Result<HostTensor> {
     let (_, columns) = tensor.matrix()?;
     let stride = columns * tensor.dtype().size();
-    let mut bytes = Vec::with_capacity(tensor.bytes().len());
-    order
-        .iter()
-        .for_each(|&row| bytes.extend_from_slice(&tensor.bytes()[row * stride..][..stride]));
+    let mut bytes = vec![0; order.len() * stride];
+    for (bytes, &row) in bytes.chunks_exact_mut(stride.max(1)).zip(order) {
+        tensor.read_bytes(row * columns, bytes);
+    }
     let shape = tensor.shape().to_vec();
     Ok(HostTensor::new(tensor.name(), tensor.dtype(), shape, bytes.into())?)
 }

@@ -125,9 +125,9 @@ fn ascending(tokens: &[u32], vocabulary: usize) -> Result<Vec<u32>> {
 fn rows_of(tensor: &HostTensor, rows: &[u32]) -> Result<HostTensor> {
     let (_, columns) = tensor.matrix()?;
     let stride = columns * tensor.dtype().size();
-    let mut bytes = Vec::with_capacity(rows.len() * stride);
-    for &row in rows {
-        bytes.extend_from_slice(&tensor.bytes()[row as usize * stride..][..stride]);
+    let mut bytes = vec![0; rows.len() * stride];
+    for (bytes, &row) in bytes.chunks_exact_mut(stride.max(1)).zip(rows) {
+        tensor.read_bytes(row as usize * columns, bytes);
     }
     let shape = vec![rows.len(), columns];
     Ok(HostTensor::new(tensor.name(), tensor.dtype(), shape, bytes.into())?)

@@ -96,7 +96,8 @@ fn fitting(
 fn absolute(offsets: &HostTensor, vocabulary: usize) -> std::result::Result<Vec<u32>, String> {
     let mut taken = vec![false; vocabulary];
     let mut ids = Vec::with_capacity(offsets.len());
-    let (offsets, _) = offsets.bytes().as_chunks::<8>();
+    let offsets = offsets.bytes();
+    let (offsets, _) = offsets.as_chunks::<8>();
     for (draft, bytes) in offsets.iter().enumerate() {
         let id = (draft as i64).checked_add(i64::from_le_bytes(*bytes));
         let id = id.and_then(|id| usize::try_from(id).ok()).filter(|&id| id < vocabulary);

@@ -59,8 +59,8 @@ impl Head {
     }
 
     pub fn offsets(&self) -> Vec<i64> {
-        let bytes = self.tensors["d2t"].bytes().chunks(8);
-        bytes.map(|b| i64::from_le_bytes(b.try_into().unwrap())).collect()
+        let bytes = self.tensors["d2t"].bytes();
+        bytes.chunks(8).map(|b| i64::from_le_bytes(b.try_into().unwrap())).collect()
     }
 
     pub fn set_offsets(&mut self, offsets: &[i64]) {

@@ -17,7 +17,7 @@ pub fn safetensors_file<'a>(
             DType::F32 => "F32",
         };
         let begin = data.len();
-        data.extend_from_slice(tensor.bytes());
+        data.extend_from_slice(&tensor.bytes());
         let offsets = [begin, data.len()];
         let entry = json!({ "dtype": dtype, "shape": tensor.shape(), "data_offsets": offsets });
         header.insert(name.to_owned(), entry);

@@ -79,6 +79,12 @@ struct PackArgs {
     u32 rows, inputs, first;
 };
 
+struct RandomArgs {
+    const u16 *samples;
+    void *out;
+    u64 state, first, end;
+};
+
 struct WriteKvArgs {
     Plan plan;
     Rows qkv;

@@ -17,6 +17,7 @@
 #include "project_skinny.cu"
 #include "project_tiles.cu"
 #include "project_wide.cu"
+#include "random.cu"
 #include "rows.cu"
 #include "trees.cu"
 #include "weigh.cu"

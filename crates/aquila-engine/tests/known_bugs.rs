@@ -132,7 +132,7 @@ fn captured(batches: &[usize]) -> Vec<Answer> {
     let backend = Arc::new(Deferring::new());
     let target = decoder(&*backend, "tiny", config.context_length);
     let runner = Runner::new(backend, target, None, &config).unwrap();
-    let settings = GraphSettings { batches: batches.to_vec(), launch: false };
+    let settings = GraphSettings { batches: batches.to_vec(), check: false };
     let executor = ModelExecutor::new(runner, config.clone()).with_graphs(settings);
     let mut engine = Scheduler::over(executor, config).unwrap();
     let prompts = some_prompts();

@@ -397,6 +397,14 @@ impl Backend for CpuBackend {
         match *graph {}
     }
 
+    fn check_replay(
+        &self,
+        graph: &Self::Graph,
+        _enqueue: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Option<String>> {
+        match *graph {}
+    }
+
     fn moment(&self) -> Result<Instant> {
         Ok(Instant::now())
     }

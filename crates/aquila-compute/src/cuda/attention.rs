@@ -130,8 +130,8 @@ impl Attention {
             .as_ref()
             .map_or((blocks, values), |w| (w.blocks.max(blocks), w.values.max(values)));
         let made = Working {
-            parts: device.allocate("attention", values * 4)?,
-            stats: device.allocate("attention", blocks * 2 * 4)?,
+            parts: device.allocate_uncompared("attention", values * 4)?,
+            stats: device.allocate_uncompared("attention", blocks * 2 * 4)?,
             // There are no more key heads of a row than blocks of its heads.
             arrivals: device.allocate("attention", blocks * 4)?,
             blocks,

@@ -25,7 +25,7 @@ impl CudaVector {
         for part in parts {
             values.extend(part.to_f32()?);
         }
-        let memory = device.allocate("a vector", values.len() * 4)?;
+        let memory = device.allocate_uncompared("a vector", values.len() * 4)?;
         device.write(&memory, 0, &values)?;
         Ok(Self { memory, len: values.len() })
     }
@@ -44,7 +44,7 @@ impl CudaTable {
         let (tokens, width) = tensor.matrix()?;
         let bf16 = tensor.dtype() == DType::Bf16;
         let size = if bf16 { 2 } else { 4 };
-        let memory = device.allocate("an embedding table", tokens * width * size)?;
+        let memory = device.allocate_uncompared("an embedding table", tokens * width * size)?;
         if bf16 {
             device.write(&memory, 0, tensor.bytes())?;
         } else {
@@ -69,8 +69,8 @@ pub struct CudaRope {
 
 impl CudaRope {
     pub(super) fn new(device: &Device, table: &RopeTable) -> Result<Self> {
-        let cos = device.allocate("a rope table", table.cos.len() * 4)?;
-        let sin = device.allocate("a rope table", table.sin.len() * 4)?;
+        let cos = device.allocate_uncompared("a rope table", table.cos.len() * 4)?;
+        let sin = device.allocate_uncompared("a rope table", table.sin.len() * 4)?;
         device.write(&cos, 0, &table.cos)?;
         device.write(&sin, 0, &table.sin)?;
         Ok(Self { cos, sin, half: table.half, positions: table.positions() })

@@ -32,6 +32,7 @@ mod plan;
 mod projection;
 mod rows;
 mod seed;
+mod snapshot;
 mod state;
 mod state_sizes;
 mod steps;

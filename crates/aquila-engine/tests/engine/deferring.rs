@@ -93,7 +93,7 @@ fn capturing<B: Backend>(
     let target = decoder(&*backend, "tiny", config.context_length);
     let algorithm = algorithm(name, &*backend, &target, config);
     let runner = Runner::new(backend, target, algorithm, config).unwrap();
-    let settings = GraphSettings { batches: batches.to_vec(), launch: false };
+    let settings = GraphSettings { batches: batches.to_vec(), check: false };
     let executor = ModelExecutor::new(runner, config.clone()).with_graphs(settings);
     crate::support::with_overlap(Scheduler::over(executor, config.clone()).unwrap())
 }

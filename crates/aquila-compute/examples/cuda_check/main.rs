@@ -12,6 +12,7 @@ mod chain;
 mod experts;
 mod plain;
 mod random;
+mod replays;
 mod requests;
 mod rounds;
 mod step_timing;
@@ -88,6 +89,7 @@ fn run(words: &[String]) -> Result<bool> {
         let mut findings = Findings::default();
         plain::check(&backend, &mut random, asked("small"), &mut findings)?;
         experts::check_plain(&backend, &mut random, asked("small"), &mut findings)?;
+        replays::check(&backend, &mut random, &mut findings)?;
         findings.report("plain arithmetic = CPU backend");
         sound &= findings.failed.is_empty();
 

@@ -20,7 +20,7 @@ pub enum Memory {
 enum Contents {
     Rows(Vec<f32>),
     Kv(Vec<u8>),
-    State(State),
+    State(Box<State>),
 }
 
 /// The contents of all memory.
@@ -66,7 +66,7 @@ impl Memory {
                 cpu.read_slots(&kv, layers, &slots, &mut bytes).unwrap();
                 Contents::Kv(bytes)
             }
-            Memory::State(state) => Contents::State(state.lock().unwrap().clone()),
+            Memory::State(state) => Contents::State(Box::new(state.lock().unwrap().clone())),
         }
     }
 
@@ -84,7 +84,7 @@ impl Memory {
                 let (layers, slots) = all_of(cpu, &kv);
                 cpu.write_slots(&mut kv, layers, &slots, &bytes).unwrap();
             }
-            (Memory::State(state), Contents::State(before)) => *state.lock().unwrap() = before,
+            (Memory::State(state), Contents::State(before)) => *state.lock().unwrap() = *before,
             _ => unreachable!("memory keeps its kind"),
         }
     }

@@ -52,10 +52,11 @@ impl<'a, B: Backend> Normed<'a, B> {
 
 /// A machine that runs forward passes and the steps of a round.
 ///
-/// Operations are enqueued in program order and may complete later; only [`Backend::read`] and
-/// [`Backend::outputs`] wait. Each has a plain twin that defines it: those of a forward pass in
-/// [`crate::reference`], the steps of a round in [`crate::round::RoundState`]. Row counts are
-/// arguments rather than properties of buffers, so that buffers are allocated once. They are
+/// Operations are enqueued in program order and may complete later; only [`Backend::read`],
+/// [`Backend::outputs`] and [`Backend::check_replay`] wait. Each has a plain twin that defines it:
+/// those of a forward pass in [`crate::reference`], the steps of a round in
+/// [`crate::round::RoundState`]. Row counts are arguments rather than properties of buffers, so that
+/// buffers are allocated once. They are
 /// bounds: a plan may have fewer rows, and what an operation leaves in the others is undefined.
 pub trait Backend: Sized + Send + Sync + 'static {
     /// f32 rows on the device.
@@ -368,6 +369,15 @@ pub trait Backend: Sized + Send + Sync + 'static {
 
     /// Enqueues the operations of a graph once more.
     fn replay(&self, graph: &Self::Graph) -> Result<()>;
+
+    /// Runs the operations of a graph, puts all memory back as it was, runs the operations that
+    /// `enqueue` calls, and says where the graph has left other bytes than they have; nothing where
+    /// it has left the same. What they have left stays.
+    fn check_replay(
+        &self,
+        graph: &Self::Graph,
+        enqueue: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Option<String>>;
 
     /// The moment at which all operations enqueued so far are done.
     fn moment(&self) -> Result<Self::Moment>;

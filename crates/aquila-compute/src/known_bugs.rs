@@ -37,13 +37,17 @@ pub enum Bug {
     GraphWidth,
     /// A graph is found without who takes hidden rows, and leaves them where they were.
     GraphTakers,
+    /// A graph keeps positions: a replay leaves them advanced, and the next one begins with them.
+    GraphPositions,
+    /// A padding row of a graph writes slot 0, whoever has it.
+    GraphPadding,
     /// A batch beyond what was captured gets the largest graph.
     GraphPruned,
 }
 
 impl Bug {
     /// All bugs that can be put back.
-    pub const ALL: [Bug; 14] = [
+    pub const ALL: [Bug; 16] = [
         Bug::DraftPosition,
         Bug::BranchSlots,
         Bug::ExtendWidth,
@@ -57,6 +61,8 @@ impl Bug {
         Bug::LookaheadLost,
         Bug::GraphWidth,
         Bug::GraphTakers,
+        Bug::GraphPositions,
+        Bug::GraphPadding,
         Bug::GraphPruned,
     ];
 

@@ -244,6 +244,14 @@ impl Backend for Null {
         Ok(())
     }
 
+    fn check_replay(
+        &self,
+        _: &(),
+        enqueue: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Option<String>> {
+        enqueue().map(|()| None)
+    }
+
     fn moment(&self) -> Result<Instant> {
         Ok(Instant::now())
     }

@@ -3,6 +3,7 @@
 use aquila_spec::MOST_DRAFT_GROUPS;
 
 use crate::config::ConfigError;
+use crate::executor::CapturedPart;
 use crate::request::RequestId;
 
 /// Why an engine did not start, or stopped.
@@ -29,9 +30,27 @@ pub enum Error {
     /// An error of the backend.
     #[error(transparent)]
     Executor(#[from] aquila_compute::Error),
+    /// A graph that did not do what launching its operations does.
+    #[error("a replay of {part} differs from its launch in {what}")]
+    Replay {
+        /// What was captured.
+        part: CapturedPart,
+        /// The memory that differs.
+        what: String,
+    },
     /// An error of the KV pool's settings.
     #[error(transparent)]
     Kv(#[from] aquila_kv::Error),
+}
+
+impl Error {
+    /// As an error of the backend whose operations failed.
+    pub(crate) fn of_backend(self) -> aquila_compute::Error {
+        match self {
+            Error::Executor(error) => error,
+            other => aquila_compute::Error::Device(other.to_string()),
+        }
+    }
 }
 
 /// The result of starting an engine.

@@ -124,16 +124,20 @@ fn a_batch_without_rows_runs_no_pass() {
 /// Answers of plain decoding, with rounds of these batch sizes captured: of one request, of several,
 /// and of several one of which gets hidden states.
 fn captured(batches: &[usize]) -> Vec<Answer> {
+    with_graphs(GraphSettings { batches: batches.to_vec(), check: false })
+}
+
+fn with_graphs(graphs: GraphSettings) -> Vec<Answer> {
     fn states(request: &mut Request, index: usize) {
         request.returned.hidden_states = index == 3;
     }
     let returned = Returned { hidden_states: true, routed_experts: false };
-    let config = EngineConfig { returned, ..config(Shape::PLAIN) };
+    let max_total_tokens = 1_000;
+    let config = EngineConfig { returned, max_total_tokens, ..config(Shape::PLAIN) };
     let backend = Arc::new(Deferring::new());
     let target = decoder(&*backend, "tiny", config.context_length);
     let runner = Runner::new(backend, target, None, &config).unwrap();
-    let settings = GraphSettings { batches: batches.to_vec(), launch: false };
-    let executor = ModelExecutor::new(runner, config.clone()).with_graphs(settings);
+    let executor = ModelExecutor::new(runner, config.clone()).with_graphs(graphs);
     let mut engine = Scheduler::over(executor, config).unwrap();
     let prompts = some_prompts();
     let mut all = answers(&mut engine, &prompts[..1], 8, greedy);
@@ -144,6 +148,10 @@ fn captured(batches: &[usize]) -> Vec<Answer> {
 
 fn replayed_rounds_are_launched_ones() {
     assert_eq!(captured(&[1, 2, 3, 4]), captured(&[]));
+}
+
+fn padded_rounds_are_launched_ones() {
+    assert_eq!(captured(&[8]), captured(&[]));
 }
 
 fn a_batch_beyond_the_captured_ones_is_launched() {
@@ -162,7 +170,10 @@ fn check_of(bug: Bug) -> fn() {
         Bug::PageFootprint => a_tree_takes_slots_by_its_nodes,
         Bug::LookaheadLost => rows_that_saw_another_text_are_not_shared,
         Bug::IdlePass => a_batch_without_rows_runs_no_pass,
-        Bug::GraphWidth | Bug::GraphTakers => replayed_rounds_are_launched_ones,
+        Bug::GraphWidth | Bug::GraphTakers | Bug::GraphPositions => {
+            replayed_rounds_are_launched_ones
+        }
+        Bug::GraphPadding => padded_rounds_are_launched_ones,
         Bug::GraphPruned => a_batch_beyond_the_captured_ones_is_launched,
     }
 }
@@ -180,5 +191,21 @@ fn every_check_passes_without_its_bug_and_fails_with_it() {
         let outcome = catch_unwind(AssertUnwindSafe(check));
         drop(alive);
         assert!(outcome.is_err(), "{bug:?} was put back, and its check did not see it");
+    }
+}
+
+#[test]
+fn checked_replays_fail_rounds_with_a_bug_and_none_without() {
+    let failures = || -> Vec<String> {
+        let answers = with_graphs(GraphSettings { batches: vec![1, 2, 3, 4], check: true });
+        let reasons = answers.iter().filter_map(|answer| answer.reason.as_ref()?.failure());
+        reasons.map(str::to_owned).collect()
+    };
+    assert_eq!(failures(), [""; 0]);
+    for bug in [Bug::GraphTakers, Bug::GraphPositions] {
+        let _alive = bug.put_back();
+        let why = failures();
+        let differs = |why: &String| why.contains("a replay of a verification of");
+        assert!(why.iter().any(differs), "{bug:?}: {why:?}");
     }
 }

@@ -255,7 +255,7 @@ where
         let batches = &graphs.batches;
         set_policy(&mut engine, speculative, &described, batches, flags.prefills_only, quiet)?;
     }
-    if !graphs.batches.is_empty() && !graphs.launch && !flags.prefills_only {
+    if !graphs.batches.is_empty() && !flags.prefills_only {
         capture_graphs(&mut engine, &graphs.batches, device_memory, quiet)?;
     }
     if let (Device::Cuda(_), false) = (model.device()?, quiet) {

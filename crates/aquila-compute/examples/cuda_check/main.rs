@@ -13,6 +13,7 @@ mod experts;
 mod plain;
 mod random;
 mod random_weights;
+mod replays;
 mod requests;
 mod rounds;
 mod step_timing;
@@ -89,6 +90,7 @@ fn run(words: &[String]) -> Result<bool> {
         let mut findings = Findings::default();
         plain::check(&backend, &mut random, asked("small"), &mut findings)?;
         experts::check_plain(&backend, &mut random, asked("small"), &mut findings)?;
+        replays::check(&backend, &mut random, &mut findings)?;
         findings.report("plain arithmetic = CPU backend");
         sound &= findings.failed.is_empty();
         let mut drawn = Findings::default();

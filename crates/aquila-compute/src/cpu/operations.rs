@@ -26,6 +26,9 @@ use crate::{
     HostTensor, KvShape, PlanBounds, Result, RopeTable, WeightFormat,
 };
 
+#[cfg(feature = "known-bugs")]
+use crate::known_bugs::Bug;
+
 impl Backend for CpuBackend {
     type Rows = CpuRows;
     type Weight = CpuWeight;
@@ -397,6 +400,14 @@ impl Backend for CpuBackend {
         match *graph {}
     }
 
+    fn check_replay(
+        &self,
+        graph: &Self::Graph,
+        _enqueue: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Option<String>> {
+        match *graph {}
+    }
+
     fn moment(&self) -> Result<Instant> {
         Ok(Instant::now())
     }
@@ -422,6 +433,10 @@ impl Backend for CpuBackend {
         plan: &mut CpuPlan,
     ) -> Result<()> {
         let _reported = self.report(Operation::Place);
+        #[cfg(feature = "known-bugs")]
+        if Bug::GraphPadding.alive() {
+            return plan.place(state.plan_padded_rows(pass, _bound));
+        }
         plan.place(state.plan_rows(pass))
     }
 

@@ -132,8 +132,8 @@ impl Attention {
         device.outside_capture("the first attention of its size (run the pass once before)")?;
         let (blocks, values) = room(blocks, width);
         let made = Working {
-            parts: device.allocate("attention", values * 4)?,
-            stats: device.allocate("attention", blocks * 2 * 4)?,
+            parts: device.allocate_uncompared("attention", values * 4)?,
+            stats: device.allocate_uncompared("attention", blocks * 2 * 4)?,
             // There are no more key heads of a row than blocks of its heads.
             arrivals: device.allocate("attention", blocks * 4)?,
             blocks,

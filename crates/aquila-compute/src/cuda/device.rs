@@ -4,7 +4,7 @@
 //! graph is being captured, by which thread, and keeps alive what the graph will name.
 
 use std::mem::zeroed;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::{self, ThreadId};
 
 use cudarc::driver::sys::{
@@ -22,29 +22,37 @@ use crate::{Error, Result};
 
 /// Device memory at a fixed address, freed when nothing names it any more.
 #[derive(Clone)]
-pub(super) struct Memory {
+pub(super) struct Memory(Arc<Allocation>);
+
+struct Allocation {
+    what: String,
     address: Address,
     bytes: usize,
-    slice: Arc<CudaSlice<u8>>,
+    _slice: CudaSlice<u8>,
 }
 
 impl Memory {
     /// The address of byte `offset`.
     pub(super) fn at(&self, offset: usize) -> Address {
-        debug_assert!(offset <= self.bytes);
-        self.address + offset as Address
+        debug_assert!(offset <= self.bytes());
+        self.0.address + offset as Address
     }
 
     /// How many bytes it has.
-    pub(super) fn len(&self) -> usize {
-        self.bytes
+    pub(super) fn bytes(&self) -> usize {
+        self.0.bytes
+    }
+
+    /// What it is for.
+    pub(super) fn what(&self) -> &str {
+        &self.0.what
     }
 }
 
 /// A capture in progress.
 struct Capture {
     thread: ThreadId,
-    kept: Vec<Arc<CudaSlice<u8>>>,
+    kept: Vec<Memory>,
 }
 
 /// A device, its context and its stream.
@@ -52,12 +60,11 @@ pub(super) struct Device {
     pub(super) context: Arc<CudaContext>,
     pub(super) stream: Arc<CudaStream>,
     capture: Mutex<Option<Capture>>,
+    /// The memory that checks of replays compare.
+    compared: Mutex<Vec<Weak<Allocation>>>,
     /// Major and minor compute capability.
     pub(super) capability: (i32, i32),
 }
-
-/// What a graph keeps alive.
-pub(super) type Kept = Vec<Arc<CudaSlice<u8>>>;
 
 /// A failure that the driver reported while doing `what`.
 pub(super) fn failed(what: &str) -> impl Fn(DriverError) -> Error + '_ {
@@ -83,7 +90,8 @@ impl Device {
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("making a stream"))?;
         let capability = context.compute_capability().map_err(failed("asking about the device"))?;
-        Ok(Self { context, stream, capture: Mutex::new(None), capability })
+        let (capture, compared) = (Mutex::default(), Mutex::default());
+        Ok(Self { context, stream, capture, compared, capability })
     }
 
     /// A property of the device as the driver numbers them.
@@ -113,7 +121,7 @@ impl Device {
             if capture.thread != thread::current().id() {
                 return Err(Error::Device("another thread is capturing a graph".into()));
             }
-            capture.kept.extend(names.iter().map(|memory| memory.slice.clone()));
+            capture.kept.extend(names.iter().copied().cloned());
         }
         self.context.bind_to_thread().map_err(failed("binding the device"))?;
         enqueue().map_err(failed(what))
@@ -138,13 +146,23 @@ impl Device {
     }
 
     /// Ends the note and answers the memory that was named.
-    pub(super) fn end_capture(&self) -> Kept {
+    pub(super) fn end_capture(&self) -> Vec<Memory> {
         let capture = self.capture.lock().unwrap_or_else(PoisonError::into_inner).take();
         capture.map(|capture| capture.kept).unwrap_or_default()
     }
 
-    /// Zeroed memory.
+    /// Zeroed memory, which checks of replays compare.
     pub(super) fn allocate(&self, what: &str, bytes: usize) -> Result<Memory> {
+        let memory = self.allocate_uncompared(what, bytes)?;
+        let mut compared = self.compared.lock().unwrap_or_else(PoisonError::into_inner);
+        compared.retain(|freed| freed.strong_count() > 0);
+        compared.push(Arc::downgrade(&memory.0));
+        Ok(memory)
+    }
+
+    /// Zeroed memory that no pass writes, or in which an operation leaves nothing that a later one
+    /// reads: what is in it may depend on the order of thread blocks.
+    pub(super) fn allocate_uncompared(&self, what: &str, bytes: usize) -> Result<Memory> {
         self.outside_capture("making room for memory")?;
         let slice = self.stream.alloc_zeros::<u8>(bytes.max(16)).map_err(|error| {
             if error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
@@ -154,7 +172,13 @@ impl Device {
             }
         })?;
         let address = slice.device_ptr(&self.stream).0;
-        Ok(Memory { address, bytes, slice: Arc::new(slice) })
+        Ok(Memory(Arc::new(Allocation { what: what.into(), address, bytes, _slice: slice })))
+    }
+
+    /// The memory that checks of replays compare.
+    pub(super) fn compared(&self) -> Vec<Memory> {
+        let compared = self.compared.lock().unwrap_or_else(PoisonError::into_inner);
+        compared.iter().filter_map(Weak::upgrade).map(Memory).collect()
     }
 
     /// Copies `values` to byte `offset` of `memory`; they may change when this returns.
@@ -166,7 +190,7 @@ impl Device {
     ) -> Result<()> {
         self.outside_capture("copying from the host")?;
         let size = size_of_val(values);
-        assert!(offset + size <= memory.bytes, "a copy stays within its memory");
+        assert!(offset + size <= memory.bytes(), "a copy stays within its memory");
         if size == 0 {
             return Ok(());
         }
@@ -179,7 +203,7 @@ impl Device {
     /// Waits for all that was enqueued and copies f32 values from the start of `memory`.
     pub(super) fn read(&self, memory: &Memory, count: usize) -> Result<Vec<f32>> {
         self.outside_capture("reading")?;
-        assert!(count * 4 <= memory.bytes, "a copy stays within its memory");
+        assert!(count * 4 <= memory.bytes(), "a copy stays within its memory");
         let mut values = vec![0.0f32; count];
         if count > 0 {
             // SAFETY: the range was checked, and `values` lives until the stream has caught up.
@@ -316,7 +340,7 @@ impl<T: DeviceRepr + ValidAsZeroBits> HostCopy<T> {
     pub(super) fn fetch(&mut self, device: &Device, memory: &Memory, count: usize) -> Result<()> {
         device.outside_capture("reading")?;
         let bytes = count * size_of::<T>();
-        assert!(bytes <= memory.bytes, "a copy stays within its memory");
+        assert!(bytes <= memory.bytes(), "a copy stays within its memory");
         self.count = count;
         if count == 0 {
             return Ok(());

@@ -37,7 +37,7 @@ impl Matrices {
             ));
         }
         let addresses: Vec<u64> = weights.iter().map(|weight| weight.memory.at(0)).collect();
-        let memory = device.allocate("experts", 8 * addresses.len())?;
+        let memory = device.allocate_uncompared("experts", 8 * addresses.len())?;
         device.write(&memory, 0, &addresses)?;
         Ok(Self { weights, addresses: memory })
     }
@@ -128,7 +128,8 @@ impl CudaRouting {
             likeliest: words(pairs)?,
             ascending: words(pairs)?,
             weights: words(pairs)?,
-            places: words(pairs)?,
+            // In an order that depends on that of threads.
+            places: device.allocate_uncompared("routing", 4 * pairs)?,
             units: words(2 * pairs)?,
             unit_count: words(1)?,
             capacity,

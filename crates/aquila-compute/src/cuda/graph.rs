@@ -9,7 +9,8 @@ use std::time::Duration;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaEvent, CudaGraph};
 
-use super::device::{Device, Kept, failed};
+use super::device::{Device, Memory, failed};
+use super::snapshot::Snapshot;
 use crate::{Error, Result};
 
 /// The driver's graph. It may go from thread to thread, and calls on it take turns.
@@ -24,7 +25,7 @@ pub struct Graph {
     captured: Mutex<Captured>,
     device: Arc<Device>,
     /// Freed after the graph, and in the stream's order.
-    _kept: Kept,
+    _kept: Vec<Memory>,
 }
 
 impl Graph {
@@ -45,6 +46,19 @@ impl Graph {
         let captured = self.captured.lock().unwrap_or_else(PoisonError::into_inner);
         self.device.enqueue(&[], || captured.0.launch())
     }
+
+    /// [`Backend::check_replay`](crate::Backend::check_replay).
+    pub(super) fn check_replay(
+        &self,
+        enqueue: impl FnOnce() -> Result<()>,
+    ) -> Result<Option<String>> {
+        let before = Snapshot::take(&self.device)?;
+        self.replay()?;
+        let replayed = Snapshot::take(&self.device)?;
+        before.restore(&self.device, &replayed)?;
+        enqueue()?;
+        Ok(replayed.differences(&Snapshot::take(&self.device)?))
+    }
 }
 
 /// A capture that ends when it is dropped, so that an error or a panic leaves a usable stream.
@@ -64,7 +78,7 @@ impl<'a> Capturing<'a> {
         Ok(Self { device, open: true })
     }
 
-    fn end(&mut self) -> Result<(CudaGraph, Kept)> {
+    fn end(&mut self) -> Result<(CudaGraph, Vec<Memory>)> {
         self.open = false;
         let captured = self.device.stream.end_capture(CUgraphInstantiate_flags(0));
         let kept = self.device.end_capture();

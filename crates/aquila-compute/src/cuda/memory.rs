@@ -27,7 +27,7 @@ impl CudaVector {
         for part in parts {
             values.extend(part.to_f32()?);
         }
-        let memory = device.allocate("a vector", values.len() * 4)?;
+        let memory = device.allocate_uncompared("a vector", values.len() * 4)?;
         device.write(&memory, 0, &values)?;
         Ok(Self { memory, len: values.len() })
     }
@@ -46,7 +46,7 @@ impl CudaTable {
         let (tokens, width) = tensor.matrix()?;
         let bf16 = tensor.dtype() == DType::Bf16;
         let size = if bf16 { 2 } else { 4 };
-        let memory = device.allocate("an embedding table", tokens * width * size)?;
+        let memory = device.allocate_uncompared("an embedding table", tokens * width * size)?;
         if let Some(elements) = tensor.random_elements() {
             let random = DeviceRandom::new(device, &kernels.random, elements)?;
             random.draw(device, 0..tensor.len(), bf16, &memory, 0)?;
@@ -74,8 +74,8 @@ pub struct CudaRope {
 
 impl CudaRope {
     pub(super) fn new(device: &Device, table: &RopeTable) -> Result<Self> {
-        let cos = device.allocate("a rope table", table.cos.len() * 4)?;
-        let sin = device.allocate("a rope table", table.sin.len() * 4)?;
+        let cos = device.allocate_uncompared("a rope table", table.cos.len() * 4)?;
+        let sin = device.allocate_uncompared("a rope table", table.sin.len() * 4)?;
         device.write(&cos, 0, &table.cos)?;
         device.write(&sin, 0, &table.sin)?;
         Ok(Self { cos, sin, half: table.half, positions: table.positions() })

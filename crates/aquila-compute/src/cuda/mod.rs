@@ -33,6 +33,7 @@ mod projection;
 mod random;
 mod rows;
 mod seed;
+mod snapshot;
 mod state;
 mod state_sizes;
 mod steps;

@@ -498,6 +498,14 @@ impl Backend for CudaBackend {
         graph.replay()
     }
 
+    fn check_replay(
+        &self,
+        graph: &Graph,
+        enqueue: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Option<String>> {
+        graph.check_replay(enqueue)
+    }
+
     fn moment(&self) -> Result<Mark> {
         self.mark()
     }

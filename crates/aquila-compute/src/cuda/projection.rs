@@ -60,7 +60,7 @@ impl Projections {
         let mut partials = self.partials.lock().unwrap_or_else(PoisonError::into_inner);
         if partials.as_ref().is_none_or(|partials| partials.bytes < bytes) {
             *partials = Some(Partials {
-                sums: device.allocate("sums of projections", bytes)?,
+                sums: device.allocate_uncompared("sums of projections", bytes)?,
                 // One for each thread block that adds the sums of a column, a cluster's at the least.
                 arrivals: device
                     .allocate("sums of projections", 4 * self.multiprocessors.max(SLICES))?,

@@ -29,7 +29,8 @@ impl<'a> DeviceRandom<'a> {
         elements: &RandomElements,
     ) -> Result<Self> {
         let samples: Vec<u16> = elements.samples.iter().map(|sample| sample.to_bits()).collect();
-        let memory = device.allocate("what random weights are drawn from", 2 * samples.len())?;
+        let memory =
+            device.allocate_uncompared("what random weights are drawn from", 2 * samples.len())?;
         device.write(&memory, 0, &samples)?;
         Ok(Self { kernels, samples: memory, state: elements.state })
     }
@@ -44,7 +45,7 @@ impl<'a> DeviceRandom<'a> {
         offset: usize,
     ) -> Result<()> {
         let size = if bf16 { 2 } else { 4 };
-        assert!(offset + elements.len() * size <= out.len(), "weights stay within their memory");
+        assert!(offset + elements.len() * size <= out.bytes(), "weights stay within their memory");
         let arguments = arguments::Random {
             samples: self.samples.at(0),
             out: out.at(offset),

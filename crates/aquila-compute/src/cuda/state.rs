@@ -89,7 +89,7 @@ impl CudaState {
     pub(super) fn bytes(bounds: &StateBounds) -> usize {
         let sizes = Sizes::of(bounds);
         let mut bytes: usize = sizes.apart(bounds).iter().sum();
-        let counted = sizes.parts(bounds, [0; 6], |more| {
+        let counted = sizes.parts(bounds, [0; 7], |more| {
             bytes += more;
             Ok(0)
         });
@@ -112,14 +112,16 @@ impl CudaState {
         if topk > MOST_BEAM {
             return Err(Error::Tensor(format!("trees with a topk of {topk}, {MOST_BEAM} at most")));
         }
-        let [tables, records, trees, offered, queries, batch] = sizes.apart(&bounds);
+        let [tables, records, trees, offered, queries, lists, batch] = sizes.apart(&bounds);
         let tables = device.allocate("block tables", tables)?;
         let records = device.allocate("the rows of a round", records)?;
         let trees = device.allocate("draft trees", trees)?;
         let offered = device.allocate("draft trees", offered)?;
         let queries = device.allocate("the rows of a round", queries)?;
+        // In an order that depends on that of threads.
+        let lists = device.allocate_uncompared("likely tokens", lists)?;
         let tasks = Mailbox::new(device, "a batch", batch.div_ceil(4))?;
-        let apart = [&tables, &records, &trees, &offered, &queries, &tasks.memory];
+        let apart = [&tables, &records, &trees, &offered, &queries, &lists, &tasks.memory];
         let mut memory: Vec<Memory> = Vec::new();
         let addresses = apart.map(|made| made.at(0));
         let parts = sizes.parts(&bounds, addresses, |bytes| {

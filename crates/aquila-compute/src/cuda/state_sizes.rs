@@ -46,17 +46,18 @@ impl Sizes {
     }
 
     /// Where everything is: `room` answers the address of so many bytes. Block tables, records, trees,
-    /// nodes that drafts offered, queries and what comes with a batch are made apart from it.
+    /// nodes that drafts offered, queries, lists of likely tokens and what comes with a batch are made
+    /// apart from it.
     pub fn parts(
         &self,
         bounds: &StateBounds,
-        apart: [u64; 6],
+        apart: [u64; 7],
         mut room: impl FnMut(usize) -> Result<u64>,
     ) -> Result<State> {
         let StateBounds { places, shape, vocabulary, .. } = *bounds;
         let (steps, topk, nodes) = (shape.steps(), shape.topk(), shape.nodes());
         let Self { groups, pool, table_stride, tokens_stride, outputs, pieces, .. } = *self;
-        let [tables, records, trees, offered, queries, batch] = apart;
+        let [tables, records, trees, offered, queries, lists, batch] = apart;
         Ok(State {
             places: places as u32,
             groups: groups as u32,
@@ -105,7 +106,7 @@ impl Sizes {
             candidate_tokens: room(4 * outputs * topk)?,
             candidate_probabilities: room(4 * outputs * topk)?,
             maxima: room(8 * pieces * 2 * MAXIMA)?,
-            lists: room(8 * pieces * 2 * LISTED)?,
+            lists,
             totals: room(8 * pieces * 2)?,
             list_counts: room(4 * pieces * 2)?,
             drawn: room(4 * self.drawn * vocabulary)?,
@@ -116,7 +117,7 @@ impl Sizes {
     }
 
     /// Bytes of what is made apart.
-    pub fn apart(&self, bounds: &StateBounds) -> [usize; 6] {
+    pub fn apart(&self, bounds: &StateBounds) -> [usize; 7] {
         let places = bounds.places;
         [
             4 * self.groups * places * self.table_stride,
@@ -124,6 +125,7 @@ impl Sizes {
             places * bounds.shape.nodes() * size_of::<Node>(),
             places * self.pool * size_of::<Offered>(),
             self.outputs * size_of::<Query>(),
+            8 * self.pieces * 2 * LISTED,
             self.batch,
         ]
     }

@@ -58,7 +58,7 @@ impl CudaWeight {
             outputs += rows;
         }
         let inputs = inputs.unwrap_or(0);
-        let memory = device.allocate("weights", bytes(layout, outputs, inputs))?;
+        let memory = device.allocate_uncompared("weights", bytes(layout, outputs, inputs))?;
         let weight = Self { memory, inputs, outputs, layout };
         let mut first = 0;
         for part in parts {
@@ -90,7 +90,9 @@ impl CudaWeight {
         let row_bytes = inputs * kept.size();
         let step = (PIECE / row_bytes.max(1)).clamp(1, rows.clamp(1, GRID_ROWS));
         let staging = match self.layout {
-            Layout::Tiles => Some(device.allocate("weights on their way", step * row_bytes)?),
+            Layout::Tiles => {
+                Some(device.allocate_uncompared("weights on their way", step * row_bytes)?)
+            }
             Layout::Plain { .. } => None,
         };
         let random = part.random_elements().map(|e| DeviceRandom::new(device, &kernels.random, e));

@@ -40,8 +40,14 @@ pub trait GrammarState: Debug + Send + Sync {
     fn forced(&mut self) -> Result<Vec<u32>, String>;
 }
 
+impl Clone for Box<dyn GrammarState> {
+    fn clone(&self) -> Self {
+        self.branch()
+    }
+}
+
 /// What may come after a path below the bonus.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Mask {
     Allowed(TokenSet),
     /// The grammar does not allow the path, or the answer is complete with it: what comes after is
@@ -51,7 +57,7 @@ enum Mask {
 }
 
 /// A request's grammar, and how far its answer has come.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct GrammarRow {
     grammar: Arc<dyn Grammar>,
     state: Box<dyn GrammarState>,

@@ -1,6 +1,8 @@
-//! Known bugs, put back into the passes of a draft.
+//! Known bugs, put back into the passes of a round.
 
 use super::state::RoundState;
+use super::{Extent, PassRows};
+use crate::ForwardPlan;
 use crate::known_bugs::Bug;
 
 impl RoundState {
@@ -30,6 +32,22 @@ impl RoundState {
                 end -= 1;
             }
         }
+    }
+
+    /// Plans the rows of a pass and fills them up to `bound` with rows that write slot 0.
+    pub(crate) fn plan_padded_rows(&mut self, pass: PassRows, bound: Extent) -> &ForwardPlan {
+        self.plan_rows(pass);
+        let plan = &mut self.plan;
+        while (1..bound.rows).contains(&plan.rows()) {
+            plan.tokens.push(0);
+            plan.positions.push(0);
+            plan.writes.push(0);
+            plan.spans.push(plan.spans[0]);
+            if !plan.sources.is_empty() {
+                plan.sources.push(0);
+            }
+        }
+        plan
     }
 
     /// Spoils a level of trees.

@@ -9,6 +9,7 @@ use super::{Candidates, RequestOutput, RowWork, Shape, Tree, TreeBuilder, Verify
 use crate::sampling::{Choice, Weights};
 
 /// What one request does in the round that runs.
+#[derive(Debug, Clone)]
 pub(super) struct RoundRow {
     /// Which row of the batch.
     pub index: usize,
@@ -35,6 +36,7 @@ pub(super) struct RoundRow {
 }
 
 /// A chunk, or a tree.
+#[derive(Debug, Clone)]
 pub(super) enum Work {
     /// As [`RowWork::Prefill`] says.
     Prefill { rows: Range<usize>, outputs: Range<usize>, last: bool },
@@ -43,6 +45,7 @@ pub(super) enum Work {
 }
 
 /// A tree that is being drafted, with where the rows of its nodes are.
+#[derive(Debug, Clone)]
 pub(super) struct DraftTree {
     pub builder: TreeBuilder,
     /// The first row of each node of the level before, in the pass of that level.

@@ -14,7 +14,7 @@ use crate::ForwardPlan;
 use crate::sampling::{Choice, History, TokenSet};
 
 /// A request's row of the state.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct SequenceState {
     pub params: Arc<RequestParams>,
     /// Prompt and answer; while it decodes, the last one is the bonus.
@@ -190,7 +190,7 @@ impl SequenceState {
 }
 
 /// A value that is written before it is taken, and taken once.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) enum TakeOnce<T> {
     Empty,
     Full(T),

@@ -17,6 +17,7 @@ use crate::ForwardPlan;
 use crate::sampling::{Choice, Weights};
 
 /// The rows of all requests that hold KV, and the round that runs.
+#[derive(Debug, Clone)]
 pub struct RoundState {
     pub(super) bounds: StateBounds,
     /// By place.
@@ -53,6 +54,7 @@ pub struct RoundState {
 }
 
 /// A request some of whose tokens have become certain.
+#[derive(Debug, Clone)]
 pub(super) struct Extending {
     /// Which row of the round.
     pub row: usize,

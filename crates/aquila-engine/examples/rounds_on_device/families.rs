@@ -7,6 +7,7 @@ use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::cuda::CudaBackend;
 use aquila_compute::round::Returned;
 use aquila_compute::{Backend, KvDtype};
+use aquila_engine::executor::GraphSettings;
 use aquila_engine::{EngineConfig, Request, Scheduler};
 use aquila_model::{Location, Safetensors, TensorSource};
 use aquila_spec::{LoadOn, Opened, Shape};
@@ -14,7 +15,7 @@ use aquila_spec::{LoadOn, Opened, Shape};
 use crate::support::answers::*;
 use crate::support::shipped::{config, model_on};
 use crate::support::{Numbers, fixture};
-use crate::{CAPTURED, Device, PLAIN};
+use crate::{CAPTURED, Device, PLAIN, graphs_of};
 
 /// Those of a slow device come first.
 const FAMILIES: [&str; 8] = [
@@ -82,7 +83,7 @@ where
     }
 
     /// An engine over a fixture, which is its own draft where the algorithm needs one.
-    fn family(&self, family: &str, name: &str, shape: Shape, captured: &[usize]) -> Scheduler {
+    fn family(&self, family: &str, name: &str, shape: Shape, graphs: GraphSettings) -> Scheduler {
         let location = Location::Folder(fixture(family));
         let draft = (name == "STANDALONE").then(|| (family.to_owned(), location.clone()));
         let returned = Returned { hidden_states: true, routed_experts: has_experts(family) };
@@ -94,7 +95,7 @@ where
             returned,
             ..config(shape)
         };
-        model_on(self.backend.clone(), &location, draft, name, config, captured)
+        model_on(self.backend.clone(), &location, draft, name, config, graphs)
     }
 
     /// Prompts that repeat themselves, so that n-grams find something; with what follows, the longest
@@ -117,7 +118,7 @@ where
     fn equals_transformers(&self, family: &str) -> bool {
         let Golden { prompt, greedy, hidden, experts } = golden(family);
         let change = if has_experts(family) { with_experts } else { with_states };
-        let mut engine = self.family(family, PLAIN, Shape::PLAIN, &[]);
+        let mut engine = self.family(family, PLAIN, Shape::PLAIN, GraphSettings::default());
         let got =
             answers(&mut engine, std::slice::from_ref(&prompt), greedy.len(), change).remove(0);
         let same = got.ids.iter().zip(&greedy).take_while(|(a, b)| a == b).count();
@@ -150,7 +151,9 @@ where
         let change = if has_experts(family) { with_experts } else { with_states };
         let modes: [(&str, Change); 2] = [("greedy", change), ("seeded", seeded_with_states)];
         let of = |name: &str, shape: Shape, captured: &[usize], mode: usize| {
-            let mut engine = self.family(family, name, shape, captured);
+            // Where rounds do not overlap, each replay is compared with a launch, too.
+            let graphs = GraphSettings { check: mode == 0, ..graphs_of(captured) };
+            let mut engine = self.family(family, name, shape, graphs);
             if mode == 1 {
                 engine = engine.overlapped().expect("a thread");
             }
@@ -203,8 +206,8 @@ impl Device<CudaBackend> {
             {
                 let of =
                     |mut engine: Scheduler| answers(&mut engine, &prompts, self.tokens(), change);
-                let got = of(self.family(family, name, shape, &[]));
-                let want = of(cpu.family(family, name, shape, &[]));
+                let got = of(self.family(family, name, shape, GraphSettings::default()));
+                let want = of(cpu.family(family, name, shape, GraphSettings::default()));
                 let differ = got.iter().zip(&want).filter(|(a, b)| a != b).count();
                 println!(
                     "{family}, {name}, {shape}: {differ} of {} answers are not the CPU's",

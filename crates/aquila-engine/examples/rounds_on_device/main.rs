@@ -1,11 +1,12 @@
 //! Rounds of the shipped models on a device, without cargo and without the sources.
 //!
-//! `rounds_on_device cpu|cuda|cuda-plain [cpu-bits] [golden] [grid] [graphs] [grammars] [transfer]
-//! [families] [tables] [small] [ALGORITHM]...`: by plain arithmetic what the CPU gives, acceptance
+//! `rounds_on_device cpu|cuda|cuda-plain [cpu-bits] [golden] [grid] [graphs] [replays] [grammars]
+//! [transfer] [families] [tables] [small] [ALGORITHM]...`: by plain arithmetic what the CPU gives, acceptance
 //! included; the ids of transformers; every algorithm, chains and trees, greedy, seeded and with
 //! penalties, with and without graphs, against plain decoding on the same device, ids and
 //! log-probabilities without tolerance; rounds that are replayed against those that are launched,
-//! counts and histograms included; answers that keep to a grammar; the fixtures of all model families;
+//! counts and histograms included, and the memory that each replay leaves against that which a launch
+//! leaves; answers that keep to a grammar; the fixtures of all model families;
 //! acceptance beside the tables of the code that trained the heads. `small`: a few short prompts, for a
 //! slow device. Names of algorithms leave out the others.
 //! `AQUILA_MODELS` names the folder of the archives, `AQUILA_FIXTURES` that of the tables. Exits with 1
@@ -22,7 +23,8 @@ use std::time::Instant;
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::cuda::{Arithmetic, CudaBackend};
 use aquila_compute::{Backend, KvDtype};
-use aquila_engine::{EngineConfig, EnginePair, Request, Scheduler};
+use aquila_engine::executor::GraphSettings;
+use aquila_engine::{EngineConfig, EnginePair, FinishReason, Request, Scheduler};
 use aquila_spec::{LoadOn, Opened, Shape, Verify};
 use serde_json::Value;
 use support::across::across;
@@ -66,24 +68,31 @@ fn main() {
         }
         Some("cuda") => {
             let backend = cuda(Arithmetic::Tensor);
-            Device { backend, kv: KvDtype::Bf16, small, algorithms }.check(&asked)
+            let device = Device { backend, kv: KvDtype::Bf16, small, algorithms };
+            (!asked("replays") || device.replays()) & device.check(&asked)
         }
         Some("cuda-plain") => {
             let backend = cuda(Arithmetic::Plain);
             let device = Device { backend, kv: KvDtype::F32, small, algorithms };
             (!asked("cpu-bits") || device.equals_cpu())
                 & (!asked("families") || device.families_equal_cpu())
+                & (!asked("replays") || device.replays())
                 & device.check(&asked)
         }
         _ => {
             println!(
-                "rounds_on_device cpu|cuda|cuda-plain [cpu-bits] [golden] [grid] [graphs] [grammars] \
-                 [transfer] [families] [tables] [small] [ALGORITHM]..."
+                "rounds_on_device cpu|cuda|cuda-plain [cpu-bits] [golden] [grid] [graphs] [replays] \
+                 [grammars] [transfer] [families] [tables] [small] [ALGORITHM]..."
             );
             false
         }
     };
     std::process::exit(i32::from(!sound));
+}
+
+/// Captures rounds of these batch sizes.
+fn graphs_of(captured: &[usize]) -> GraphSettings {
+    GraphSettings { batches: captured.to_vec(), check: false }
 }
 
 /// A backend, how it keeps keys and values, whether it gets little to do, and what drafts.
@@ -124,8 +133,12 @@ where
     }
 
     fn capturing(&self, name: &str, config: EngineConfig, captured: &[usize]) -> Scheduler {
+        self.with_graphs(name, config, graphs_of(captured))
+    }
+
+    fn with_graphs(&self, name: &str, config: EngineConfig, graphs: GraphSettings) -> Scheduler {
         let config = EngineConfig { kv_dtype: self.kv, ..config };
-        named_on(self.backend.clone(), name, config, captured)
+        named_on(self.backend.clone(), name, config, graphs)
     }
 
     /// Tokens of each answer.
@@ -394,6 +407,36 @@ where
 }
 
 impl Device<CudaBackend> {
+    /// Whether a replay leaves other bytes in memory than a launch of what was captured.
+    fn replays(&self) -> bool {
+        let prompts = self.prompts();
+        let mut sound = true;
+        // Fixtures of families have the others (`families`).
+        let few = |&(_, at, _): &(_, usize, _)| !self.small || at == 1;
+        for (name, at, shape) in self.shapes().into_iter().filter(few) {
+            let (mode, change) = MODES[1 + at];
+            // All memory is copied three times for each replay.
+            let config = EngineConfig { max_total_tokens: 2_000, ..config(shape) };
+            let graphs = GraphSettings { check: true, ..graphs_of(&CAPTURED) };
+            let mut engine = self.with_graphs(name, config, graphs);
+            let got = answers(&mut engine, &prompts, self.tokens(), change);
+            let reasons = got.iter().filter_map(|answer| answer.reason.as_ref());
+            let failures: Vec<&str> = reasons.filter_map(FinishReason::failure).collect();
+            if let Some(why) = failures.first() {
+                println!("{why}");
+            }
+            let checks: u64 = engine.captured().iter().map(|part| part.checks).sum();
+            println!(
+                "replays, {name}, {shape}, {mode}: {checks} compared with launches, {} of {} answers \
+                 ended by a difference",
+                failures.len(),
+                got.len()
+            );
+            sound &= failures.is_empty() && checks > 0;
+        }
+        sound
+    }
+
     /// Whether ids, log-probabilities and what came of every draft are those of the CPU, bit for bit.
     fn equals_cpu(&self) -> bool {
         let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());

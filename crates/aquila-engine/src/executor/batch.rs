@@ -4,6 +4,7 @@
 //! Plain data and nothing shared. A batch says what the scheduler knows, slots and row ranges; how
 //! many tokens a request has by then, only the backend's state knows.
 
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,6 +46,19 @@ pub struct CapturedPart {
     pub steps: usize,
     /// How long the capture took.
     pub time: Duration,
+    /// How many of its replays were compared with launches.
+    pub checks: u64,
+}
+
+impl fmt::Display for CapturedPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rows, steps, .. } = self;
+        match self.part {
+            GraphPart::Draft => write!(f, "a draft of {steps} steps in {rows} rows"),
+            GraphPart::Verify => write!(f, "a verification of {rows} rows"),
+            GraphPart::Extend => write!(f, "an extend of {rows} rows"),
+        }
+    }
 }
 
 /// What the scheduler knows of an executor.
@@ -137,8 +151,8 @@ pub struct Export {
     pub slots: Vec<u32>,
 }
 
-impl std::fmt::Debug for Export {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Export {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rows {:?} of group {}", self.rows, self.group)
     }
 }

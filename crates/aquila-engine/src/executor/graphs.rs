@@ -9,8 +9,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use aquila_compute::Backend;
 use aquila_compute::round::{Extent, GraphKey};
-use aquila_compute::{Backend, Error as BackendError};
 use aquila_spec::{DraftBound, Shape};
 
 #[cfg(feature = "known-bugs")]
@@ -18,7 +18,7 @@ use aquila_spec::known_bugs::Bug;
 
 use super::batch::CapturedPart;
 use super::stores::Takers;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Graphs that are kept at most; parts of other keys are launched.
 const MOST_GRAPHS: usize = 1024;
@@ -28,8 +28,8 @@ const MOST_GRAPHS: usize = 1024;
 pub struct GraphSettings {
     /// Requests of a batch that a round is enqueued for, ascending; none: nothing is captured.
     pub batches: Vec<usize>,
-    /// Whether rounds are enqueued as if they were captured, and launched.
-    pub launch: bool,
+    /// Whether each replay is compared with a launch of what was captured.
+    pub check: bool,
 }
 
 /// A part of a round that a graph may hold.
@@ -55,7 +55,8 @@ pub(super) struct PartKey {
 
 enum Entry<G> {
     Launched,
-    Captured(G),
+    /// With its place among what was captured.
+    Captured(G, usize),
     /// The backend could not capture it.
     Refused,
 }
@@ -110,11 +111,15 @@ impl<G> Graphs<G> {
         key: Option<PartKey>,
         mut enqueue: impl FnMut() -> Result<()>,
     ) -> Result<()> {
-        let Some(key) = key.filter(|_| !self.settings.launch) else { return enqueue() };
+        let Some(key) = key else { return enqueue() };
+        let enqueue = &mut enqueue;
         #[cfg(feature = "known-bugs")]
         let key = key.spoiled();
         match self.entries.get(&key) {
-            Some(Entry::Captured(graph)) => return Ok(backend.replay(graph)?),
+            Some(Entry::Captured(graph, at)) => {
+                let part = &mut self.captured[*at];
+                return replay(backend, graph, part, self.settings.check, enqueue);
+            }
             Some(Entry::Refused) => return enqueue(),
             Some(Entry::Launched) => {}
             None => {
@@ -125,25 +130,19 @@ impl<G> Graphs<G> {
                 return Ok(());
             }
         }
-        let (began, mut failure) = (Instant::now(), None);
-        let captured = backend.capture(&mut || {
-            enqueue().map_err(|error| {
-                let why = error.to_string();
-                failure = Some(error);
-                BackendError::Device(why)
-            })
-        });
+        let began = Instant::now();
+        let captured = backend.capture(&mut || enqueue().map_err(Error::of_backend));
         match captured {
             Ok(Some(graph)) => {
-                backend.replay(&graph)?;
-                self.captured.push(key.captured(began.elapsed()));
-                self.entries.insert(key, Entry::Captured(graph));
-                Ok(())
+                let mut part = key.captured(began.elapsed());
+                let outcome = replay(backend, &graph, &mut part, self.settings.check, enqueue);
+                self.entries.insert(key, Entry::Captured(graph, self.captured.len()));
+                self.captured.push(part);
+                outcome
             }
             // The stream is as it was before: what was not captured is launched.
             refused => {
-                if let Err(error) = refused {
-                    let why = failure.map_or(error.to_string(), |failure| failure.to_string());
+                if let Err(why) = refused {
                     tracing::warn!("a part of rounds is launched, not captured: {key:?}: {why}");
                 }
                 self.entries.insert(key, Entry::Refused);
@@ -192,8 +191,24 @@ impl PartKey {
             GraphPart::Verify => self.target.rows,
             GraphPart::Extend => self.bound.rows,
         };
-        CapturedPart { part: self.part, rows, steps: self.bound.steps, time }
+        CapturedPart { part: self.part, rows, steps: self.bound.steps, time, checks: 0 }
     }
+}
+
+/// Replays the graph of a part, and compares that with a launch where it is to be checked.
+fn replay<B: Backend>(
+    backend: &B,
+    graph: &B::Graph,
+    part: &mut CapturedPart,
+    check: bool,
+    enqueue: &mut impl FnMut() -> Result<()>,
+) -> Result<()> {
+    if !check {
+        return Ok(backend.replay(graph)?);
+    }
+    let differs = backend.check_replay(graph, &mut || enqueue().map_err(Error::of_backend))?;
+    part.checks += 1;
+    differs.map_or(Ok(()), |what| Err(Error::Replay { part: *part, what }))
 }
 
 /// The least of ascending numbers that is not below `number`.
@@ -223,7 +238,7 @@ mod tests {
     use super::*;
 
     fn graphs(batches: &[usize], shape: Shape) -> Graphs<()> {
-        let settings = GraphSettings { batches: batches.to_vec(), launch: false };
+        let settings = GraphSettings { batches: batches.to_vec(), check: false };
         Graphs::new(settings, shape, 16)
     }
 

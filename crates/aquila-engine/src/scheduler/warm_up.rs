@@ -53,10 +53,15 @@ impl Scheduler {
             }
             progress(done + 1);
         }
-        let captured = self.executor.inline_mut().map(|executor| executor.captured());
+        let captured = self.captured();
         self.forget(policy);
         self.stats.change_drafting(|now| *now = drafting);
-        outcome.map(|()| captured.unwrap_or_default())
+        outcome.map(|()| captured)
+    }
+
+    /// What the executor has captured so far; nothing where rounds overlap.
+    pub fn captured(&mut self) -> Vec<CapturedPart> {
+        self.executor.inline_mut().map(|executor| executor.captured()).unwrap_or_default()
     }
 
     /// Runs a few rounds of `batch` requests; none where there is no room for them.

@@ -80,28 +80,26 @@ fn algorithm<B: Backend>(
 }
 
 fn scheduler<B: Backend>(name: &str, backend: Arc<B>, config: &EngineConfig) -> Scheduler {
-    capturing(name, backend, config, &[])
+    with_graphs(name, backend, config, GraphSettings::default())
 }
 
-/// An engine that captures rounds of these batch sizes.
-fn capturing<B: Backend>(
+fn with_graphs<B: Backend>(
     name: &str,
     backend: Arc<B>,
     config: &EngineConfig,
-    batches: &[usize],
+    graphs: GraphSettings,
 ) -> Scheduler {
     let target = decoder(&*backend, "tiny", config.context_length);
     let algorithm = algorithm(name, &*backend, &target, config);
     let runner = Runner::new(backend, target, algorithm, config).unwrap();
-    let settings = GraphSettings { batches: batches.to_vec(), launch: false };
-    let executor = ModelExecutor::new(runner, config.clone()).with_graphs(settings);
+    let executor = ModelExecutor::new(runner, config.clone()).with_graphs(graphs);
     crate::support::with_overlap(Scheduler::over(executor, config.clone()).unwrap())
 }
 
 /// Runs prompts on both backends: the answers, counts and histograms must be equal, and each round
 /// must read once.
 fn compare(name: &str, config: &EngineConfig, change: Change, scripted: bool) {
-    compare_captured(name, config, change, scripted, &[]);
+    compare_with(name, config, change, scripted, GraphSettings::default());
 }
 
 /// The same with rounds of these batch sizes captured on one of them.
@@ -111,6 +109,18 @@ fn compare_captured(
     change: Change,
     scripted: bool,
     batches: &[usize],
+) {
+    let graphs = GraphSettings { batches: batches.to_vec(), check: false };
+    compare_with(name, config, change, scripted, graphs);
+}
+
+/// The same with these graphs on one of them. A check of a replay reads three times.
+fn compare_with(
+    name: &str,
+    config: &EngineConfig,
+    change: Change,
+    scripted: bool,
+    graphs: GraphSettings,
 ) {
     let what = format!("{name}, {}, {}", config.shape, config.verify);
     let prompts: Vec<Vec<u32>> = prompts().into_iter().step_by(10).map(|(_, ids)| ids).collect();
@@ -124,13 +134,15 @@ fn compare_captured(
     let cpu = Arc::new(CpuBackend::new(IsaChoice::Auto, 1).unwrap());
     let want = run(&mut scheduler(name, cpu, config));
     let backend = Arc::new(Deferring::new());
-    let mut engine = capturing(name, backend.clone(), config, batches);
+    let mut engine = with_graphs(name, backend.clone(), config, graphs.clone());
     let got = run(&mut engine);
     assert_eq!(got, want, "{what}");
     let rounds = engine.stats().snapshot().rounds;
     assert!(rounds > 20, "{what}: {rounds}");
-    assert_eq!(backend.reads(), rounds, "{what}: one read a round");
-    assert_eq!(backend.replays() > rounds / 4, !batches.is_empty(), "{what}: replays");
+    let replays = backend.replays();
+    assert_eq!(replays > rounds / 4, !graphs.batches.is_empty(), "{what}: {replays} replays");
+    let checks = if graphs.check { replays } else { 0 };
+    assert_eq!(backend.reads(), rounds + 3 * checks, "{what}: one read a round, three a check");
     let drafts: u64 = got.iter().map(|answer| answer.spec.correct_drafts).sum();
     assert_eq!(drafts > 0, name != "NONE", "{what}: {drafts} drafts were right");
 }
@@ -218,6 +230,22 @@ fn a_replayed_round_of_trees_of_any_size_is_the_launched_one() {
     }
     let config = EngineConfig { verify: Verify::Rejection, ..small(shape(3, 4, 12)) };
     compare_captured("EAGLE3", &config, with_reports, false, &[2, 8]);
+}
+
+#[test]
+fn a_replay_of_any_proposer_leaves_what_its_launch_leaves() {
+    let (chain, tree) = (Shape::chain(3), shape(3, 4, 12));
+    for (name, shape, change, batches) in [
+        ("NONE", Shape::PLAIN, with_reports as Change, &[1, 4, 8][..]),
+        ("EAGLE3", tree, with_reports, &[2, 8]),
+        ("MTP", chain, with_reports, &[4, 8]),
+        ("STANDALONE", tree, greedy, &[3, 8]),
+        ("NGRAM", tree, greedy, &[8]),
+    ] {
+        let graphs = GraphSettings { batches: batches.to_vec(), check: true };
+        let config = EngineConfig { max_total_tokens: 600, ..small(shape) };
+        compare_with(name, &config, change, false, graphs);
+    }
 }
 
 #[test]

@@ -41,8 +41,8 @@ pub struct GraphFlags {
     #[arg(long)]
     disable_cuda_graph: bool,
 
-    /// Pad batches as graphs would, and launch every kernel by itself: what differs then is not
-    /// the graphs' doing
+    /// Compare each replay of a graph with a launch of its kernels from the same memory, and fail
+    /// rounds in which they differ: slow, for finding faults
     #[arg(long, conflicts_with = "disable_cuda_graph")]
     debug_cuda_graph: bool,
 }
@@ -61,7 +61,7 @@ impl GraphFlags {
         batches.retain(|&batch| batch <= most);
         batches.sort_unstable();
         batches.dedup();
-        GraphSettings { batches, launch: self.debug_cuda_graph }
+        GraphSettings { batches, check: self.debug_cuda_graph }
     }
 
     /// The flags that were given and change nothing on this device.

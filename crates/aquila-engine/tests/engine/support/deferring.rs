@@ -18,6 +18,11 @@ use aquila_compute::{
     KvShape, PlanBounds, Result, RopeTable, WeightFormat,
 };
 
+#[cfg(feature = "known-bugs")]
+use aquila_spec::known_bugs::Bug;
+
+use super::snapshot::{Memory, Snapshot};
+
 type Cpu<T> = Arc<Mutex<T>>;
 type Operation = Arc<dyn Fn(&CpuBackend) -> Result<()> + Send + Sync>;
 
@@ -26,6 +31,8 @@ pub struct Deferring {
     queue: Mutex<VecDeque<Operation>>,
     /// The operations of the graph that is being captured, if one is.
     capturing: Mutex<Option<Vec<Operation>>>,
+    /// What checks of replays compare.
+    memory: Mutex<Vec<Memory>>,
     reads: AtomicU64,
     replays: AtomicU64,
 }
@@ -73,6 +80,7 @@ impl Deferring {
             cpu,
             queue: Mutex::default(),
             capturing: Mutex::default(),
+            memory: Mutex::default(),
             reads: AtomicU64::new(0),
             replays: AtomicU64::new(0),
         }
@@ -98,6 +106,19 @@ impl Deferring {
     /// Refuses what a graph would repeat as it was.
     fn outside_capture(&self) {
         assert!(self.capturing.lock().unwrap().is_none(), "a graph holds nothing of the host's");
+    }
+
+    /// Has checks of replays compare some memory.
+    fn compared<T>(&self, made: T, memory: fn(Cpu<T>) -> Memory) -> Cpu<T> {
+        let made = shared(made);
+        self.memory.lock().unwrap().push(memory(made.clone()));
+        made
+    }
+
+    /// What is in memory when all that is queued has run.
+    fn snapshot(&self) -> Result<Snapshot> {
+        self.catch_up()?;
+        Ok(Snapshot::take(&self.cpu, &self.memory.lock().unwrap()))
     }
 
     /// Runs what is queued.
@@ -166,11 +187,11 @@ impl Backend for Deferring {
     }
 
     fn kv(&self, shape: KvShape) -> Result<Self::Kv> {
-        self.cpu.kv(shape).map(shared)
+        Ok(self.compared(self.cpu.kv(shape)?, Memory::Kv))
     }
 
     fn rows(&self, capacity: usize, width: usize) -> Result<Self::Rows> {
-        self.cpu.rows(capacity, width).map(shared)
+        Ok(self.compared(self.cpu.rows(capacity, width)?, Memory::Rows))
     }
 
     fn plan(&self, bounds: PlanBounds) -> Result<Plan> {
@@ -416,6 +437,19 @@ impl Backend for Deferring {
         Ok(())
     }
 
+    fn check_replay(
+        &self,
+        graph: &Self::Graph,
+        enqueue: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Option<String>> {
+        let before = self.snapshot()?;
+        self.replay(graph)?;
+        let replayed = self.snapshot()?;
+        before.restore(&self.cpu);
+        enqueue()?;
+        Ok(replayed.differences(&self.snapshot()?))
+    }
+
     fn moment(&self) -> Result<Instant> {
         Ok(Instant::now())
     }
@@ -425,7 +459,7 @@ impl Backend for Deferring {
     }
 
     fn state(&self, bounds: StateBounds) -> Result<Self::State> {
-        self.cpu.state(bounds).map(shared)
+        Ok(self.compared(self.cpu.state(bounds)?, Memory::State))
     }
 
     fn begin_round(&self, state: &mut Self::State, batch: Batch) -> Result<()> {
@@ -442,11 +476,21 @@ impl Backend for Deferring {
     ) -> Result<()> {
         plan.bound = bound;
         let plan = &plan.placed;
+        // How often the operation has run: once where it is launched.
+        #[cfg(feature = "known-bugs")]
+        let runs = Arc::new(std::sync::atomic::AtomicU32::new(0));
         defer!(self, [state, plan], |cpu| {
             let plan = &mut *lock(&plan);
             cpu.plan_rows(&mut lock(&state), pass, bound, plan)?;
             let Extent { rows, outputs } = cpu.extent(plan);
             assert!(rows <= bound.rows && outputs <= bound.outputs, "{pass:?} within {bound:?}");
+            #[cfg(feature = "known-bugs")]
+            if Bug::GraphPositions.alive() {
+                let mut advanced = plan.host().clone();
+                let before = runs.fetch_add(1, Relaxed);
+                advanced.positions.iter_mut().for_each(|position| *position += before);
+                cpu.place(&advanced, plan)?;
+            }
             Ok(())
         })
     }

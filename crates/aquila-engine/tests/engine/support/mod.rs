@@ -14,6 +14,7 @@ pub mod recorded;
 pub mod scripted;
 pub mod shipped;
 pub mod simulated;
+pub mod snapshot;
 pub mod watched;
 pub mod workload;
 

@@ -136,7 +136,12 @@ pub fn named(name: &str, config: EngineConfig) -> Scheduler {
 
 /// The same, without overlap whatever the environment says.
 pub fn inline(name: &str, config: EngineConfig) -> Scheduler {
-    named_on(Arc::new(CpuBackend::new(IsaChoice::Auto, 1).unwrap()), name, config, &[])
+    named_on(
+        Arc::new(CpuBackend::new(IsaChoice::Auto, 1).unwrap()),
+        name,
+        config,
+        GraphSettings::default(),
+    )
 }
 
 /// The same on any backend, with rounds of batches of these sizes captured; plain where the name is
@@ -145,7 +150,7 @@ pub fn named_on<B: Backend>(
     backend: Arc<B>,
     name: &str,
     config: EngineConfig,
-    captured: &[usize],
+    graphs: GraphSettings,
 ) -> Scheduler
 where
     dyn Opened: LoadOn<B>,
@@ -155,7 +160,7 @@ where
         Some(DraftFor::Model(draft)) => Some((draft.clone(), resolve(&draft).unwrap())),
         _ => None,
     };
-    model_on(backend, &resolve("tiny").unwrap(), draft, name, config, captured)
+    model_on(backend, &resolve("tiny").unwrap(), draft, name, config, graphs)
 }
 
 /// The same over any model, with any draft where the algorithm needs one.
@@ -165,14 +170,13 @@ pub fn model_on<B: Backend>(
     draft: Option<(String, Location)>,
     name: &str,
     config: EngineConfig,
-    captured: &[usize],
+    graphs: GraphSettings,
 ) -> Scheduler
 where
     dyn Opened: LoadOn<B>,
 {
     let scheduler = |runner| {
-        let settings = GraphSettings { batches: captured.to_vec(), launch: false };
-        let executor = ModelExecutor::new(runner, config.clone()).with_graphs(settings);
+        let executor = ModelExecutor::new(runner, config.clone()).with_graphs(graphs);
         Scheduler::over(executor, config.clone()).unwrap()
     };
     let target = Checkpoint::open(location, LoadFormat::Auto).unwrap();

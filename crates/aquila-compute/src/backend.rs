@@ -56,8 +56,8 @@ impl<'a, B: Backend> Normed<'a, B> {
 /// [`Backend::outputs`] and [`Backend::check_replay`] wait. Each has a plain twin that defines it:
 /// those of a forward pass in [`crate::reference`], the steps of a round in
 /// [`crate::round::RoundState`]. Row counts are arguments rather than properties of buffers, so that
-/// buffers are allocated once. They are
-/// bounds: a plan may have fewer rows, and what an operation leaves in the others is undefined.
+/// buffers are allocated once. They are bounds: a plan may have fewer rows, and what an operation
+/// leaves in the others is undefined.
 pub trait Backend: Sized + Send + Sync + 'static {
     /// f32 rows on the device.
     type Rows: Send + Sync;

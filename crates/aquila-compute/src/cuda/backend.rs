@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 use cudarc::driver::sys::CUdevice_attribute;
 
 use super::attention::Attention;
-use super::device::{Device, Mailbox, failed};
+use super::copies::Mailbox;
+use super::device::{Device, failed};
 use super::kernels::Kernels;
 use super::memory::MOVES;
 use super::projection::Projections;

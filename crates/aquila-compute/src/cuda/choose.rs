@@ -2,7 +2,8 @@
 
 use super::arguments::Rows;
 use super::c_layout::Address;
-use super::device::{Device, HostCopy, Memory};
+use super::copies::HostCopy;
+use super::device::{Device, Memory};
 use super::host_round::Needs;
 use super::kernels::Kernels;
 use super::layout::{ChooseArgs, State};

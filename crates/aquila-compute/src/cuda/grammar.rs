@@ -9,7 +9,8 @@ use cudarc::driver::CudaEvent;
 
 use super::c_layout::CStructure;
 use super::choose::Whose;
-use super::device::{Device, HostCopy, Mailbox, Memory, failed};
+use super::copies::{HostCopy, Mailbox};
+use super::device::{Device, Memory, failed};
 use super::host_round::HostRow;
 use super::layout::{ENDED_BY_TOKEN, Node, Offered, Query, Round, Row, State};
 use super::state::{CudaState, Held};

@@ -3,7 +3,8 @@
 //!
 //! The one invariant: a thing is made once, at one address, and never moves.
 
-use super::device::{Device, Mailbox, Memory};
+use super::copies::Mailbox;
+use super::device::{Device, Memory};
 use super::kernels::Kernels;
 use super::random::DeviceRandom;
 use crate::{DType, Error, HostTensor, KvDtype, KvShape, Result, RopeTable};

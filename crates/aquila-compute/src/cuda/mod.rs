@@ -16,6 +16,7 @@ mod attention;
 mod backend;
 mod c_layout;
 mod choose;
+mod copies;
 mod device;
 mod experts;
 mod found;

@@ -2,7 +2,8 @@
 //! for.
 
 use super::c_layout::CStructure;
-use super::device::{Device, HostCopy};
+use super::copies::HostCopy;
+use super::device::Device;
 use super::host_round::HostRow;
 use super::layout::{ENDED_BY_LENGTH, ENDED_BY_TOKEN, Node, Row};
 use super::rows::CudaRows;

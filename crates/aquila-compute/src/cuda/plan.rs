@@ -5,7 +5,8 @@
 //! changes alone.
 
 use super::arguments;
-use super::device::{Device, Mailbox, Memory};
+use super::copies::Mailbox;
+use super::device::{Device, Memory};
 use super::kernels::Kernel;
 use crate::round::Extent;
 use crate::{AttentionSpan, BlockTables, Error, ForwardPlan, PlanBounds, Result};

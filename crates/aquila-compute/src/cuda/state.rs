@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use super::admission::Lists;
 use super::choose::Telling;
-use super::device::{Device, HostCopy, Mailbox, Memory};
+use super::copies::{HostCopy, Mailbox};
+use super::device::{Device, Memory};
 use super::grammar::Masks;
 use super::host_round::{HostRound, HostRow, Needs};
 use super::kernels::Kernels;

@@ -13,6 +13,7 @@
 //! where speculation shows or a table is more than 2 % off.
 
 mod families;
+mod replays;
 #[path = "../../tests/engine/support/mod.rs"]
 mod support;
 
@@ -24,7 +25,7 @@ use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::cuda::{Arithmetic, CudaBackend};
 use aquila_compute::{Backend, KvDtype};
 use aquila_engine::executor::GraphSettings;
-use aquila_engine::{EngineConfig, EnginePair, FinishReason, Request, Scheduler};
+use aquila_engine::{EngineConfig, EnginePair, Request, Scheduler};
 use aquila_spec::{LoadOn, Opened, Shape, Verify};
 use serde_json::Value;
 use support::across::across;
@@ -407,36 +408,6 @@ where
 }
 
 impl Device<CudaBackend> {
-    /// Whether a replay leaves other bytes in memory than a launch of what was captured.
-    fn replays(&self) -> bool {
-        let prompts = self.prompts();
-        let mut sound = true;
-        // Fixtures of families have the others (`families`).
-        let few = |&(_, at, _): &(_, usize, _)| !self.small || at == 1;
-        for (name, at, shape) in self.shapes().into_iter().filter(few) {
-            let (mode, change) = MODES[1 + at];
-            // All memory is copied three times for each replay.
-            let config = EngineConfig { max_total_tokens: 2_000, ..config(shape) };
-            let graphs = GraphSettings { check: true, ..graphs_of(&CAPTURED) };
-            let mut engine = self.with_graphs(name, config, graphs);
-            let got = answers(&mut engine, &prompts, self.tokens(), change);
-            let reasons = got.iter().filter_map(|answer| answer.reason.as_ref());
-            let failures: Vec<&str> = reasons.filter_map(FinishReason::failure).collect();
-            if let Some(why) = failures.first() {
-                println!("{why}");
-            }
-            let checks: u64 = engine.captured().iter().map(|part| part.checks).sum();
-            println!(
-                "replays, {name}, {shape}, {mode}: {checks} compared with launches, {} of {} answers \
-                 ended by a difference",
-                failures.len(),
-                got.len()
-            );
-            sound &= failures.is_empty() && checks > 0;
-        }
-        sound
-    }
-
     /// Whether ids, log-probabilities and what came of every draft are those of the CPU, bit for bit.
     fn equals_cpu(&self) -> bool {
         let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());

@@ -92,7 +92,7 @@ impl Budget {
         let limit = (available as f64 * fraction) as u64;
         let all = draft.map_or(needs, |draft| needs + draft);
         let Needs { weights, kv_per_token, .. } = all;
-        let scratch = all.scratch + all.logits + all.rounds;
+        let scratch = all.scratch + all.logits + all.hidden + all.rounds;
         let fixed = weights + scratch + all.texts;
         let left = limit.checked_sub(fixed);
         let left =
@@ -116,17 +116,20 @@ impl Budget {
             line("rows of requests", needs.rounds),
             line(&format!("KV ({tokens} tokens)"), kv(needs)),
         ];
+        lines.retain(|line| line.bytes > 0);
         if let Some(draft) = draft {
-            let of_draft = [
+            let mut of_draft = vec![
                 line("weights of the draft", draft.weights),
                 line("scratch of the draft", draft.scratch),
                 line("logits of the draft", draft.logits),
                 line("KV of the draft", kv(draft)),
                 line("texts to draft from", draft.texts),
             ];
+            of_draft.retain(|line| line.bytes > 0);
             lines.extend(of_draft);
+            // There even where none are kept, as for drafts that take none.
+            lines.push(line("hidden rows for drafts", draft.hidden));
         }
-        lines.retain(|line| line.bytes > 0);
         Ok(Self { lines, limit, tokens })
     }
 
@@ -168,14 +171,34 @@ pub fn available_memory() -> u64 {
 mod tests {
     use super::*;
 
-    const NEEDS: Needs =
-        Needs { weights: 1000, scratch: 150, logits: 40, rounds: 10, kv_per_token: 10, texts: 0 };
+    const NEEDS: Needs = Needs {
+        weights: 1000,
+        scratch: 150,
+        logits: 40,
+        hidden: 0,
+        rounds: 10,
+        kv_per_token: 10,
+        texts: 0,
+    };
 
     #[test]
     fn the_pool_takes_what_is_useful_in_whole_pages() {
         let budget = Budget::plan(NEEDS, None, 10_000, 0.5, None, 99, 16).unwrap();
         assert_eq!(budget.tokens, 96);
         assert_eq!(budget.total(), 1000 + 200 + 960);
+    }
+
+    #[test]
+    fn the_table_says_which_hidden_rows_a_draft_takes() {
+        let of = |hidden| {
+            let draft = Needs { weights: 100, hidden, kv_per_token: 1, ..Needs::default() };
+            Budget::plan(NEEDS, Some(draft), 10_000, 0.5, None, 96, 16).unwrap()
+        };
+        let line = |bytes| BudgetLine { what: "hidden rows for drafts".into(), bytes };
+        assert!(of(30).lines.contains(&line(30)) && of(0).lines.contains(&line(0)));
+        assert_eq!(of(30).total(), 1000 + 200 + 960 + 100 + 30 + 96);
+        let plain = Budget::plan(NEEDS, None, 10_000, 0.5, None, 96, 16).unwrap();
+        assert!(!plain.lines.contains(&line(0)));
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub struct Needs {
     pub scratch: u64,
     /// Bytes of the logits that come at a time.
     pub logits: u64,
+    /// Bytes of the target's hidden rows that a draft takes.
+    pub hidden: u64,
     /// Bytes of the rows of running requests, their trees and what is drawn for them.
     pub rounds: u64,
     /// Bytes of keys and values of one token.
@@ -33,6 +35,7 @@ impl std::ops::Add for Needs {
             weights: self.weights + other.weights,
             scratch: self.scratch + other.scratch,
             logits: self.logits + other.logits,
+            hidden: self.hidden + other.hidden,
             rounds: self.rounds + other.rounds,
             kv_per_token: self.kv_per_token + other.kv_per_token,
             texts: self.texts + other.texts,

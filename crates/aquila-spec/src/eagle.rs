@@ -126,9 +126,8 @@ impl LmHeadSource {
         let rows = self.draftable.as_ref().map_or(0, |t| t.weight_bytes(allowance.format));
         Needs {
             weights: own.weights + rows,
-            scratch: own.scratch
-                + memory::rope_bytes(layer, allowance.positions)
-                + memory::capture_bytes(&self.target, 1, allowance.target_rows),
+            scratch: own.scratch + memory::rope_bytes(layer, allowance.positions),
+            hidden: memory::capture_bytes(&self.target, 1, allowance.target_rows),
             ..own
         }
     }

@@ -64,9 +64,8 @@ impl Opened for OpenedEagle3 {
         let layers = self.head.boundaries().len().max(1);
         Needs {
             weights: spec.weight_bytes(format),
-            scratch: spec.scratch_bytes(bounds)
-                + spec.rope_bytes(positions)
-                + memory::capture_bytes(&self.target, layers, target_rows),
+            scratch: spec.scratch_bytes(bounds) + spec.rope_bytes(positions),
+            hidden: memory::capture_bytes(&self.target, layers, target_rows),
             kv_per_token: spec.kv_bytes_per_token(kv_dtype),
             ..Needs::default()
         }

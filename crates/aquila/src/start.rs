@@ -123,7 +123,8 @@ struct DeviceMemory<'a> {
 impl DeviceMemory<'_> {
     /// What a model needs here, whose activations were counted as 4 bytes a value.
     fn needs(self, needs: Needs) -> Needs {
-        Needs { scratch: needs.scratch / 4 * self.bytes_per_value, ..needs }
+        let of_values = |bytes: u64| bytes / 4 * self.bytes_per_value;
+        Needs { scratch: of_values(needs.scratch), hidden: of_values(needs.hidden), ..needs }
     }
 }
 

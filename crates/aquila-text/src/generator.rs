@@ -186,7 +186,7 @@ impl Generator {
                 stop_strings: params.stop.clone(),
                 stop_ids: params.limits.stop_ids.clone(),
                 min_tokens: params.limits.min_tokens,
-                heard: 0,
+                received: 0,
                 stopped: None,
                 tree: None,
                 sink: sink(choice),
@@ -212,7 +212,7 @@ struct TextListener {
     stop_strings: StopStrings,
     stop_ids: Vec<u32>,
     min_tokens: usize,
-    heard: usize,
+    received: usize,
     stopped: Option<usize>,
     /// The tree that the next tokens come from.
     tree: Option<Box<VerifiedTree>>,
@@ -221,15 +221,15 @@ struct TextListener {
 
 impl TextListener {
     /// The text that one token makes certain; notes a stop string.
-    fn hear(&mut self, token: u32) -> crate::Result<String> {
-        self.heard += 1;
+    fn push(&mut self, token: u32) -> crate::Result<String> {
+        self.received += 1;
         // The token that ends a text is not part of it.
         if self.stop_ids.contains(&token) {
             return Ok(String::new());
         }
         let Some(stream) = &mut self.stream else { return Ok(String::new()) };
         let text = stream.push(token)?;
-        if self.heard < self.min_tokens {
+        if self.received < self.min_tokens {
             return Ok(text);
         }
         let piece = self.stops.push(&text);
@@ -251,7 +251,7 @@ impl Listener for TextListener {
         let mut text = String::new();
         let mut kept = 0;
         for token in tokens {
-            match self.hear(token.id) {
+            match self.push(token.id) {
                 Ok(piece) => text.push_str(&piece),
                 Err(error) => return Verdict::Abort(error.to_string()),
             }

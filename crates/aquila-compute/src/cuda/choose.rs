@@ -32,7 +32,7 @@ pub(super) fn question_bytes(values: usize) -> usize {
 
 /// Log-probabilities on the device and on the host.
 #[derive(Default)]
-pub(super) struct Telling {
+pub(super) struct ReportedLogprobs {
     room: Option<Room>,
     pub(super) logprobs: HostCopy<f32>,
     pub(super) top_counts: HostCopy<u32>,
@@ -49,14 +49,14 @@ struct Room {
 
 /// Where log-probabilities go; nowhere where no request asked for any.
 #[derive(Default)]
-pub(super) struct TellingAddresses {
+pub(super) struct LogprobAddresses {
     pub(super) logprobs: Address,
     pub(super) top_counts: Address,
     pub(super) tops: Address,
     pub(super) most: usize,
 }
 
-impl Telling {
+impl ReportedLogprobs {
     /// Makes room for `tops` likely tokens of each of `outputs` outputs.
     pub(super) fn prepare(&mut self, device: &Device, outputs: usize, tops: usize) -> Result<()> {
         if tops > MOST_TOPS {
@@ -77,15 +77,15 @@ impl Telling {
         Ok(())
     }
 
-    pub(super) fn addresses(&self, asked: Option<usize>) -> TellingAddresses {
+    pub(super) fn addresses(&self, asked: Option<usize>) -> LogprobAddresses {
         match (&self.room, asked) {
-            (Some(room), Some(_)) => TellingAddresses {
+            (Some(room), Some(_)) => LogprobAddresses {
                 logprobs: room.logprobs.at(0),
                 top_counts: room.top_counts.at(0),
                 tops: room.tops.at(0),
                 most: room.most,
             },
-            _ => TellingAddresses::default(),
+            _ => LogprobAddresses::default(),
         }
     }
 
@@ -103,9 +103,9 @@ impl Telling {
     }
 }
 
-/// Whose tokens are chosen.
+/// Of which pass tokens are chosen.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Whose {
+pub(super) enum TokensOf {
     Target,
     /// A draft's, after the nodes of a level.
     Level,
@@ -120,7 +120,7 @@ impl CudaState {
         &mut self,
         device: &Device,
         kernels: &Kernels,
-        whose: Whose,
+        tokens_of: TokensOf,
         logits: &CudaRows,
         first: usize,
         ids: Option<DraftIds<'_>>,
@@ -136,12 +136,12 @@ impl CudaState {
         if outputs == 0 || self.round.rows.is_empty() {
             return Ok(());
         }
-        let target = whose == Whose::Target;
-        self.send_masks(device, whose)?;
+        let target = tokens_of == TokensOf::Target;
+        self.send_masks(device, tokens_of)?;
         let tops = self.round.tops.filter(|_| target);
         let ids = self.draft_ids(device, ids)?;
         let size = logits.width;
-        let telling = self.telling.addresses(tops);
+        let reported = self.reported.addresses(tops);
         let Needs { greedy, sampled, filtered, drawn } =
             if target { self.round.target } else { self.round.draft };
         let several = !target && self.round.topk > 1;
@@ -150,20 +150,20 @@ impl CudaState {
             state: self.of_piece(first),
             logits: rows_of_piece(logits, first),
             ids: ids.as_ref().map_or(0, |ids| ids.at(0)),
-            logprobs: telling.logprobs,
-            top_counts: telling.top_counts,
-            tops: telling.tops,
+            logprobs: reported.logprobs,
+            top_counts: reported.top_counts,
+            tops: reported.tops,
             size: size as u32,
             draft: u32::from(!target),
-            level: u32::from(whose == Whose::Level),
-            most_tops: telling.most as u32,
+            level: u32::from(tokens_of == TokensOf::Level),
+            most_tops: reported.most as u32,
             first: first as u32,
             count: outputs as u32,
             ranks: u32::from(ranks),
         };
         let mut names = self.names();
         names.extend(logits.memory().chain(&ids));
-        names.extend(self.telling.memory().chain(self.masks.memory()));
+        names.extend(self.reported.memory().chain(self.masks.memory()));
         let shared = (BUSY / outputs).min(size / LEAST_PART).clamp(1, MOST_PARTS);
         // The largest power of two of so many.
         let parts = 1 << shared.ilog2();

@@ -1,19 +1,19 @@
 //! Grammars: while a pass runs, the host asks them what may follow at every output of it, and sends
 //! the masks before tokens are chosen: the target's, and those of drafts that keep to them.
 //!
-//! The one invariant: what a grammar has heard of a request is what the host has read of it, and what
+//! The one invariant: what a grammar was told of a request is what the host has read of it, and what
 //! came since is part of the path that it is asked about. So a round with grammars waits once for each
 //! pass, and is launched and not captured.
 
 use cudarc::driver::CudaEvent;
 
 use super::c_layout::CStructure;
-use super::choose::Whose;
+use super::choose::TokensOf;
 use super::copies::{HostCopy, Mailbox};
 use super::device::{Device, Memory, failed};
 use super::host_round::HostRow;
 use super::layout::{ENDED_BY_TOKEN, Node, Offered, Query, Round, Row, State};
-use super::state::{CudaState, Held};
+use super::state::{CudaState, HostRequest};
 use crate::Result;
 use crate::round::{Ended, Tree};
 use crate::sampling::Choice;
@@ -46,8 +46,10 @@ impl CudaState {
     /// further is not known here; where there may be one, all its steps must be certain.
     pub(super) fn keep_to_grammars(&mut self, given: &mut Vec<(usize, Tree)>) {
         for &HostRow { place, steps } in &self.round.rows {
-            let (Some(steps), Some(Held { grammar: Some(grammar), params, known, last, .. })) =
-                (steps, &mut self.held[place])
+            let (
+                Some(steps),
+                Some(HostRequest { grammar: Some(grammar), params, known, last, .. }),
+            ) = (steps, &mut self.requests[place])
             else {
                 continue;
             };
@@ -84,9 +86,9 @@ impl CudaState {
 
     /// Enqueues copies of what grammars will be asked about: the outputs of the pass that was planned
     /// last, and the paths to them.
-    pub(super) fn fetch_queries(&mut self, device: &Device, whose: Whose) -> Result<()> {
+    pub(super) fn fetch_queries(&mut self, device: &Device, tokens_of: TokensOf) -> Result<()> {
         (self.masks.copied, self.parts.masks) = (None, 0);
-        if !self.round.masked || (whose != Whose::Target && !self.round.guided) {
+        if !self.round.masked || (tokens_of != TokensOf::Target && !self.round.guided) {
             return Ok(());
         }
         let rows = self.round.rows.len();
@@ -95,23 +97,23 @@ impl CudaState {
         masks.round.fetch(device, &self.tasks.memory, Round::WORDS)?;
         masks.queries.fetch(device, &self.queries, self.asked * Query::WORDS)?;
         self.read_records.fetch(device, &self.records, rows * record as usize / 4)?;
-        match whose {
-            Whose::Target => {
+        match tokens_of {
+            TokensOf::Target => {
                 let nodes = rows * nodes as usize * Node::WORDS;
                 masks.nodes.fetch(device, &self.trees, nodes)?;
             }
-            Whose::Level => {
+            TokensOf::Level => {
                 let nodes = rows * pool as usize * Offered::WORDS;
                 masks.nodes.fetch(device, &self.offered, nodes)?;
             }
-            Whose::Seeds => {}
+            TokensOf::Seeds => {}
         }
         masks.copied = Some(device.mark()?);
         Ok(())
     }
 
     /// Asks the grammars about every output of the pass, and sends what they allow.
-    pub(super) fn send_masks(&mut self, device: &Device, whose: Whose) -> Result<()> {
+    pub(super) fn send_masks(&mut self, device: &Device, tokens_of: TokensOf) -> Result<()> {
         let Some(copied) = self.masks.copied.take() else { return Ok(()) };
         copied.synchronize().map_err(failed("waiting for what is asked"))?;
         let round = Round::read(self.masks.round.values(), 0);
@@ -124,9 +126,11 @@ impl CudaState {
             if query.given != NONE {
                 continue;
             }
-            let path = self.path_to(whose, &query);
-            let Some(Held { grammar: Some(grammar), .. }) = &mut self.held[of] else { continue };
-            if whose != Whose::Target && !grammar.guides_drafts() {
+            let path = self.path_to(tokens_of, &query);
+            let Some(HostRequest { grammar: Some(grammar), .. }) = &mut self.requests[of] else {
+                continue;
+            };
+            if tokens_of != TokensOf::Target && !grammar.guides_drafts() {
                 continue;
             }
             grammar.ask(&path);
@@ -148,19 +152,19 @@ impl CudaState {
     }
 
     /// The tokens between what the grammar has heard and an output.
-    fn path_to(&self, whose: Whose, query: &Query) -> Vec<u32> {
+    fn path_to(&self, tokens_of: TokensOf, query: &Query) -> Vec<u32> {
         let State { record, nodes, pool, .. } = self.parts;
         let values = self.masks.nodes.values();
         let (at, mut node, mut path) = (query.row as usize, query.node, Vec::new());
-        match whose {
-            Whose::Target => {
+        match tokens_of {
+            TokensOf::Target => {
                 while node != NONE && node != 0 {
                     let of = Node::read(values, at * nodes as usize + node as usize);
                     path.push(of.token);
                     node = of.parent;
                 }
             }
-            Whose::Level => {
+            TokensOf::Level => {
                 while node != NONE {
                     let of = Offered::read(values, at * pool as usize + node as usize);
                     path.push(of.token);
@@ -168,7 +172,7 @@ impl CudaState {
                 }
             }
             // What the round has brought: the host reads it when the round is over.
-            Whose::Seeds => {
+            TokensOf::Seeds => {
                 let words = &self.read_records.values()[at * record as usize / 4..];
                 let answered = Row::read(words, 0).answered as usize;
                 return words[Row::WORDS..][..answered].to_vec();
@@ -179,10 +183,10 @@ impl CudaState {
     }
 }
 
-impl Held {
-    /// Lets the grammar hear an answer; drops what came after its end and says how it ended, if the
+impl HostRequest {
+    /// Tells the grammar of an answer; drops what came after its end and says how it ended, if the
     /// grammar ended it. `Sequence::take` is the definition.
-    pub(super) fn hear(&mut self, row: &Row, answer: &mut Vec<Choice>) -> Option<Ended> {
+    pub(super) fn keep_to_grammar(&mut self, row: &Row, answer: &mut Vec<Choice>) -> Option<Ended> {
         self.last = answer.last().map_or(self.last, |choice| choice.token);
         let grammar = self.grammar.as_mut()?;
         let tokens: Vec<u32> = answer.iter().map(|choice| choice.token).collect();

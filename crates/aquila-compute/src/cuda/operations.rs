@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::attention::Attention;
 use super::attention::fits;
 use super::backend::CudaBackend;
-use super::choose::Whose;
+use super::choose::TokensOf;
 use super::device::Memory;
 use super::experts::{CudaExperts, CudaRouting};
 use super::launch::GRID_ROWS;
@@ -550,7 +550,7 @@ impl Backend for CudaBackend {
         logits: &CudaRows,
         ids: Option<DraftIds<'_>>,
     ) -> Result<()> {
-        state.choose(&self.device, &self.kernels, Whose::Level, logits, 0, ids)?;
+        state.choose(&self.device, &self.kernels, TokensOf::Level, logits, 0, ids)?;
         state.grow(&self.device, &self.kernels)
     }
 
@@ -559,7 +559,7 @@ impl Backend for CudaBackend {
     }
 
     fn sample(&self, state: &mut CudaState, logits: &CudaRows, first: usize) -> Result<()> {
-        state.choose(&self.device, &self.kernels, Whose::Target, logits, first, None)
+        state.choose(&self.device, &self.kernels, TokensOf::Target, logits, first, None)
     }
 
     fn accept(&self, state: &mut CudaState, logits: &CudaRows) -> Result<()> {
@@ -592,7 +592,7 @@ impl Backend for CudaBackend {
         logits: &CudaRows,
         ids: Option<DraftIds<'_>>,
     ) -> Result<()> {
-        state.choose(&self.device, &self.kernels, Whose::Seeds, logits, 0, ids)?;
+        state.choose(&self.device, &self.kernels, TokensOf::Seeds, logits, 0, ids)?;
         state.take_seeds(&self.device, &self.kernels)
     }
 

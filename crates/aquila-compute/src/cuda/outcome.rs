@@ -29,7 +29,7 @@ impl CudaState {
             self.read_trees.fetch(device, &self.trees, words)?;
         }
         let tops = match self.round.tops {
-            Some(_) => self.telling.fetch(device, self.outputs)?,
+            Some(_) => self.reported.fetch(device, self.outputs)?,
             None => 0,
         };
         // Rows that requests get are rare, so all rows of the pass are copied.
@@ -64,24 +64,24 @@ impl CudaState {
         if row.exceeded != 0 {
             return Err(Error::Device("a pass had more rows than were bounded".into()));
         }
-        let Some(held) = self.held[place].as_mut().filter(|_| row.live != 0) else {
+        let Some(request) = self.requests[place].as_mut().filter(|_| row.live != 0) else {
             return Ok(None);
         };
         let longest = lists.len() / 3;
         let (answered, prompted) = (row.answered as usize, row.prompted as usize);
         let (tokens, rest) = lists.split_at(longest);
         let (nodes, ranks) = rest.split_at(longest);
-        let params = &held.params;
+        let params = &request.params;
         let choice = |token: u32, output: usize, asked: Option<usize>| {
             let Some(asked) = asked else {
                 return Choice { token, logprob: None, top: Vec::new() };
             };
-            let told = &self.telling;
-            let count = (told.top_counts.values()[output] as usize).min(asked);
-            let top = told.tops.values()[2 * output * tops..].chunks_exact(2).take(count);
+            let reported = &self.reported;
+            let count = (reported.top_counts.values()[output] as usize).min(asked);
+            let top = reported.tops.values()[2 * output * tops..].chunks_exact(2).take(count);
             Choice {
                 token,
-                logprob: Some(told.logprobs.values()[output]),
+                logprob: Some(reported.logprobs.values()[output]),
                 top: top.map(|pair| (pair[0], f32::from_bits(pair[1]))).collect(),
             }
         };
@@ -92,10 +92,10 @@ impl CudaState {
         // What of a prompt was told about are tokens that the host has sent.
         let first_told = row.task.first_output as usize + 1;
         let prompt = (0..prompted)
-            .map(|i| choice(held.sent[first_told + i], first_output + i, params.prompt_logprobs))
+            .map(|i| choice(request.sent[first_told + i], first_output + i, params.prompt_logprobs))
             .collect();
-        let ended = held.hear(&row, &mut answer);
-        let (params, answered) = (&held.params, answer.len());
+        let ended = request.keep_to_grammar(&row, &mut answer);
+        let (params, answered) = (&request.params, answer.len());
         let committed = if decodes { answered } else { (row.task.end - row.task.first) as usize };
         let mut output = RequestOutput {
             prompt,
@@ -135,8 +135,8 @@ impl CudaState {
             }
         }
         // Of the tokens that the round could have brought, these came.
-        held.tokens = held.known + answered;
-        held.known = held.tokens;
+        request.tokens = request.known + answered;
+        request.known = request.tokens;
         Ok(Some(output))
     }
 }

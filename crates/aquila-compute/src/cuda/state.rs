@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::admission::Lists;
-use super::choose::Telling;
+use super::choose::ReportedLogprobs;
 use super::copies::{HostCopy, Mailbox};
 use super::device::{Device, Memory};
 use super::grammar::Masks;
@@ -51,7 +51,7 @@ pub struct CudaState {
     /// The round and its tasks on their way.
     pub(super) tasks: Mailbox,
     /// What comes with a batch and is not there in every one: requests and slots.
-    pub(super) news: Option<Mailbox>,
+    pub(super) updates: Option<Mailbox>,
     /// Trees that the host has drafted.
     pub(super) given: Option<Mailbox>,
     pub(super) rates: Mailbox,
@@ -60,9 +60,9 @@ pub struct CudaState {
     /// tokens there are, and a copy.
     ids: Option<(usize, usize, Memory)>,
     /// By place.
-    pub(super) held: Vec<Option<Held>>,
+    pub(super) requests: Vec<Option<HostRequest>>,
     pub(super) round: HostRound,
-    pub(super) telling: Telling,
+    pub(super) reported: ReportedLogprobs,
     pub(super) masks: Masks,
     pub(super) read_records: HostCopy<u32>,
     pub(super) read_trees: HostCopy<u32>,
@@ -71,7 +71,7 @@ pub struct CudaState {
 }
 
 /// A request that holds KV, as far as the host knows it.
-pub(super) struct Held {
+pub(super) struct HostRequest {
     pub params: Arc<RequestParams>,
     /// The tokens that it came with.
     pub sent: Vec<u32>,
@@ -148,14 +148,14 @@ impl CudaState {
             asked: 0,
             pieces,
             tasks,
-            news: None,
+            updates: None,
             given: None,
             rates: Mailbox::new(device, "rates", 2 * (steps + 1))?,
             sent_rates: Vec::new(),
             ids: None,
-            held: (0..places).map(|_| None).collect(),
+            requests: (0..places).map(|_| None).collect(),
             round: HostRound::default(),
-            telling: Telling::default(),
+            reported: ReportedLogprobs::default(),
             masks: Masks::default(),
             read_records: HostCopy::default(),
             read_trees: HostCopy::default(),
@@ -195,7 +195,7 @@ impl CudaState {
         let (number, limits) = (batch.round, batch.limits);
         self.round = HostRound { number, bound, limits, ..HostRound::default() };
         for &place in &batch.departed {
-            self.held[place] = None;
+            self.requests[place] = None;
         }
         self.announce(device, kernels, &batch)?;
         if batch.rows.is_empty() {
@@ -203,24 +203,24 @@ impl CudaState {
         }
         let mut tasks = Vec::with_capacity(batch.rows.len());
         for row in &batch.rows {
-            let held = self.held[row.place].as_mut();
-            let held = held.ok_or_else(|| Error::Device("a row of nobody".into()))?;
-            self.round.take(&held.params, &row.work, held.tokens);
+            let request = self.requests[row.place].as_mut();
+            let request = request.ok_or_else(|| Error::Device("a row without a request".into()))?;
+            self.round.take(&request.params, &row.work, request.tokens);
             let steps = match &row.work {
                 RowWork::Decode { shape, .. } => Some(shape.steps()),
                 RowWork::Prefill { .. } => None,
             };
-            held.tokens += steps.unwrap_or(0) + 1;
+            request.tokens += steps.unwrap_or(0) + 1;
             self.round.rows.push(HostRow { place: row.place, steps });
-            self.round.masked |= held.grammar.is_some();
-            self.round.guided |= held.grammar.as_ref().is_some_and(GrammarRow::guides_drafts);
+            self.round.masked |= request.grammar.is_some();
+            self.round.guided |= request.grammar.as_ref().is_some_and(GrammarRow::guides_drafts);
             tasks.push(task(row.place, &row.work));
         }
         if batch.bound > 0 {
             self.round.longest = self.round.longest.next_power_of_two().max(SHORTEST);
         }
         if let Some(tops) = self.round.tops {
-            self.telling.prepare(device, self.outputs, tops)?;
+            self.reported.prepare(device, self.outputs, tops)?;
         }
         self.send_rates(device)?;
         let budget = limits.row_budget.map_or(u32::MAX, |rows| rows.min(u32::MAX as usize) as u32);
@@ -258,7 +258,7 @@ impl CudaState {
             let (params, tokens) = (&admitted.params, admitted.tokens.len());
             let grammar = params.grammar.clone();
             let answer = admitted.tokens.get(params.prompt..).unwrap_or_default();
-            self.held[admitted.place] = Some(Held {
+            self.requests[admitted.place] = Some(HostRequest {
                 params: params.clone(),
                 last: admitted.tokens.last().copied().unwrap_or_default(),
                 grammar: grammar.map(|grammar| GrammarRow::new(grammar, answer)),
@@ -282,7 +282,7 @@ impl CudaState {
             .collect();
         let heads = size_of_val(&*admissions) / 4 + 4 * changes.len();
         let words = heads + tokens_at as usize + batch.slots.len();
-        let mailbox = Self::mailbox(device, &mut self.news, words)?;
+        let mailbox = Self::mailbox(device, &mut self.updates, words)?;
         mailbox.post(device, |words| {
             let mut at = 0;
             copy(words, &mut at, &admissions);
@@ -353,7 +353,7 @@ impl CudaState {
                 u64::from(limits.fill),
                 u64::from(limits.row_budget.is_some()),
                 // Room for log-probabilities may move as it grows.
-                self.telling.addresses(*tops).logprobs,
+                self.reported.addresses(*tops).logprobs,
             ])
         };
         (!masked).then(key)

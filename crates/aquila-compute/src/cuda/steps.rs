@@ -1,6 +1,6 @@
 //! The steps of a round, each a launch or a few.
 
-use super::choose::Whose;
+use super::choose::TokensOf;
 use super::device::Device;
 use super::kernels::{Kernel, Kernels};
 use super::layout::{
@@ -95,12 +95,12 @@ impl CudaState {
         // SAFETY: the plan holds as many rows and outputs, and the step writes no more.
         unsafe { device.launch(kernel, grid, 128, 0, &arguments, &names)? };
         match pass {
-            PassRows::Target => self.fetch_queries(device, Whose::Target),
+            PassRows::Target => self.fetch_queries(device, TokensOf::Target),
             PassRows::RecurrentLevel { .. } | PassRows::LayerLevel { .. } => {
-                self.fetch_queries(device, Whose::Level)
+                self.fetch_queries(device, TokensOf::Level)
             }
             PassRows::RecurrentExtend { .. } | PassRows::LayerExtend { layer: 0, .. } => {
-                self.fetch_queries(device, Whose::Seeds)
+                self.fetch_queries(device, TokensOf::Seeds)
             }
             PassRows::LayerExtend { .. } => Ok(()),
         }
@@ -191,19 +191,19 @@ impl CudaState {
             }
             Some(_) => (SIMULATE_RATE, 0.0),
         };
-        let telling = self.telling.addresses(self.round.tops);
+        let reported = self.reported.addresses(self.round.tops);
         let arguments = AcceptArgs {
             state: self.parts,
             logits: logits.parts(),
             rates: self.rates.memory.at(0),
-            logprobs: telling.logprobs,
+            logprobs: reported.logprobs,
             mean,
             simulate: kind,
             size: logits.width as u32,
         };
         let mut names = self.names();
         names.extend(logits.memory().chain([&self.rates.memory]));
-        names.extend(self.telling.memory());
+        names.extend(self.reported.memory());
         let (steps, grid) = (&kernels.steps, [self.round.bound, 1, 1]);
         // SAFETY: the logits are those of the target's pass, of which the state has the outputs.
         unsafe { device.launch(&steps.accept, grid, 32, 0, &arguments, &names)? };

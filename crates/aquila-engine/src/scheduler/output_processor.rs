@@ -87,7 +87,7 @@ impl OutputProcessor {
         let work = move || {
             for message in inbox {
                 let ends = matches!(message, Message::RoundEnds);
-                let reply = processor.hear(message);
+                let reply = processor.deliver(message);
                 // A scheduler that is gone reads no replies; its listeners hear the rest.
                 if ends || reply.is_some() {
                     let _ = outbox.send(reply);
@@ -101,7 +101,7 @@ impl OutputProcessor {
 
     fn tell(&mut self, message: Message) {
         match &mut self.place {
-            Place::Inline { processor, replies } => replies.extend(processor.hear(message)),
+            Place::Inline { processor, replies } => replies.extend(processor.deliver(message)),
             Place::OnThread(OnThread { messages, .. }) => {
                 if let Some(messages) = messages {
                     // The thread catches the panics of listeners, so it is there.
@@ -185,7 +185,7 @@ struct Processor {
 
 impl Processor {
     /// Tells a listener; answers if it ends its request.
-    fn hear(&mut self, message: Message) -> Option<Reply> {
+    fn deliver(&mut self, message: Message) -> Option<Reply> {
         let (request, verdict) = match message {
             Message::Open(request, listener) => {
                 self.listeners.insert(request, listener);

@@ -10,34 +10,25 @@
 
 pub mod contract;
 
-mod admission;
 mod arguments;
 mod attention;
 mod backend;
 mod c_layout;
-mod choose;
 mod copies;
 mod device;
 mod experts;
 mod found;
-mod grammar;
 mod graph;
-mod host_round;
 mod kernels;
 mod launch;
-mod layout;
 mod memory;
 mod operations;
-mod outcome;
 mod plan;
 mod projection;
 mod random;
+mod round;
 mod rows;
-mod seed;
 mod snapshot;
-mod state;
-mod state_sizes;
-mod steps;
 mod tensor_projection;
 mod transfer;
 mod weight;
@@ -48,8 +39,8 @@ pub use found::{FoundDevice, FoundDriver, NEEDED_CUDA, find_driver, try_device};
 pub use graph::{Graph, Mark};
 pub use memory::{CudaKv, CudaRope, CudaTable, CudaVector};
 pub use plan::CudaPlan;
+pub use round::CudaState;
 pub use rows::CudaRows;
-pub use state::CudaState;
 pub use tensor_projection::ProjectionKernel;
 pub use weight::CudaWeight;
 

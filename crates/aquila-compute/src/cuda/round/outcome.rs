@@ -1,13 +1,13 @@
 //! What the host reads of a round: one copy, and more where rows, log-probabilities or trees are asked
 //! for.
 
-use super::c_layout::CStructure;
-use super::copies::HostCopy;
-use super::device::Device;
 use super::host_round::HostRow;
 use super::layout::{ENDED_BY_LENGTH, ENDED_BY_TOKEN, Node, Row};
-use super::rows::CudaRows;
 use super::state::CudaState;
+use crate::cuda::c_layout::CStructure;
+use crate::cuda::copies::HostCopy;
+use crate::cuda::device::Device;
+use crate::cuda::rows::CudaRows;
 use crate::round::{
     self, DraftFeedback, Ended, RequestOutput, Returned, ReturnedRows, VerifiedTree,
 };
@@ -16,7 +16,7 @@ use crate::{Error, Result};
 
 impl CudaState {
     /// Waits for the round and answers what came of each row of its batch.
-    pub(super) fn outputs(
+    pub(in crate::cuda) fn outputs(
         &mut self,
         device: &Device,
         returned: ReturnedRows<'_, CudaRows>,

@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use super::admission::Lists;
 use super::choose::ReportedLogprobs;
-use super::copies::{HostCopy, Mailbox};
-use super::device::{Device, Memory};
 use super::grammar::Masks;
 use super::host_round::{HostRound, HostRow, Needs};
-use super::kernels::Kernels;
-use super::launch::GRID_ROWS;
 use super::layout::{Admission, MOST_GROUPS, Round, State, Task};
 use super::state_sizes::Sizes;
+use crate::cuda::copies::{HostCopy, Mailbox};
+use crate::cuda::device::{Device, Memory};
+use crate::cuda::kernels::Kernels;
+use crate::cuda::launch::GRID_ROWS;
 use crate::round::{Batch, GrammarRow, GraphKey, Proposal, RequestParams, RowWork, StateBounds};
 use crate::{DraftIds, Error, Result};
 
@@ -87,7 +87,7 @@ pub(super) struct HostRequest {
 
 impl CudaState {
     /// Bytes that a state takes.
-    pub(super) fn bytes(bounds: &StateBounds) -> usize {
+    pub(in crate::cuda) fn bytes(bounds: &StateBounds) -> usize {
         let sizes = Sizes::of(bounds);
         let mut bytes: usize = sizes.apart(bounds).iter().sum();
         let counted = sizes.parts(bounds, [0; 7], |more| {
@@ -97,7 +97,7 @@ impl CudaState {
         counted.map_or(0, |_| bytes)
     }
 
-    pub(super) fn new(device: &Device, bounds: StateBounds) -> Result<Self> {
+    pub(in crate::cuda) fn new(device: &Device, bounds: StateBounds) -> Result<Self> {
         let StateBounds { places, shape, .. } = bounds;
         let (steps, topk) = (shape.steps(), shape.topk());
         let sizes = Sizes::of(&bounds);
@@ -184,7 +184,12 @@ impl CudaState {
     }
 
     /// Begins a round.
-    pub(super) fn begin(&mut self, device: &Device, kernels: &Kernels, batch: Batch) -> Result<()> {
+    pub(in crate::cuda) fn begin(
+        &mut self,
+        device: &Device,
+        kernels: &Kernels,
+        batch: Batch,
+    ) -> Result<()> {
         let bound = batch.bound.max(batch.rows.len());
         if bound > self.bounds.places {
             return Err(Error::Device(format!(
@@ -315,7 +320,7 @@ impl CudaState {
 
     /// What the launches of the round depend on, beside the bounds of passes; none where the host has
     /// a part in it.
-    pub(super) fn graph_key(&self) -> Option<GraphKey> {
+    pub(in crate::cuda) fn graph_key(&self) -> Option<GraphKey> {
         // Every field, so that a new one is not forgotten; those that are left out are not about
         // launches, or are on the device.
         let HostRound {

@@ -1,14 +1,14 @@
 //! The choice of tokens: which kernels of `choose.cu` and `weigh.cu` a batch needs.
 
-use super::arguments::Rows;
-use super::c_layout::Address;
-use super::copies::HostCopy;
-use super::device::{Device, Memory};
 use super::host_round::Needs;
-use super::kernels::Kernels;
 use super::layout::{ChooseArgs, State};
-use super::rows::CudaRows;
 use super::state::{CudaState, LISTED, MAXIMA, MOST_PARTS};
+use crate::cuda::arguments::Rows;
+use crate::cuda::c_layout::Address;
+use crate::cuda::copies::HostCopy;
+use crate::cuda::device::{Device, Memory};
+use crate::cuda::kernels::Kernels;
+use crate::cuda::rows::CudaRows;
 use crate::{DraftIds, Error, Result};
 
 /// Words of shared memory for the tokens of a path: `MOST_PATH` in `choice.cuh`.
@@ -105,7 +105,7 @@ impl ReportedLogprobs {
 
 /// Of which pass tokens are chosen.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum TokensOf {
+pub(in crate::cuda) enum TokensOf {
     Target,
     /// A draft's, after the nodes of a level.
     Level,
@@ -116,7 +116,7 @@ pub(super) enum TokensOf {
 impl CudaState {
     /// Answers the queries of the pass that was planned last from output `first` on, as many as there
     /// are logits.
-    pub(super) fn choose(
+    pub(in crate::cuda) fn choose(
         &mut self,
         device: &Device,
         kernels: &Kernels,

@@ -1,8 +1,8 @@
 //! The rows of all running requests and the round that runs, and the arguments of the steps, field for
 //! field as `kernels/state.cuh` has them: a test reads the structures there and compares their layouts.
 
-use super::arguments::{Plan, Rows};
-use super::c_layout::{Address, c_structures};
+use crate::cuda::arguments::{Plan, Rows};
+use crate::cuda::c_layout::{Address, c_structures};
 
 /// Groups that a place has room for: the target's and those of a draft.
 pub(super) const MOST_GROUPS: usize = 1 + crate::round::MOST_DRAFT_GROUPS;
@@ -297,8 +297,8 @@ mod tests {
 
     #[test]
     fn the_state_lies_in_memory_as_the_kernels_read_it() {
-        let own = include_str!("kernels/state.cuh");
-        let all = [include_str!("kernels/arguments.cuh"), own].concat();
+        let own = include_str!("../kernels/state.cuh");
+        let all = [include_str!("../kernels/arguments.cuh"), own].concat();
         compare(own, &all, super::layouts());
     }
 }

@@ -1,7 +1,7 @@
 //! Requests that come, as the device keeps them.
 
-use super::device::{Device, Memory};
 use super::layout::{Sampling, Sequence};
+use crate::cuda::device::{Device, Memory};
 use crate::round::{Admitted, RequestParams, StateBounds, Verify};
 use crate::{Result, sampling};
 

@@ -2,16 +2,20 @@
 
 use std::sync::Arc;
 
-use super::device::Device;
 use super::layout::{SEEDED, SEEDED_WITH_NOTHING, Sequence};
 use super::state::CudaState;
+use crate::cuda::device::Device;
 use crate::round::{Candidates, Verify};
 use crate::sampling::{Candidate, Weights};
 use crate::{Error, Result};
 
 impl CudaState {
     /// Waits for the device and answers what the next tree of the request at `place` begins with.
-    pub(super) fn read_seed(&self, device: &Device, place: usize) -> Result<Option<Candidates>> {
+    pub(in crate::cuda) fn read_seed(
+        &self,
+        device: &Device,
+        place: usize,
+    ) -> Result<Option<Candidates>> {
         let sequence = self.sequence(device, place)?;
         if sequence.seeded != SEEDED {
             return Ok(None);
@@ -35,7 +39,7 @@ impl CudaState {
     }
 
     /// Replaces it.
-    pub(super) fn write_seed(
+    pub(in crate::cuda) fn write_seed(
         &self,
         device: &Device,
         place: usize,

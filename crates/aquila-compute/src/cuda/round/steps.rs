@@ -1,17 +1,17 @@
 //! The steps of a round, each a launch or a few.
 
 use super::choose::TokensOf;
-use super::device::Device;
-use super::kernels::{Kernel, Kernels};
 use super::layout::{
     AcceptArgs, BuildArgs, CompactRowsArgs, CompactSlotsArgs, KeepArgs, PlanArgs, SIMULATE_LENGTH,
     SIMULATE_NOTHING, SIMULATE_RATE, StartArgs, StepArgs,
 };
-use super::memory::CudaKv;
-use super::plan::CudaPlan;
-use super::rows::CudaRows;
 use super::state::{CudaState, copy};
 use crate::Result;
+use crate::cuda::device::Device;
+use crate::cuda::kernels::{Kernel, Kernels};
+use crate::cuda::memory::CudaKv;
+use crate::cuda::plan::CudaPlan;
+use crate::cuda::rows::CudaRows;
 use crate::round::{
     ExtendRows, Extent, KeptLayout, PassRows, Simulate, SimulateMethod, Tree, TreeLimits,
 };
@@ -37,7 +37,7 @@ impl CudaState {
     }
 
     /// Plans the rows of a pass.
-    pub(super) fn plan_rows(
+    pub(in crate::cuda) fn plan_rows(
         &mut self,
         device: &Device,
         kernels: &Kernels,
@@ -106,7 +106,7 @@ impl CudaState {
         }
     }
 
-    pub(super) fn start_trees(
+    pub(in crate::cuda) fn start_trees(
         &mut self,
         device: &Device,
         kernels: &Kernels,
@@ -148,16 +148,16 @@ impl CudaState {
     }
 
     /// Grows the trees by what was proposed.
-    pub(super) fn grow(&self, device: &Device, kernels: &Kernels) -> Result<()> {
+    pub(in crate::cuda) fn grow(&self, device: &Device, kernels: &Kernels) -> Result<()> {
         self.by_block(device, &kernels.steps.grow, 128)
     }
 
     /// Leaves what was proposed as the seeds of trees.
-    pub(super) fn take_seeds(&self, device: &Device, kernels: &Kernels) -> Result<()> {
+    pub(in crate::cuda) fn take_seeds(&self, device: &Device, kernels: &Kernels) -> Result<()> {
         self.by_block(device, &kernels.steps.take_seeds, 64)
     }
 
-    pub(super) fn build_trees(&self, device: &Device, kernels: &Kernels) -> Result<()> {
+    pub(in crate::cuda) fn build_trees(&self, device: &Device, kernels: &Kernels) -> Result<()> {
         let TreeLimits { row_budget, fill } = self.round.limits;
         if !self.bounds.drafts && !fill && row_budget.is_none() {
             return Ok(());
@@ -175,7 +175,7 @@ impl CudaState {
         self.by_block(device, &steps.retain_nodes, 128)
     }
 
-    pub(super) fn accept(
+    pub(in crate::cuda) fn accept(
         &mut self,
         device: &Device,
         kernels: &Kernels,
@@ -233,7 +233,7 @@ impl CudaState {
         Ok(())
     }
 
-    pub(super) fn compact_slots(
+    pub(in crate::cuda) fn compact_slots(
         &self,
         device: &Device,
         kernels: &Kernels,
@@ -260,7 +260,7 @@ impl CudaState {
         unsafe { device.launch(kernel, grid, THREADS as u32, 0, &arguments, &names) }
     }
 
-    pub(super) fn compact_rows(
+    pub(in crate::cuda) fn compact_rows(
         &self,
         device: &Device,
         kernels: &Kernels,
@@ -272,14 +272,14 @@ impl CudaState {
         }
     }
 
-    pub(super) fn publish(&self, device: &Device, kernels: &Kernels) -> Result<()> {
+    pub(in crate::cuda) fn publish(&self, device: &Device, kernels: &Kernels) -> Result<()> {
         match self.bounds.drafts {
             true => self.by_row(device, &kernels.steps.publish),
             false => Ok(()),
         }
     }
 
-    pub(super) fn park_rows(
+    pub(in crate::cuda) fn park_rows(
         &self,
         device: &Device,
         kernels: &Kernels,
@@ -302,7 +302,7 @@ impl CudaState {
         unsafe { device.launch(kernel, grid, THREADS as u32, 0, &arguments, &names) }
     }
 
-    pub(super) fn begin_extend(
+    pub(in crate::cuda) fn begin_extend(
         &self,
         device: &Device,
         kernels: &Kernels,
@@ -317,7 +317,7 @@ impl CudaState {
         unsafe { device.launch(kernel, [1, 1, 1], 256, 0, &arguments, &self.names()) }
     }
 
-    pub(super) fn keep_states(
+    pub(in crate::cuda) fn keep_states(
         &self,
         device: &Device,
         kernels: &Kernels,

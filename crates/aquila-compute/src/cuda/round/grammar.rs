@@ -7,14 +7,14 @@
 
 use cudarc::driver::CudaEvent;
 
-use super::c_layout::CStructure;
 use super::choose::TokensOf;
-use super::copies::{HostCopy, Mailbox};
-use super::device::{Device, Memory, failed};
 use super::host_round::HostRow;
 use super::layout::{ENDED_BY_TOKEN, Node, Offered, Query, Round, Row, State};
 use super::state::{CudaState, HostRequest};
 use crate::Result;
+use crate::cuda::c_layout::CStructure;
+use crate::cuda::copies::{HostCopy, Mailbox};
+use crate::cuda::device::{Device, Memory, failed};
 use crate::round::{Ended, Tree};
 use crate::sampling::Choice;
 

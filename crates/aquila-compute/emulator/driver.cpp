@@ -320,7 +320,7 @@ struct LaunchConfig {
     unsigned grid[3], block[3], shared_bytes;
     void *stream;
 };
-API cuOccupancyMaxActiveClusters(int *count, void *, const LaunchConfig *) { return *count = 2, 0; }
+API cuOccupancyMaxActiveClusters(int *count, void *, const LaunchConfig *) { return *count = 3, 0; }
 API cuLaunchKernelEx(const LaunchConfig *config, void *handle, void **parameters, void **) {
     Lock lock;
     Function &function = *static_cast<Function *>(handle);

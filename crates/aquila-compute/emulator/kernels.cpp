@@ -19,6 +19,8 @@ template <typename Arguments, void (*KERNEL)(Arguments)> struct Entry<KERNEL> {
 
 #define KERNEL(NAME) Entry<&NAME>::of(#NAME, 1)
 #define CLUSTERS(BLOCKS, NAME) Entry<&NAME>::of(#NAME, BLOCKS)
+#define TILES(ROWS, WEIGHTS, SHARED) \
+    CLUSTERS((WEIGHTS) * (SHARED), project_tiles_##ROWS##_##WEIGHTS##x##SHARED), CLUSTERS((WEIGHTS) * (SHARED), project_tiles_##ROWS##_##WEIGHTS##x##SHARED##_gated)
 
 }  // namespace
 
@@ -42,9 +44,8 @@ const Kernel KERNELS[] = {
 #if __CUDA_ARCH__ >= 900
     KERNEL(project_skinny_16), KERNEL(project_skinny_8), KERNEL(project_skinny_gated_16), KERNEL(project_skinny_gated_8),
     KERNEL(project_many), KERNEL(project_many_groups), KERNEL(project_many_gated), KERNEL(project_many_gated_groups),
-    CLUSTERS(2, project_tiles_2), CLUSTERS(2, project_tiles_2_groups), CLUSTERS(2, project_tiles_2_gated),
-    CLUSTERS(2, project_tiles_2_gated_groups), CLUSTERS(4, project_tiles_4), CLUSTERS(4, project_tiles_4_groups),
-    CLUSTERS(4, project_tiles_4_gated), CLUSTERS(4, project_tiles_4_gated_groups),
+    TILES(32, 1, 2), TILES(32, 1, 4), TILES(64, 1, 2), TILES(64, 1, 4), TILES(128, 1, 2), TILES(128, 1, 4),
+    TILES(128, 2, 1), TILES(128, 2, 2), TILES(128, 2, 4),
     CLUSTERS(SLICES, project_middle_32), CLUSTERS(SLICES, project_middle_64), CLUSTERS(SLICES, project_middle_128),
     CLUSTERS(SLICES, project_middle_gated_32), CLUSTERS(SLICES, project_middle_gated_64),
     CLUSTERS(SLICES, project_middle_gated_128),

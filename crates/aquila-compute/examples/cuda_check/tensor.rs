@@ -3,7 +3,7 @@
 use std::thread;
 
 use aquila_compute::cuda::{
-    CudaBackend, CudaRows, CudaVector, CudaWeight, ProjectionKernel, contract,
+    CudaBackend, CudaRows, CudaVector, CudaWeight, ProjectionKernel, TILE_SHAPES, contract,
 };
 use aquila_compute::{
     Accumulate, Activation, Backend, HeadShape, HostTensor, Normed, PlanBounds, Result,
@@ -363,10 +363,19 @@ pub fn check_kernels(
     small: bool,
     findings: &mut Findings,
 ) -> Result<()> {
-    use ProjectionKernel::{Many, Middle, Pairs, Quads, Wide};
-    for kernel in [Middle, Many, Pairs, Quads, Wide] {
+    use ProjectionKernel::{Many, Middle, Tiles, Wide};
+    let tiles = TILE_SHAPES.into_iter().map(Tiles);
+    for kernel in [Middle, Many, Wide].into_iter().chain(tiles) {
         b.prefer_projection(Some(kernel));
         let mut checks = Checks { b, random, findings };
+        let tiles = matches!(kernel, Tiles(_));
+        if small && tiles {
+            // Tiles that several clusters have parts of: of one group of inputs, and of two.
+            checks.projection(100, 264, &[20, 70])?;
+            checks.projection(330, 264, &[270])?;
+            checks.projection(130, 4136, &[40])?;
+            continue;
+        }
         if small {
             checks.projection(301, 100, &[1, 129])?;
             checks.projection(32, 4200, &[7])?;
@@ -378,6 +387,10 @@ pub fn check_kernels(
             [(16, 32), (6, 8), (301, 1000), (160, 4096), (544, 4128), (96, 14336)]
         {
             checks.projection(outputs, inputs, &[1, 17, 64, 129, 257, 600])?;
+        }
+        let of_tiles = [(128, 256), (100, 4096), (700, 512), (300, 8232), (1000, 14336)];
+        for (outputs, inputs) in of_tiles.into_iter().filter(|_| tiles) {
+            checks.projection(outputs, inputs, &[20, 40, 70, 130, 300])?;
         }
         for (outputs, inputs) in [(6144, 4096), (4096, 14336)] {
             checks.large_projection(

@@ -58,7 +58,7 @@ c_structures! {
     }
 
     /// Arguments of `project_tiles*`.
-    Tiles { rows: TensorMap, project: Project }
+    Tiles { rows: TensorMap, project: Project, grain: u32, pieces: u32 }
 
     /// Arguments of `project_plain_*`.
     PlainProject {

@@ -14,6 +14,7 @@ use cudarc::driver::{CudaContext, result};
 
 use super::contract::SLICES;
 use super::device::{Device, failed};
+use super::tile_projection::{TILE_SHAPES, TileShape};
 use crate::{Error, Result};
 
 /// Machine code for compute capability 9.0.
@@ -93,18 +94,17 @@ pub(super) struct TensorProjections {
     pub(super) middle: Option<([[Kernel; 3]; 2], usize)>,
     /// For more rows, and those of gates and ups; with one group of inputs and with more; Hopper's alone.
     pub(super) many: Option<[[Kernel; 2]; 2]>,
-    /// For many rows in tiles that clusters of two and of four share; Hopper's alone.
-    pub(super) tiles: Option<[Tiles; 2]>,
+    /// In tiles that the thread blocks of a cluster share; Hopper's alone.
+    pub(super) tiles: Option<Vec<Tiles>>,
     /// For tiles of 64 and of 128 rows; with one group of inputs and with more.
     pub(super) wide: [[Kernel; 2]; 2],
 }
 
-/// The kernels of `project_tiles.cu` for one size of cluster.
+/// The kernels of `project_tiles.cu` of one shape.
 pub(super) struct Tiles {
-    /// Those of gates and ups second; with one group of inputs and with more.
-    pub(super) kernels: [[Kernel; 2]; 2],
-    /// Thread blocks of a cluster.
-    pub(super) blocks: usize,
+    pub(super) shape: TileShape,
+    /// That of gates and ups second.
+    pub(super) kernels: [Kernel; 2],
     /// Clusters that a device runs at a time.
     pub(super) clusters: usize,
 }
@@ -309,16 +309,16 @@ impl Kernels {
                 two("project_many_gated", ["", "_groups"])?,
             ]),
         };
-        let tiles_of = |blocks: usize| -> Result<Tiles> {
-            let name = format!("project_tiles_{blocks}");
-            let kernels =
-                [two(&name, ["", "_groups"])?, two(&format!("{name}_gated"), ["", "_groups"])?];
-            let clusters = clusters(&kernels[0][0], blocks, TILES_THREADS, shared_bytes)?;
-            Ok(Tiles { kernels, blocks, clusters })
+        let tiles_of = |shape: TileShape| -> Result<Tiles> {
+            let TileShape { rows, share_weights, share_rows } = shape;
+            let name = format!("project_tiles_{rows}_{share_weights}x{share_rows}");
+            let kernels = two(&name, ["", "_gated"])?;
+            let clusters = clusters(&kernels[0], shape.blocks(), TILES_THREADS, shared_bytes)?;
+            Ok(Tiles { shape, kernels, clusters })
         };
-        let tiles = match load("project_tiles_2") {
+        let tiles = match load("project_many") {
             Err(_) => None,
-            Ok(_) => Some([tiles_of(2)?, tiles_of(4)?]),
+            Ok(_) => Some(TILE_SHAPES.into_iter().map(tiles_of).collect::<Result<_>>()?),
         };
         let steps = Steps {
             admit: load("admit")?,

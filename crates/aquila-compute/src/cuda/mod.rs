@@ -30,6 +30,7 @@ mod round;
 mod rows;
 mod snapshot;
 mod tensor_projection;
+mod tile_projection;
 mod transfer;
 mod weight;
 
@@ -42,6 +43,7 @@ pub use plan::CudaPlan;
 pub use round::CudaState;
 pub use rows::CudaRows;
 pub use tensor_projection::ProjectionKernel;
+pub use tile_projection::{TILE_SHAPES, TileShape};
 pub use weight::CudaWeight;
 
 /// How a [`CudaBackend`] multiplies and adds.

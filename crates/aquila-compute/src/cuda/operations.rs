@@ -55,7 +55,7 @@ impl Backend for CudaBackend {
 
     fn pack(&self, parts: &[HostTensor], format: WeightFormat) -> Result<CudaWeight> {
         let weight = CudaWeight::new(&self.device, &self.kernels, parts, format, self.arithmetic)?;
-        self.projections.prepare(&self.device, &weight)?;
+        self.projections.prepare(&self.device, &self.kernels.project_tensor, &weight)?;
         Ok(weight)
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use super::arguments;
 use super::contract::{PAIR, SLICES};
 use super::device::{Device, Memory};
-use super::kernels::{Kernels, MIDDLE_ROWS};
+use super::kernels::{Kernels, MIDDLE_ROWS, TensorProjections, Tiles};
 use super::memory::CudaVector;
 use super::rows::CudaRows;
 use super::tensor_projection::{ProjectionKernel, SKINNY_ROWS, UNIT_OUTPUTS};
@@ -16,12 +16,11 @@ use crate::{Accumulate, Error, Result};
 /// from twice as many on a norm of its own is expected to be as fast.
 const NORMED_ROWS: usize = 4;
 
-/// Sums of groups that wait for the others, and how many have arrived.
+/// Sums of groups, or of parts of them, that wait for the others, and how many have arrived.
 #[derive(Clone)]
 pub(super) struct Partials {
     pub(super) sums: Memory,
     pub(super) arrivals: Memory,
-    bytes: usize,
 }
 
 /// What the projections of one device share.
@@ -51,31 +50,47 @@ impl Projections {
     }
 
     /// Makes room for the sums that a projection needs, so that no pass has to.
-    pub(super) fn prepare(&self, device: &Device, weight: &CudaWeight) -> Result<()> {
-        if weight.layout != Layout::Tiles || weight.groups() == 1 {
+    pub(super) fn prepare(
+        &self,
+        device: &Device,
+        kernels: &TensorProjections,
+        weight: &CudaWeight,
+    ) -> Result<()> {
+        if weight.layout != Layout::Tiles {
             return Ok(());
         }
         let outputs = weight.outputs.next_multiple_of(UNIT_OUTPUTS);
-        let bytes = weight.groups() * outputs * MIDDLE_ROWS[2] * 4;
+        let of_groups = match weight.groups() {
+            1 => 0,
+            groups => groups * outputs * MIDDLE_ROWS[2] * 4,
+        };
+        // What a thread block leaves, and how many there are at most.
+        let preferred =
+            |tiles: &&Tiles| Some(ProjectionKernel::Tiles(tiles.shape)) == self.preferred;
+        let tiles = kernels.tiles.iter().flatten().find(preferred);
+        let (of_block, blocks) = tiles.map_or((0, 0), |tiles| {
+            let (pieces, bytes) = tiles.shape.pieces(weight);
+            (pieces * bytes, tiles.clusters * tiles.shape.blocks())
+        });
+        let bytes = of_groups.max(of_block * blocks);
+        // One for each thread block that adds the sums of a column or a tile, a cluster's at the least.
+        let arrivals = self.multiprocessors.max(SLICES).max(blocks);
         let mut partials = self.partials.lock().unwrap_or_else(PoisonError::into_inner);
-        if partials.as_ref().is_none_or(|partials| partials.bytes < bytes) {
+        let fits = |partials: &Partials| {
+            partials.sums.bytes() >= bytes && partials.arrivals.bytes() >= 4 * arrivals
+        };
+        if bytes > 0 && !partials.as_ref().is_some_and(fits) {
             *partials = Some(Partials {
                 sums: device.allocate_uncompared("sums of projections", bytes)?,
-                // One for each thread block that adds the sums of a column, a cluster's at the least.
-                arrivals: device
-                    .allocate("sums of projections", 4 * self.multiprocessors.max(SLICES))?,
-                bytes,
+                arrivals: device.allocate("sums of projections", 4 * arrivals)?,
             });
         }
         Ok(())
     }
 
-    /// Where sums of groups wait, if the weight has more than one.
-    pub(super) fn partials(&self, weight: &CudaWeight) -> Option<Partials> {
-        match weight.groups() {
-            1 => None,
-            _ => self.partials.lock().unwrap_or_else(PoisonError::into_inner).clone(),
-        }
+    /// Where sums wait for others.
+    pub(super) fn partials(&self) -> Option<Partials> {
+        self.partials.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether gates and ups can be multiplied where they are summed up.

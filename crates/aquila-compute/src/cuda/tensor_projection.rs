@@ -1,18 +1,14 @@
 //! Projections by tensor cores: which kernel runs, and how its work is divided.
 
-use cudarc::driver::sys::{
-    CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion,
-    CUtensorMapSwizzle, cuTensorMapEncodeTiled,
-};
-
-use super::arguments::{self, TensorMap};
+use super::arguments;
 use super::contract::{GROUP, PAIR, SLICES};
-use super::device::{Device, Memory, failed};
+use super::device::{Device, Memory};
 use super::kernels::{
     Kernel, MIDDLE_ROWS, MIDDLE_THREADS, TILES_THREADS, TensorProjections, Tiles,
 };
 use super::projection::{Projection, Projections, names};
 use super::rows::CudaRows;
+use super::tile_projection::TileShape;
 use super::weight::TILE;
 use crate::{Accumulate, Error, Result};
 
@@ -37,13 +33,6 @@ const MANY_TILES: usize = 8;
 const MANY_STAGES: usize = 6;
 const MANY_BLOCKS: usize = 2;
 const MANY_THREADS: u32 = 384;
-/// Rows and outputs of a thread block of `project_tiles.cu`, its stages, their bytes, and the inputs of
-/// one.
-const TILES_ROWS: usize = 128;
-const TILES_OUTPUTS: usize = 128;
-const TILES_STAGES: usize = 6;
-const TILES_STAGE_BYTES: usize = 32 << 10;
-const TILES_INPUTS: usize = 64;
 /// Rows of the small tile of `project_wide.cu`, and outputs of both tiles.
 const WIDE_ROWS: [usize; 2] = [64, 128];
 const WIDE_OUTPUTS: [usize; 2] = [32, 128];
@@ -60,10 +49,8 @@ pub enum ProjectionKernel {
     Middle,
     /// `project_many.cu`.
     Many,
-    /// `project_tiles.cu` in clusters of two.
-    Pairs,
-    /// `project_tiles.cu` in clusters of four.
-    Quads,
+    /// `project_tiles.cu`.
+    Tiles(TileShape),
     /// `project_wide.cu`.
     Wide,
 }
@@ -89,7 +76,12 @@ impl Projections {
         out: &mut CudaRows,
     ) -> Result<()> {
         let &Projection { weight, bias, input, norm, rows, accumulate } = projection;
-        let partials = self.partials(weight);
+        let kernel = self.kernel_of(kernels, projection, gated);
+        // What is preferred may have been chosen after the weight was packed.
+        if matches!(kernel, ProjectionKernel::Tiles(_)) {
+            self.prepare(device, kernels, weight)?;
+        }
+        let partials = self.partials();
         let arguments = arguments::Project {
             input: input.parts(),
             out: out.parts(),
@@ -111,7 +103,7 @@ impl Projections {
         let launch = Launch { device, projection, gated, arguments, names };
         let gated = usize::from(gated);
         let grouped = usize::from(weight.groups() > 1);
-        match (self.kernel_of(kernels, projection, launch.gated), kernels) {
+        match (kernel, kernels) {
             (ProjectionKernel::Skinny, TensorProjections { skinny: Some(skinny), .. }) => {
                 self.skinny(launch, &skinny[gated])
             }
@@ -121,11 +113,11 @@ impl Projections {
             (ProjectionKernel::Many, TensorProjections { many: Some(many), .. }) => {
                 launch.many(&many[gated][grouped])
             }
-            (ProjectionKernel::Pairs, TensorProjections { tiles: Some([pairs, _]), .. }) => {
-                launch.tiles(pairs, &pairs.kernels[gated][grouped])
-            }
-            (ProjectionKernel::Quads, TensorProjections { tiles: Some([_, quads]), .. }) => {
-                launch.tiles(quads, &quads.kernels[gated][grouped])
+            (ProjectionKernel::Tiles(shape), TensorProjections { tiles: Some(tiles), .. }) => {
+                let of_shape = tiles.iter().find(|tiles| tiles.shape == shape);
+                let of_shape = of_shape
+                    .ok_or_else(|| Error::Device(format!("no kernel has tiles of {shape:?}")))?;
+                self.tiles(launch, of_shape, &of_shape.kernels[gated])
             }
             (_, TensorProjections { wide, .. }) => {
                 let size = usize::from(rows > WIDE_ROWS[0]);
@@ -141,13 +133,13 @@ impl Projections {
         projection: &Projection<'_>,
         gated: bool,
     ) -> ProjectionKernel {
-        use ProjectionKernel::{Many, Middle, Pairs, Quads, Skinny, Wide};
-        let &Projection { norm, rows, .. } = projection;
+        use ProjectionKernel::{Many, Middle, Skinny, Tiles, Wide};
+        let &Projection { weight, norm, rows, .. } = projection;
         let takes = |kernel: ProjectionKernel| match kernel {
             Skinny => kernels.skinny.is_some() && rows <= SKINNY_ROWS,
             Middle => kernels.middle.is_some(),
             Many => kernels.many.is_some(),
-            Pairs | Quads => kernels.tiles.is_some(),
+            Tiles(_) => kernels.tiles.is_some() && TileShape::takes(weight),
             Wide => !gated,
         };
         let preferred = self.preferred.filter(|&kernel| norm.is_none() && takes(kernel));
@@ -206,6 +198,24 @@ impl Projections {
         }
         Ok(())
     }
+
+    fn tiles(&self, mut launch: Launch<'_>, tiles: &Tiles, kernel: &Kernel) -> Result<()> {
+        let &Projection { weight, input, rows, .. } = launch.projection;
+        let division = tiles.shape.divide(weight, launch.gated, rows, tiles.clusters);
+        let (stages, shared) = tiles.shape.shared(weight, launch.gated, self.shared_bytes);
+        launch.arguments.stages = stages as u32;
+        launch.arguments.last_pass = u32::from(division.row_tiles == 1);
+        let arguments = arguments::Tiles {
+            rows: tiles.shape.rows_of(input, rows)?,
+            project: launch.arguments,
+            grain: division.grain as u32,
+            pieces: tiles.shape.pieces(weight).0 as u32,
+        };
+        let grid = [division.clusters * tiles.shape.blocks(), 1, 1];
+        let Launch { device, names, .. } = &launch;
+        // SAFETY: as in `Launch::run`; the map is of the input's rows, and `prepare` made room for pieces.
+        unsafe { device.launch(kernel, grid, TILES_THREADS, shared, &arguments, names) }
+    }
 }
 
 impl Launch<'_> {
@@ -236,25 +246,6 @@ impl Launch<'_> {
         self.run(kernel, [rows.div_ceil(MANY_ROWS), units, 1], MANY_THREADS, shared)
     }
 
-    fn tiles(&self, of: &Tiles, kernel: &Kernel) -> Result<()> {
-        let &Projection { weight, input, rows, .. } = self.projection;
-        let outputs = weight.outputs.div_ceil(TILE) * TILE;
-        let units = match self.gated {
-            true => (outputs / 2).div_ceil(TILES_OUTPUTS / 2),
-            false => outputs.div_ceil(TILES_OUTPUTS),
-        };
-        let sharing_rows = of.blocks / 2;
-        let tiles = rows.div_ceil(2 * TILES_ROWS) * units.div_ceil(sharing_rows);
-        let ups = if self.gated { TILES_ROWS * TILES_OUTPUTS / 2 * 4 } else { 0 };
-        // Stages begin at a multiple of 1,024 bytes.
-        let shared = 1024 + TILES_STAGES * (TILES_STAGE_BYTES + 2 * 8) + ups;
-        let map = tensor_map(input, rows, TILES_ROWS / sharing_rows)?;
-        let arguments = arguments::Tiles { rows: map, project: self.arguments };
-        let grid = [of.clusters.min(tiles) * of.blocks, 1, 1];
-        // SAFETY: as in `run`; the map is of the input's rows.
-        unsafe { self.device.launch(kernel, grid, TILES_THREADS, shared, &arguments, &self.names) }
-    }
-
     fn wide(&self, kernel: &Kernel, size: usize) -> Result<()> {
         if self.gated {
             return Err(Error::Device("gates of many rows are not computed in one launch".into()));
@@ -265,33 +256,4 @@ impl Launch<'_> {
         let shared = WIDE_STAGES * (tile_rows * ROW_BYTES + tile_outputs * 2 * PAIR);
         self.run(kernel, grid, 256, shared)
     }
-}
-
-/// The first `rows` rows for the copy engine, in swizzled boxes of so many.
-fn tensor_map(input: &CudaRows, rows: usize, box_rows: usize) -> Result<TensorMap> {
-    let parts = input.parts();
-    let sizes = [u64::from(parts.stride), rows as u64];
-    let strides = [2 * u64::from(parts.stride)];
-    let tile = [TILES_INPUTS as u32, box_rows as u32];
-    let mut map = TensorMap::default();
-    // SAFETY: the map is as large and as aligned as the driver's; the sizes lie on this stack.
-    unsafe {
-        cuTensorMapEncodeTiled(
-            (&raw mut map).cast(),
-            CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            2,
-            parts.halves as *mut std::ffi::c_void,
-            sizes.as_ptr(),
-            strides.as_ptr(),
-            tile.as_ptr(),
-            [1, 1].as_ptr(),
-            CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-            CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-            CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
-    }
-    .result()
-    .map_err(failed("describing rows to the copy engine"))?;
-    Ok(map)
 }

@@ -1,172 +1,384 @@
-// Projections of many rows, in tiles that thread blocks of a cluster share, with the sums of
+// Projections of more than 16 rows in tiles that the thread blocks of a cluster share, with the sums of
 // `project_skinny.cu`. Nothing chooses it yet: `cuda_check` compares and times it.
 //
-// A thread block makes 128 outputs of 128 rows: two warpgroups multiply, 64 outputs each, and one warp
-// fetches. A cluster makes the outputs of 256 rows: two thread blocks share weights, and with four of
-// them, which make 256 outputs, two share rows, too. Each fetches its part of what it shares, and the
-// copy engine writes that to all who share it. So a stage takes three quarters or half of the bytes of
-// the cache that it takes where each thread block fetches for itself. The slices of a group come one
-// after the other; each is added to the sum of those before it.
+// A thread block makes 128 outputs of ROWS rows: two warpgroups multiply, 64 outputs each, and one warp
+// fetches. Of a cluster, SHARE_WEIGHTS thread blocks have the same outputs of other rows, and SHARE_ROWS
+// other outputs of the same rows. Each fetches its part of what it shares, and the copy engine writes
+// that to all who share it.
+//
+// The slices of all tiles of a cluster, in order, are cut into as many ranges as there are clusters, so
+// that all have as much to do (as in a stream-K product). A slice is one chain of steps; slices are added
+// in order. Of a tile whose slices are in several ranges, each thread block leaves pieces in memory: a
+// slice, or what it makes of a group from the group's first slice on. The last one to leave a piece of a
+// tile adds them, in order.
 
 #include "tensor.cuh"
 
 #if __CUDA_ARCH__ >= 900
 
-#define TILES_ROWS 128
 #define TILES_WEIGHTS 8   // tiles of 16 outputs, four for each warpgroup
 #define TILES_BLOCKS 2    // blocks of 32 inputs of a stage
-#define TILES_STAGES 6
+#define TILES_STEPS (2 * TILES_BLOCKS)
 #define TILES_ROW_BYTES (TILES_BLOCKS * 64)
-#define TILES_STAGE_ROWS (TILES_ROWS * TILES_ROW_BYTES)
-#define TILES_STAGE (TILES_STAGE_ROWS + TILES_WEIGHTS * TILES_BLOCKS * BLOCK_BYTES)
+#define TILES_STAGE_WEIGHTS (TILES_WEIGHTS * TILES_BLOCKS * BLOCK_BYTES)
 #define TILES_MULTIPLIERS 256
 #define TILES_FETCHERS 128  // a warpgroup, of which one warp fetches
+#define TILES_MOST_STAGES 8
 static_assert(TILES_ROW_BYTES == 128, "rows are swizzled by 128 bytes");
 
-// What a thread block does of one tile of its cluster.
-struct SharedTile {
-    u32 first_row, unit;
-    // Tiles are numbered pair of rows by pair of rows, so that those which read the same weights run at
-    // the same time.
-    __device__ __forceinline__ SharedTile(u32 number, u32 row_pairs, u32 rank, u32 units)
-        : first_row((number % row_pairs * 2 + rank % 2) * TILES_ROWS), unit(number / row_pairs * units + rank / 2) {}
+// The stages of a range of slices, in order: up to TILES_BLOCKS blocks each, never of two slices. A slice
+// has a block at least.
+struct RangeStages {
+    const Cut &cut;
+    u32 slice, last;          // among those of all tiles, and where the range ends
+    u32 tile, all, of_tile;   // the tile, its slices, and the slice among them
+    u32 group, group_blocks;  // where the group begins, and its blocks
+    u32 block, end;           // of the slice: what comes next, and where it ends
+    bool begins;              // the slice
+    __device__ __forceinline__ RangeStages(const Cut &cut, u32 first, u32 last)
+        : cut(cut), slice(first), last(last), all(cut.groups * SLICES) {
+        tile = slice / all, of_tile = slice % all;
+        enter_group(), enter_slice();
+    }
+    __device__ __forceinline__ void enter_group() {
+        u32 g = of_tile / SLICES;
+        group = cut.group(g), group_blocks = cut.group(g + 1) - group;
+    }
+    __device__ __forceinline__ void enter_slice() {
+        u32 s = of_tile % SLICES;
+        block = group + s * group_blocks / SLICES, end = group + (s + 1) * group_blocks / SLICES, begins = true;
+    }
+    __device__ __forceinline__ bool more() const { return slice < last; }
+    __device__ __forceinline__ u32 blocks() const { return min((u32)TILES_BLOCKS, end - block); }
+    __device__ __forceinline__ bool ends_slice() const { return end - block <= TILES_BLOCKS; }
+    __device__ __forceinline__ bool is_last() const { return ends_slice() && slice + 1 == last; }
+    __device__ __forceinline__ void next() {
+        begins = false;
+        if (!ends_slice()) {
+            block += TILES_BLOCKS;
+            return;
+        }
+        slice++;
+        if (++of_tile == all) of_tile = 0, tile++;
+        if (of_tile % SLICES == 0) enter_group();
+        enter_slice();
+    }
 };
 
-// CLUSTER: two or four thread blocks. GATED: the first warpgroup's tiles are gates, the second's their
-// ups. GROUPS: whether there is more than one group, and so a third level of sums.
-template <u32 CLUSTER, bool GATED, bool GROUPS> __device__ void tiles(const TilesArgs &args) {
-    constexpr int CELLS = TILES_ROWS / 8;
-    // How many share a thread block's rows, and each of its barriers.
-    constexpr u32 SHARING_ROWS = CLUSTER / 2, SHARING = SHARING_ROWS + 1;
-    const ProjectArgs &a = args.project;
-    u8 *shared = dynamic_shared();
-    u32 thread = threadIdx.x, warp = __shfl_sync(FULL, thread / 32, 0), lane = thread % 32;
-    u32 stages = (shared_address(shared) + 1023) / 1024 * 1024;
-    float *ups = reinterpret_cast<float *>(shared + (stages - shared_address(shared)) + TILES_STAGES * TILES_STAGE);
-    u32 full = stages + TILES_STAGES * TILES_STAGE + (GATED ? TILES_ROWS * 64 * 4 : 0), empty = full + TILES_STAGES * 8;
-    Cut cut(a.inputs);
-    u32 rank = blockIdx.x % CLUSTER, cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
-    u32 all = (a.outputs + 15) / 16, half = all / 2, of_unit = GATED ? TILES_WEIGHTS / 2 : TILES_WEIGHTS;
-    u32 units = ((GATED ? half : all) + of_unit - 1) / of_unit, row_pairs = (a.rows + 2 * TILES_ROWS - 1) / (2 * TILES_ROWS);
-    u32 tiles = row_pairs * ((units + SHARING_ROWS - 1) / SHARING_ROWS);
-    // Who shares this thread block's weights, and its rows.
-    u32 of_weights = rank ^ 1, of_rows = rank ^ (CLUSTER == 4 ? 2 : 0);
-    // The number of a unit's tile of outputs; beyond the last it may be too large.
-    auto tile_of = [&](u32 unit, u32 t) { return unit * of_unit + t % of_unit + t / of_unit * half; };
+// The clusters that have pieces of a tile.
+struct Holders {
+    u32 first, end;
+};
 
-    let_next_begin();
-    if (thread == 0) {
-        for (u32 s = 0; s < TILES_STAGES; s++) {
-            barrier_init(full + s * 8, 1);
-            // The multiplying warps of all thread blocks that what is fetched here goes to.
-            barrier_init(empty + s * 8, SHARING * TILES_MULTIPLIERS / 32);
-        }
-        publish_barriers();
+// A place in the ring.
+struct Place {
+    u32 stage = 0, phase = 0;
+    __device__ __forceinline__ void next(u32 stages) {
+        if (++stage == stages) stage = 0, phase ^= 1;
     }
-    __syncwarp();
-    meet_cluster();
+};
 
-    if (warp >= TILES_MULTIPLIERS / 32) {
-        give_registers<40>();
-        if (warp == TILES_MULTIPLIERS / 32) {
-            auto fetch_weights = [&](u32 item, const SharedTile &tile, const Stages<TILES_BLOCKS> &at) {
-                u32 stage = item % TILES_STAGES, bytes = at.blocks() * BLOCK_BYTES;
-                if (lane == 0) barrier_expect(full + stage * 8, TILES_STAGE_ROWS + TILES_WEIGHTS * bytes);
-                __syncwarp();
-                if (lane >= TILES_WEIGHTS / 2) return;
-                u32 t = rank % 2 * (TILES_WEIGHTS / 2) + lane;
-                size_t block = (size_t)min(tile_of(tile.unit, t), all - 1) * cut.blocks + at.block;
-                share_weights(stages + stage * TILES_STAGE + TILES_STAGE_ROWS + t * TILES_BLOCKS * BLOCK_BYTES, a.weight + block * BLOCK_BYTES,
-                              bytes, full + stage * 8, 1u << rank | 1u << of_weights);
-            };
-            auto fetch_rows = [&](u32 item, const SharedTile &tile, const Stages<TILES_BLOCKS> &at) {
-                u32 stage = item % TILES_STAGES, first = rank / 2 * (TILES_ROWS / SHARING_ROWS);
-                if (lane == 0)
-                    share_rows(stages + stage * TILES_STAGE + first * TILES_ROW_BYTES, args.rows, at.block * 32, tile.first_row + first,
-                               full + stage * 8, 1u << rank | 1u << of_rows);
-            };
-            // Weights are there before the rows are.
-            u32 ahead = 0;
-            for (Stages<TILES_BLOCKS> at(cut); cluster < tiles && ahead < TILES_STAGES && at.more(); at.next(), ahead++)
-                fetch_weights(ahead, SharedTile(cluster, row_pairs, rank, SHARING_ROWS), at);
-            wait_for_inputs();
-            u32 item = 0;
-            for (u32 number = cluster; number < tiles; number += clusters) {
-                SharedTile tile(number, row_pairs, rank, SHARING_ROWS);
-                for (Stages<TILES_BLOCKS> at(cut); at.more(); at.next(), item++) {
-                    if (item >= TILES_STAGES) barrier_wait(empty + item % TILES_STAGES * 8, (item / TILES_STAGES + 1) & 1);
-                    if (item >= ahead) fetch_weights(item, tile, at);
-                    fetch_rows(item, tile, at);
-                }
+// GATED: the first warpgroup's tiles are gates, the second's their ups.
+template <u32 ROWS, u32 SHARE_WEIGHTS, u32 SHARE_ROWS, bool GATED> struct TileProjection {
+    static constexpr u32 CELLS = ROWS / 8, STAGE_ROWS = ROWS * TILES_ROW_BYTES, STAGE = STAGE_ROWS + TILES_STAGE_WEIGHTS;
+    static constexpr u32 CLUSTER = SHARE_WEIGHTS * SHARE_ROWS, SHARING = SHARE_WEIGHTS + SHARE_ROWS - 1;
+    static constexpr u32 PIECE = CELLS * TILES_MULTIPLIERS;  // values of four of a piece
+    typedef float Sums[CELLS][4];
+
+    const TilesArgs &args;
+    const ProjectArgs &a;
+    Cut cut;
+    u32 thread, warp, lane, rank, cluster, clusters;
+    u32 stages, full, empty;  // where they are
+    float4 *held, *ups;       // a thread's sums of the groups before, and those of ups
+    u32 *last_one;
+    u32 all, half, of_unit, row_tiles, ranges;  // tiles of 16 outputs; clusters' tiles of rows; cuts of all slices
+
+    __device__ __forceinline__ TileProjection(const TilesArgs &args) : args(args), a(args.project), cut(args.project.inputs) {
+        thread = threadIdx.x, warp = __shfl_sync(FULL, thread / 32, 0), lane = thread % 32;
+        rank = blockIdx.x % CLUSTER, cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
+        u8 *shared = dynamic_shared();
+        u32 start = shared_address(shared);
+        stages = (start + 1023) / 1024 * 1024;
+        full = stages + a.stages * STAGE, empty = full + TILES_MOST_STAGES * 8;
+        u8 *behind = shared + (empty - start) + TILES_MOST_STAGES * 8;
+        last_one = reinterpret_cast<u32 *>(behind);
+        // Each warpgroup has a part. The sums of ups are in the second's, which is all that there is where
+        // there is one group.
+        held = reinterpret_cast<float4 *>(behind + 16) + thread % 128;
+        ups = held + (cut.groups > 1 ? CELLS * 128 : 0);
+        if (thread >= 128) held = ups;
+        all = (a.outputs + 15) / 16, half = all / 2, of_unit = GATED ? TILES_WEIGHTS / 2 : TILES_WEIGHTS;
+        row_tiles = (a.rows + SHARE_WEIGHTS * ROWS - 1) / (SHARE_WEIGHTS * ROWS);
+        u32 units = ((GATED ? half : all) + of_unit - 1) / of_unit;
+        ranges = row_tiles * ((units + SHARE_ROWS - 1) / SHARE_ROWS) * (cut.groups * SLICES / args.grain);
+    }
+
+    // The first slice of a cluster's range.
+    __device__ __forceinline__ u32 range(u32 cluster) const { return (u32)((u64)cluster * ranges / clusters) * args.grain; }
+    // The cluster in whose range a slice is.
+    __device__ __forceinline__ u32 cluster_of(u32 slice) const { return (u32)(((u64)(slice / args.grain + 1) * clusters - 1) / ranges); }
+    // Tiles are numbered row by row of tiles, so that those which read the same weights run at about the
+    // same time.
+    __device__ __forceinline__ u32 first_row(u32 tile) const { return (tile % row_tiles * SHARE_WEIGHTS + rank % SHARE_WEIGHTS) * ROWS; }
+    __device__ __forceinline__ u32 unit(u32 tile) const { return tile / row_tiles * SHARE_ROWS + rank / SHARE_WEIGHTS; }
+    // The number of a unit's tile of outputs; beyond the last it may be too large.
+    __device__ __forceinline__ u32 tile_of(u32 unit, u32 t) const { return unit * of_unit + t % of_unit + t / of_unit * half; }
+    // The thread blocks that share this one's weights, then those that share its rows.
+    __device__ __forceinline__ u32 sharing(u32 i) const {
+        return i < SHARE_WEIGHTS ? rank / SHARE_WEIGHTS * SHARE_WEIGHTS + i
+                                 : rank % SHARE_WEIGHTS + (rank / SHARE_WEIGHTS + i - SHARE_WEIGHTS + 1) % SHARE_ROWS * SHARE_WEIGHTS;
+    }
+
+    __device__ __forceinline__ void start() const {
+        if (thread == 0) {
+            for (u32 s = 0; s < a.stages; s++) {
+                barrier_init(full + s * 8, 1);
+                // The multiplying warps of all thread blocks that what is fetched here goes to.
+                barrier_init(empty + s * 8, SHARING * TILES_MULTIPLIERS / 32);
             }
+            publish_barriers();
         }
         __syncwarp();
         meet_cluster();
-        return;
     }
 
-    take_registers<232>();
-    wait_for_inputs();
-    float total[GROUPS ? CELLS : 1][4], sum[CELLS][4], c[CELLS][4];
-    u32 from = stages + TILES_STAGE_ROWS + warp * TILES_BLOCKS * BLOCK_BYTES + lane * 16, item = 0;
-    for (u32 number = cluster; number < tiles; number += clusters) {
-        for (u32 g = 0; g < cut.groups; g++) {
-            for (u32 s = 0; s < SLICES; s++) {
-#pragma unroll
-                for (int e = 0; e < CELLS * 4; e++) c[e / 4][e % 4] = 0.0f;
-                u32 end = cut.slice(g, s + 1);
-                for (u32 block = cut.slice(g, s); block < end; block += TILES_BLOCKS, item++) {
-                    u32 at = item % TILES_STAGES * TILES_STAGE, stage = item % TILES_STAGES * 8;
-                    barrier_wait(full + stage, item / TILES_STAGES & 1);
-                    if (end - block >= TILES_BLOCKS) {
-                        multiply_swizzled<TILES_BLOCKS, TILES_ROWS>(c, from + at, stages + at);
-                    } else {
-                        multiply_swizzled<1, TILES_ROWS>(c, from + at, stages + at);
-                    }
-                    __syncwarp();
-                    // All that was read of the stage has been multiplied, and copies alone fill it again.
-                    if (lane < SHARING) barrier_arrive_at(empty + stage, lane == 0 ? rank : lane == 1 ? of_weights : of_rows);
-                }
-#pragma unroll
-                for (int e = 0; e < CELLS * 4; e++) sum[e / 4][e % 4] = s == 0 ? c[e / 4][e % 4] : sum[e / 4][e % 4] + c[e / 4][e % 4];
-            }
-            if (GROUPS) {
-#pragma unroll
-                for (int e = 0; e < CELLS * 4; e++) total[e / 4][e % 4] = g == 0 ? sum[e / 4][e % 4] : total[e / 4][e % 4] + sum[e / 4][e % 4];
-            }
+    __device__ __forceinline__ void fetch_weights(u32 stage, const RangeStages &at, u64 policy) const {
+        u32 bytes = at.blocks() * BLOCK_BYTES;
+        if (lane == 0) barrier_expect(full + stage * 8, STAGE_ROWS + TILES_WEIGHTS * bytes);
+        __syncwarp();
+        if (lane >= TILES_WEIGHTS / SHARE_WEIGHTS) return;
+        u32 t = rank % SHARE_WEIGHTS * (TILES_WEIGHTS / SHARE_WEIGHTS) + lane;
+        size_t block = (size_t)min(tile_of(unit(at.tile), t), all - 1) * cut.blocks + at.block;
+        u32 to = stages + stage * STAGE + STAGE_ROWS + t * TILES_BLOCKS * BLOCK_BYTES;
+        const u8 *from = a.weight + block * BLOCK_BYTES;
+        if (SHARE_WEIGHTS > 1) {
+            share_weights(to, from, bytes, full + stage * 8, ((1u << SHARE_WEIGHTS) - 1) << rank / SHARE_WEIGHTS * SHARE_WEIGHTS);
+        } else if (a.last_pass) {
+            copy_weights(to, from, bytes, full + stage * 8, policy);
+        } else {
+            copy_input(to, reinterpret_cast<const u16 *>(from), bytes, full + stage * 8);
         }
-        auto result = [&](int e) { return GROUPS ? total[e / 4][e % 4] : sum[e / 4][e % 4]; };
-        SharedTile tile(number, row_pairs, rank, SHARING_ROWS);
+    }
+    __device__ __forceinline__ void fetch_rows(u32 stage, const RangeStages &at) const {
+        u32 first = rank / SHARE_WEIGHTS * (ROWS / SHARE_ROWS), ranks = 0;
+        for (u32 i = 0; i < SHARE_ROWS; i++) ranks |= 1u << (rank % SHARE_WEIGHTS + i * SHARE_WEIGHTS);
+        if (lane == 0)
+            share_rows(stages + stage * STAGE + first * TILES_ROW_BYTES, args.rows, at.block * 32, first_row(at.tile) + first,
+                       full + stage * 8, ranks);
+    }
+    __device__ __forceinline__ void fetch() const {
+        u32 from = range(cluster), to = range(cluster + 1), ahead = 0;
+        u64 policy = evict_first();
+        // Weights are there before the rows are.
+        for (RangeStages at(cut, from, to); at.more() && ahead < a.stages; at.next(), ahead++) fetch_weights(ahead, at, policy);
+        wait_for_inputs();
+        Place place;
+        u32 item = 0;
+        for (RangeStages at(cut, from, to); at.more(); at.next(), place.next(a.stages), item++) {
+            if (item >= a.stages) barrier_wait(empty + place.stage * 8, place.phase ^ 1);
+            if (item >= ahead) fetch_weights(place.stage, at, policy);
+            fetch_rows(place.stage, at);
+        }
+    }
+
+    // Waits for a stage and loads a warp's weights of it.
+    __device__ __forceinline__ void load(uint4 (&w)[TILES_STEPS], const Place &place) const {
+        barrier_wait(full + place.stage * 8, place.phase);
+        u32 from = stages + place.stage * STAGE + STAGE_ROWS + warp * TILES_BLOCKS * BLOCK_BYTES + lane * 16;
+#pragma unroll
+        for (int s = 0; s < TILES_STEPS; s++) w[s] = load_shared(from + s * BLOCK_BYTES / 2);
+    }
+
+    // Pieces of a thread block: those of the tile that its range begins in, then those of another. Each has
+    // four values of every thread one after the other.
+    __device__ __forceinline__ float4 *piece(u32 of_cluster, u32 number) const {
+        return reinterpret_cast<float4 *>(a.partial) + ((size_t)(of_cluster * CLUSTER + rank) * args.pieces + number) * PIECE + thread;
+    }
+    __device__ __forceinline__ void put_piece(u32 number, const Sums &sum) const {
+        float4 *to = piece(cluster, number);
+#pragma unroll
+        for (int i = 0; i < CELLS; i++) to[i * TILES_MULTIPLIERS] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+    }
+    // Adds the sum of a group to those before it.
+    __device__ __forceinline__ void add_group(u32 group, Sums &sum) const {
+#pragma unroll
+        for (int i = 0; i < CELLS; i++) {
+            if (group > 0) {
+                float4 before = held[i * 128];
+                sum[i][0] = before.x + sum[i][0], sum[i][1] = before.y + sum[i][1];
+                sum[i][2] = before.z + sum[i][2], sum[i][3] = before.w + sum[i][3];
+            }
+            if (group + 1 < cut.groups) held[i * 128] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+        }
+    }
+    // How many clusters have pieces of a tile, from the one on that has its first slice.
+    __device__ __forceinline__ Holders holders(u32 tile) const {
+        u32 of_tile = cut.groups * SLICES;
+        return {cluster_of(tile * of_tile), cluster_of((tile + 1) * of_tile - 1) + 1};
+    }
+    // Whether all other pieces of a tile have been left.
+    __device__ __forceinline__ bool is_last(const Holders &holders) const {
+        __threadfence();
+        meet_some<1, TILES_MULTIPLIERS>();
+        if (thread == 0) {
+            // A cluster has the first slices of one such tile at most.
+            u32 *arrivals = a.arrivals + holders.first * CLUSTER + rank;
+            *last_one = atomicAdd(arrivals, 1) + 1 == holders.end - holders.first;
+            if (*last_one) *arrivals = 0;
+        }
+        meet_some<1, TILES_MULTIPLIERS>();
+        bool last = *last_one;
+        __threadfence();
+        return last;
+    }
+    // Adds the pieces of a tile.
+    __device__ __forceinline__ void add_pieces(u32 tile, const Holders &holders, Sums &sum) const {
+        u32 of_tile = cut.groups * SLICES, first = tile * of_tile, end = first + of_tile;
+        u32 number = 0, slice = first, of_cluster = holders.first, range_end = min(end, range(of_cluster + 1));
+        // Behind the pieces of another tile that its range begins in.
+        u32 begin = range(of_cluster), before = begin / of_tile * of_tile;
+        if (before < begin && begin < first) number = pieces(begin, before + of_tile);
+        while (slice < end) {
+            const float4 *from = piece(of_cluster, number);
+            float4 x[CELLS];
+#pragma unroll
+            for (int i = 0; i < CELLS; i++) x[i] = __ldcg(from + i * TILES_MULTIPLIERS);
+            bool opens = slice % SLICES == 0;
+#pragma unroll
+            for (int i = 0; i < CELLS; i++) {
+                sum[i][0] = opens ? x[i].x : sum[i][0] + x[i].x, sum[i][1] = opens ? x[i].y : sum[i][1] + x[i].y;
+                sum[i][2] = opens ? x[i].z : sum[i][2] + x[i].z, sum[i][3] = opens ? x[i].w : sum[i][3] + x[i].w;
+            }
+            slice = opens ? min(range_end, slice + SLICES) : slice + 1;
+            if (slice % SLICES == 0) add_group((slice - first) / SLICES - 1, sum);
+            number++;
+            if (slice == range_end && slice < end) number = 0, of_cluster++, range_end = min(end, range(of_cluster + 1));
+        }
+    }
+    // How many pieces there are of the slices of a tile from one to another.
+    __device__ __forceinline__ u32 pieces(u32 from, u32 to) const {
+        u32 alone = min(to, (from + SLICES - 1) / SLICES * SLICES) - from;
+        return alone + (to - from - alone + SLICES - 1) / SLICES;
+    }
+
+    __device__ __forceinline__ void put_tile(u32 tile, const Sums &sum) const {
         bool second = warp >= TILES_WEIGHTS / 2;
         if (GATED) {
             if (second) {
 #pragma unroll
-                for (int e = 0; e < CELLS * 4; e++) ups[e * 128 + thread % 128] = result(e);
+                for (int i = 0; i < CELLS; i++) ups[i * 128] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
             }
             meet_some<1, TILES_MULTIPLIERS>();
         }
-        auto up = [&](int e) { return ups[e * 128 + thread]; };
-        if (!GATED || !second) finish_tile<TILES_ROWS, GATED>(a, tile.first_row, tile_of(tile.unit, warp) * 16, result, up);
-        // The ups are read before those of the next tile are written.
+        const float *up = reinterpret_cast<const float *>(ups);
+        if (!GATED || !second)
+            finish_tile<ROWS, GATED>(
+                a, first_row(tile), tile_of(unit(tile), warp) * 16, [&](int e) { return sum[e / 4][e % 4]; },
+                [&](int e) { return up[e / 4 * 512 + e % 4]; });
+        // The ups are read before anything else is held.
         if (GATED) meet_some<1, TILES_MULTIPLIERS>();
+    }
+
+    static __device__ __forceinline__ void clear(Sums &c) {
+#pragma unroll
+        for (int i = 0; i < CELLS; i++) c[i][0] = c[i][1] = c[i][2] = c[i][3] = 0.0f;
+    }
+    // Adds the products of a stage of so many blocks, whose rows lie at `x`, while the weights of the stage
+    // at `place` come.
+    template <int BLOCKS>
+    __device__ __forceinline__ void multiply_blocks(Sums &c, const uint4 (&w)[TILES_STEPS], u32 x, uint4 (&next)[TILES_STEPS], const Place &place) const {
+        begin_multiplying();
+#pragma unroll
+        for (int step = 0; step < 2 * BLOCKS; step++) multiply_group<ROWS>(c, w[step], swizzled_at(x + step * 32), true);
+        commit_multiplying();
+        load(next, place);
+        wait_for_multiplying<0>(c);
+    }
+    __device__ __forceinline__ void multiply_stage(Sums &c, u32 blocks, const uint4 (&w)[TILES_STEPS], u32 x, uint4 (&next)[TILES_STEPS], const Place &place) const {
+        if (blocks == TILES_BLOCKS) multiply_blocks<TILES_BLOCKS>(c, w, x, next, place); else multiply_blocks<1>(c, w, x, next, place);
+    }
+    __device__ __forceinline__ void multiply() const {
+        u32 from = range(cluster), to = range(cluster + 1), number = 0;
+        wait_for_inputs();
+        Sums sum, c;
+        // Of two stages in turn.
+        uint4 even[TILES_STEPS], odd[TILES_STEPS];
+        bool is_odd = false;
+        Place place;
+        load(even, place);
+        clear(c);
+        for (RangeStages at(cut, from, to); at.more();) {
+            u32 now = place.stage, tile = at.tile, s = at.of_tile, first = at.slice - s;
+            if (!at.is_last()) place.next(a.stages);
+            u32 x = stages + now * STAGE;
+            if (is_odd) multiply_stage(c, at.blocks(), odd, x, even, place); else multiply_stage(c, at.blocks(), even, x, odd, place);
+            is_odd = !is_odd;
+            __syncwarp();
+            // All that was read of the stage has been multiplied, and copies alone fill it again.
+            if (lane < SHARING) barrier_arrive_at(empty + now * 8, sharing(lane));
+
+            bool ends = at.ends_slice();
+            at.next();
+            if (!ends) continue;
+            // A slice is over. It is a piece of its own where what is before it in its group is another's.
+            u32 mine = max(from, first) - first, end = min(to, first + at.all) - first;
+            bool alone = mine > s / SLICES * SLICES, opens = alone || s % SLICES == 0;
+            bool closes = alone || s % SLICES == SLICES - 1 || s + 1 == end;
+#pragma unroll
+            for (int i = 0; i < CELLS; i++) {
+#pragma unroll
+                for (int r = 0; r < 4; r++) sum[i][r] = opens ? c[i][r] : sum[i][r] + c[i][r];
+            }
+            clear(c);
+            if (!closes) continue;
+            if (mine == 0 && end == at.all) {
+                add_group(s / SLICES, sum);
+                if (s + 1 == end) put_tile(tile, sum);
+                continue;
+            }
+            put_piece(number++, sum);
+            if (s + 1 < end) continue;
+            Holders clusters = holders(tile);
+            if (!is_last(clusters)) continue;
+            add_pieces(tile, clusters, sum);
+            put_tile(tile, sum);
+        }
+    }
+};
+
+template <u32 ROWS, u32 SHARE_WEIGHTS, u32 SHARE_ROWS, bool GATED> __device__ __forceinline__ void tiles(const TilesArgs &args) {
+    TileProjection<ROWS, SHARE_WEIGHTS, SHARE_ROWS, GATED> projection(args);
+    let_next_begin();
+    projection.start();
+    if (projection.warp < TILES_MULTIPLIERS / 32) {
+        take_registers<232>();
+        projection.multiply();
+    } else {
+        give_registers<40>();
+        if (projection.warp == TILES_MULTIPLIERS / 32) projection.fetch();
     }
     // Nobody leaves while others copy or arrive here.
     __syncwarp();
     meet_cluster();
 }
 
-#define TILES_KERNEL(NAME, CLUSTER, GATED, GROUPS)                                                                    \
-    extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(TILES_MULTIPLIERS + TILES_FETCHERS, 1) \
-        NAME(const __grid_constant__ TilesArgs args) {                                                                \
-        tiles<CLUSTER, GATED, GROUPS>(args);                                                                          \
+#define TILES_KERNEL(NAME, ROWS, SHARE_WEIGHTS, SHARE_ROWS, GATED)                                                    \
+    extern "C" __global__ void __cluster_dims__(SHARE_WEIGHTS * SHARE_ROWS, 1, 1)                                     \
+        __launch_bounds__(TILES_MULTIPLIERS + TILES_FETCHERS, 1) NAME(const __grid_constant__ TilesArgs args) {       \
+        tiles<ROWS, SHARE_WEIGHTS, SHARE_ROWS, GATED>(args);                                                          \
     }
-TILES_KERNEL(project_tiles_2, 2, false, false)
-TILES_KERNEL(project_tiles_2_groups, 2, false, true)
-TILES_KERNEL(project_tiles_2_gated, 2, true, false)
-TILES_KERNEL(project_tiles_2_gated_groups, 2, true, true)
-TILES_KERNEL(project_tiles_4, 4, false, false)
-TILES_KERNEL(project_tiles_4_groups, 4, false, true)
-TILES_KERNEL(project_tiles_4_gated, 4, true, false)
-TILES_KERNEL(project_tiles_4_gated_groups, 4, true, true)
+#define TILES_KERNELS(ROWS, SHARE_WEIGHTS, SHARE_ROWS)                                                                \
+    TILES_KERNEL(project_tiles_##ROWS##_##SHARE_WEIGHTS##x##SHARE_ROWS, ROWS, SHARE_WEIGHTS, SHARE_ROWS, false)       \
+    TILES_KERNEL(project_tiles_##ROWS##_##SHARE_WEIGHTS##x##SHARE_ROWS##_gated, ROWS, SHARE_WEIGHTS, SHARE_ROWS, true)
+TILES_KERNELS(32, 1, 2)
+TILES_KERNELS(32, 1, 4)
+TILES_KERNELS(64, 1, 2)
+TILES_KERNELS(64, 1, 4)
+TILES_KERNELS(128, 1, 2)
+TILES_KERNELS(128, 1, 4)
+TILES_KERNELS(128, 2, 1)
+TILES_KERNELS(128, 2, 2)
+TILES_KERNELS(128, 2, 4)
 
 #endif

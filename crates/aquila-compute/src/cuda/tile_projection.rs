@@ -1,0 +1,157 @@
+//! Projections by `project_tiles.cu`: how rows and outputs are cut into tiles, and how the work is divided
+//! among clusters.
+
+use cudarc::driver::sys::{
+    CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion,
+    CUtensorMapSwizzle, cuTensorMapEncodeTiled,
+};
+
+use super::arguments::TensorMap;
+use super::contract::{PAIR, SLICES};
+use super::device::failed;
+use super::rows::CudaRows;
+use super::weight::{CudaWeight, TILE};
+use crate::Result;
+
+/// Outputs of the tile of a thread block, and inputs of a stage.
+const OUTPUTS: usize = 128;
+const INPUTS: usize = 64;
+/// Threads that multiply, each of which has so many values of a tile of eight rows.
+const MULTIPLIERS: usize = 256;
+/// Stages at most, and bytes of one beside its rows.
+const STAGES: usize = 8;
+const STAGE_WEIGHTS: usize = OUTPUTS * INPUTS * 2;
+/// What clusters may have more to do than they would on average, one in so many, before tiles are cut
+/// finer.
+const IDLE: usize = 20;
+
+/// A kernel of `project_tiles.cu`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TileShape {
+    /// Rows of the tile of a thread block.
+    pub rows: usize,
+    /// Thread blocks of a cluster that have the same outputs.
+    pub share_weights: usize,
+    /// Thread blocks of a cluster that have the same rows.
+    pub share_rows: usize,
+}
+
+const fn shape(rows: usize, share_weights: usize, share_rows: usize) -> TileShape {
+    TileShape { rows, share_weights, share_rows }
+}
+
+/// The kernels that there are.
+pub const TILE_SHAPES: [TileShape; 9] = [
+    shape(32, 1, 2),
+    shape(32, 1, 4),
+    shape(64, 1, 2),
+    shape(64, 1, 4),
+    shape(128, 1, 2),
+    shape(128, 1, 4),
+    shape(128, 2, 1),
+    shape(128, 2, 2),
+    shape(128, 2, 4),
+];
+
+/// How a launch is divided.
+pub(super) struct Division {
+    /// Clusters, and of how many slices the range of each is a multiple.
+    pub(super) clusters: usize,
+    pub(super) grain: usize,
+    /// Tiles of rows that a cluster has one after the other.
+    pub(super) row_tiles: usize,
+}
+
+impl TileShape {
+    /// Thread blocks of a cluster.
+    pub(super) fn blocks(self) -> usize {
+        self.share_weights * self.share_rows
+    }
+
+    /// Whether every slice has a block of inputs, as the kernel expects.
+    pub(super) fn takes(weight: &CudaWeight) -> bool {
+        weight.inputs.div_ceil(PAIR) >= SLICES * weight.groups()
+    }
+
+    /// Stages of the ring, and bytes of shared memory with them.
+    pub(super) fn shared(self, weight: &CudaWeight, gated: bool, most: usize) -> (usize, usize) {
+        // Sums of the groups before, or of the ups.
+        let held = MULTIPLIERS * self.rows / 8 * 16;
+        let held = match (weight.groups(), gated) {
+            (1, false) => 0,
+            (1, true) => held / 2,
+            _ => held,
+        };
+        // Stages begin at a multiple of 1,024 bytes.
+        let fixed = 1024 + 2 * STAGES * 8 + 16 + held;
+        let stage = STAGE_WEIGHTS + self.rows * INPUTS * 2;
+        let stages = ((most - fixed) / stage).min(STAGES);
+        (stages, fixed + stages * stage)
+    }
+
+    /// Divides the work among `most` clusters at most.
+    pub(super) fn divide(
+        self,
+        weight: &CudaWeight,
+        gated: bool,
+        rows: usize,
+        most: usize,
+    ) -> Division {
+        let outputs = weight.outputs.div_ceil(TILE) * TILE;
+        let units = match gated {
+            true => (outputs / 2).div_ceil(OUTPUTS / 2),
+            false => outputs.div_ceil(OUTPUTS),
+        };
+        let row_tiles = rows.div_ceil(self.share_weights * self.rows);
+        let tiles = row_tiles * units.div_ceil(self.share_rows);
+        let groups = weight.groups();
+        // Whole tiles, then halves and so on of the only group, or groups.
+        let grains: &[usize] = if groups == 1 { &[8, 4, 2, 1] } else { &[groups * SLICES, SLICES] };
+        let busy = |grain: &&usize| {
+            let parts = tiles * groups * SLICES / **grain;
+            parts.div_ceil(most) * most * IDLE <= parts * (IDLE + 1)
+        };
+        let grain = *grains.iter().find(busy).unwrap_or(&grains[grains.len() - 1]);
+        let clusters = most.min(tiles * groups * SLICES / grain);
+        Division { clusters, grain, row_tiles }
+    }
+
+    /// Pieces of sums that a thread block leaves in memory at most, and bytes of one.
+    pub(super) fn pieces(self, weight: &CudaWeight) -> (usize, usize) {
+        let pieces = match weight.groups() {
+            // The slices of the tile that its range begins in but the first, and a part of another.
+            1 => SLICES,
+            groups => 2 * (groups - 1),
+        };
+        (pieces, OUTPUTS * self.rows * 4)
+    }
+
+    /// The first `rows` rows for the copy engine, in swizzled boxes of as many as a thread block fetches.
+    pub(super) fn rows_of(self, input: &CudaRows, rows: usize) -> Result<TensorMap> {
+        let parts = input.parts();
+        let sizes = [u64::from(parts.stride), rows as u64];
+        let strides = [2 * u64::from(parts.stride)];
+        let tile = [INPUTS as u32, (self.rows / self.share_rows) as u32];
+        let mut map = TensorMap::default();
+        // SAFETY: the map is as large and as aligned as the driver's; the sizes lie on this stack.
+        unsafe {
+            cuTensorMapEncodeTiled(
+                (&raw mut map).cast(),
+                CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                2,
+                parts.halves as *mut std::ffi::c_void,
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                tile.as_ptr(),
+                [1, 1].as_ptr(),
+                CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        }
+        .result()
+        .map_err(failed("describing rows to the copy engine"))?;
+        Ok(map)
+    }
+}

@@ -65,7 +65,7 @@ for part in "$@"; do
         ;;
     compare)
         try "every kernel of projections" 150 "$folder/cuda_check" kernels
-        try "kernels beside each other" 150 "$folder/cuda_check" compare
+        try "kernels beside each other" 400 "$folder/cuda_check" compare
         ;;
     decode)
         for batch in 1 4 16 64; do

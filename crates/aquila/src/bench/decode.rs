@@ -10,6 +10,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use aquila_engine::{FinishReason, Listener, Outcome, Request, Times, Token, Verdict};
+use aquila_spec::SpecStats;
 use aquila_text::{Generator, SamplingParams};
 use clap::Args;
 use serde_json::{Value, json};
@@ -88,7 +89,7 @@ impl Decode {
                 break;
             }
             let before = generator.engine().stats().times();
-            let (reading, decoding) = self.repetition(&generator, &mut prompts)?;
+            let (reading, decoding, spec) = self.repetition(&generator, &mut prompts)?;
             let times = generator.engine().stats().times().since(&before);
             let figures = json!({
                 "repetition": repetition,
@@ -99,6 +100,8 @@ impl Decode {
                 "decode_tokens_per_second": decoding.per_second(),
                 "decode_tokens": decoding.tokens,
                 "decode_seconds": decoding.seconds,
+                // Also where acceptance is simulated: no more drafts are kept than a tree is deep.
+                "accept_length": (spec.verify_ct > 0).then(|| spec.accept_length()),
                 "round_microseconds": round(&times),
             });
             let mut out = stdout().lock();
@@ -109,8 +112,13 @@ impl Decode {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// One batch, from submission to the last token: how fast it was read, and decoded.
-    fn repetition(&self, generator: &Generator, prompts: &mut Random) -> Result<(Pace, Pace)> {
+    /// One batch, from submission to the last token: how fast it was read, and decoded, and what came of
+    /// drafts.
+    fn repetition(
+        &self,
+        generator: &Generator,
+        prompts: &mut Random,
+    ) -> Result<(Pace, Pace, SpecStats)> {
         let engine = generator.engine();
         let prompts: Vec<Vec<u32>> = (0..self.batch)
             .map(|_| prompts.next(self.prompt_tokens, engine.vocabulary()))
@@ -126,6 +134,7 @@ impl Decode {
         }
         drop(done);
         let mut times = Vec::with_capacity(self.batch);
+        let mut spec = SpecStats::default();
         for (outcome, of_one) in ended {
             if outcome.reason != FinishReason::Length || of_one.len() != self.tokens {
                 return Err(Error::Other(format!(
@@ -136,6 +145,7 @@ impl Decode {
                 )));
             }
             times.push(of_one);
+            spec.add(&outcome.usage.spec);
         }
         if times.len() != self.batch {
             return Err(Error::Other("the engine ended before all answers had come".into()));
@@ -157,7 +167,7 @@ impl Decode {
             seconds: (youngest[0] - began).as_secs_f64(),
         };
         let seconds = (youngest[rounds] - youngest[0]).as_secs_f64();
-        Ok((reading, Pace { tokens: rounds * self.batch, seconds }))
+        Ok((reading, Pace { tokens: rounds * self.batch, seconds }, spec))
     }
 }
 

@@ -174,7 +174,6 @@ struct Target {
 // Walks down the trees of requests whose drafts are verified by probability.
 extern "C" __global__ void __launch_bounds__(WEIGHERS, 1) accept_weighed(const __grid_constant__ AcceptArgs a) {
     __shared__ Weighing w;
-    __shared__ u32 path_nodes[MOST_PATH + 1], path_tokens[MOST_PATH + 1];
     begin();
     const State &s = a.state;
     u32 at = blockIdx.x, thread = threadIdx.x;
@@ -185,12 +184,14 @@ extern "C" __global__ void __launch_bounds__(WEIGHERS, 1) accept_weighed(const _
     if (!is_weighed(row, sequence)) return;
     const Node *tree = tree_of(s, at);
     double *rest = s.rest + (size_t)at * s.vocabulary;
-    u32 size = row.tree, node = 0, length = 1, position = sequence.tokens, vocabulary = s.vocabulary;
+    // One thread keeps the path where the answer is.
+    Path path = {answer_nodes_of(s, at), answer_of(s, at), 1};
+    u32 size = row.tree, node = 0, position = sequence.tokens, vocabulary = s.vocabulary;
     u64 seed = sequence.sampling.seed;
-    if (thread == 0) path_nodes[0] = 0;
+    if (thread == 0) path.nodes[0] = 0;
 
     while (true) {
-        u32 depth = length - 1, o = row.first_output + node;
+        u32 depth = path.length - 1, o = row.first_output + node;
         u64 coins = noise_key(seed ^ ACCEPT_STREAM, sequence.choice, position + depth);
         Question q = question(s, a.logits, nullptr, a.size, 0, 0, o, whole_row(), reinterpret_cast<u32 *>(dynamic_shared()));
         Filtered kept(s, q, o);
@@ -278,8 +279,8 @@ extern "C" __global__ void __launch_bounds__(WEIGHERS, 1) accept_weighed(const _
             sibling++;
         }
         if (accepted != NONE) {
-            if (thread == 0) path_tokens[length - 1] = tree[accepted].token, path_nodes[length] = accepted;
-            node = accepted, length++;
+            if (thread == 0) path.tokens[depth] = tree[accepted].token, path.nodes[depth + 1] = accepted;
+            node = accepted, path.length++;
             __syncthreads();
             continue;
         }
@@ -290,13 +291,11 @@ extern "C" __global__ void __launch_bounds__(WEIGHERS, 1) accept_weighed(const _
             auto whole = [&](u32 t) { return target.units(t); };
             token = token_under(w, a.size, 0.0, 1.0, whole);
         }
-        if (thread == 0) path_tokens[length - 1] = token;
+        if (thread == 0) path.tokens[depth] = token;
         break;
     }
     __syncthreads();
     if (thread > 0) return;
-    Path path = {answer_nodes_of(s, at), answer_of(s, at), length};
-    for (u32 i = 0; i < length; i++) path.nodes[i] = path_nodes[i], path.tokens[i] = path_tokens[i];
     settle(s, at, row, path);
     for (u32 i = 0; i < row.answered && a.logprobs && sequence.logprobs; i++) {
         u32 o = row.first_output + path.nodes[i];

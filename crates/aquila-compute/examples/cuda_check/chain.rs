@@ -39,6 +39,8 @@ enum Without {
     Nothing,
     /// Without projections that norm what they read: norms are operations of their own.
     NormedInputs,
+    /// Without norms of their own for up to eight rows: projections norm what they read.
+    NormsOfEight,
     Attention,
     Norms,
     WriteKv,
@@ -51,7 +53,7 @@ fn before<'a>(input: &'a Rows, weight: &'a Vector, room: &'a mut Rows) -> Normed
 }
 
 /// Times steps of `requests` requests with `nodes` rows each.
-pub fn time(b: &CudaBackend, random: &mut Random) -> Result<()> {
+pub fn time(b: &mut CudaBackend, random: &mut Random) -> Result<()> {
     let mut weight = |outputs: usize, inputs: usize| {
         let tensor = random.tensor(&[outputs, inputs], (3.0 / inputs as f32).sqrt())?;
         b.pack(&[tensor], WeightFormat::Bf16)
@@ -103,7 +105,11 @@ pub fn time(b: &CudaBackend, random: &mut Random) -> Result<()> {
         let count = host.rows();
         b.place(&host, &mut plan)?;
         let parts: &[Without] = match (requests, nodes) {
-            (1, 1 | 8) | (16 | 64, 1) => {
+            (1, 8) => {
+                use Without::{Attention, Norms, NormsOfEight, Nothing, WriteKv};
+                &[Nothing, NormsOfEight, Attention, Norms, WriteKv]
+            }
+            (1, 1) | (16 | 64, 1) => {
                 use Without::{Attention, Head, NormedInputs, Norms, Nothing, WriteKv};
                 &[Nothing, NormedInputs, Attention, Norms, WriteKv, Head]
             }
@@ -111,6 +117,8 @@ pub fn time(b: &CudaBackend, random: &mut Random) -> Result<()> {
             _ => &[Without::Nothing],
         };
         for &without in parts {
+            b.norm_where_projected(if without == Without::NormsOfEight { 8 } else { 4 });
+            let b = &*b;
             let (set, silu) = (Accumulate::Set, Activation::Silu);
             let apart = matches!(without, Without::NormedInputs | Without::Norms);
             let norm = |input: &Rows, weight: &Vector, out: &mut Rows| match without {
@@ -157,6 +165,7 @@ pub fn time(b: &CudaBackend, random: &mut Random) -> Result<()> {
             let left_out = match without {
                 Without::Nothing => "",
                 Without::NormedInputs => ", norms on their own",
+                Without::NormsOfEight => ", norms of eight rows where they are projected",
                 Without::Attention => ", without attention",
                 Without::Norms => ", without norms",
                 Without::WriteKv => ", without write_kv",

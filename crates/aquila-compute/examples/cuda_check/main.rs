@@ -130,7 +130,7 @@ fn run(words: &[String]) -> Result<bool> {
         let mut backend = open(Arithmetic::Tensor)?;
         timing::projections(&mut backend, &mut random)?;
         if !asked("projections") {
-            chain::time(&backend, &mut random)?;
+            chain::time(&mut backend, &mut random)?;
         }
     }
     if asked("compare") {

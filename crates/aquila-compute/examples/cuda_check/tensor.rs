@@ -364,6 +364,10 @@ pub fn check_kernels(
     findings: &mut Findings,
 ) -> Result<()> {
     use ProjectionKernel::{Many, Middle, Tiles, Wide};
+    // All rows that a kernel can norm where it projects them.
+    b.norm_where_projected(8);
+    Checks { b, random, findings }.projection(96, 301, &[5, 8])?;
+    b.norm_where_projected(4);
     let tiles = TILE_SHAPES.into_iter().map(Tiles);
     for kernel in [Middle, Many, Wide].into_iter().chain(tiles) {
         b.prefer_projection(Some(kernel));

@@ -74,6 +74,12 @@ impl CudaBackend {
         self.projections.preferred = kernel;
     }
 
+    /// Norms up to so many rows where they are projected, as far as that is possible; this changes no bit,
+    /// and is for checks and timings.
+    pub fn norm_where_projected(&mut self, rows: usize) {
+        self.projections.norm_up_to(rows);
+    }
+
     /// How it computes.
     pub fn arithmetic(&self) -> Arithmetic {
         self.arithmetic

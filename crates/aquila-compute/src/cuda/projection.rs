@@ -12,9 +12,11 @@ use super::tensor_projection::{ProjectionKernel, SKINNY_ROWS, UNIT_OUTPUTS};
 use super::weight::{CudaWeight, Layout, TILE};
 use crate::{Accumulate, Error, Result};
 
-/// Rows at most that `project_skinny.cu` norms itself. Every thread block reads all of them as f32, so
-/// from twice as many on a norm of its own is expected to be as fast.
+/// Rows at most that `project_skinny.cu` norms itself, unless a timing says otherwise. Every thread block
+/// reads all of them as f32, so from twice as many on a norm of its own is expected to be as fast.
 const NORMED_ROWS: usize = 4;
+/// Rows at most that it can norm: those of a kernel for eight.
+const MOST_NORMED_ROWS: usize = 8;
 
 /// Sums of groups, or of parts of them, that wait for the others, and how many have arrived.
 #[derive(Clone)]
@@ -27,6 +29,8 @@ pub(super) struct Partials {
 pub(super) struct Projections {
     /// The kernel that projects all rows it can take, for checks and timings.
     pub(super) preferred: Option<ProjectionKernel>,
+    /// Rows at most that are normed where they are projected.
+    normed_rows: usize,
     pub(super) multiprocessors: usize,
     /// Bytes of shared memory that a thread block may have.
     pub(super) shared_bytes: usize,
@@ -46,7 +50,13 @@ pub(super) struct Projection<'a> {
 
 impl Projections {
     pub(super) fn new(multiprocessors: usize, shared_bytes: usize) -> Self {
-        Self { preferred: None, multiprocessors, shared_bytes, partials: Mutex::default() }
+        let (preferred, normed_rows) = (None, NORMED_ROWS);
+        Self { preferred, normed_rows, multiprocessors, shared_bytes, partials: Mutex::default() }
+    }
+
+    /// Norms up to so many rows where they are projected, as far as that is possible.
+    pub(super) fn norm_up_to(&mut self, rows: usize) {
+        self.normed_rows = rows.min(MOST_NORMED_ROWS);
     }
 
     /// Makes room for the sums that a projection needs, so that no pass has to.
@@ -113,7 +123,7 @@ impl Projections {
         weight.layout == Layout::Tiles
             && weight.groups() == 1
             && norm.len == weight.inputs
-            && rows <= NORMED_ROWS
+            && rows <= self.normed_rows
             && kernels.project_tensor.skinny.is_some()
     }
 

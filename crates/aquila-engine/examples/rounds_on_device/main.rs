@@ -17,7 +17,6 @@ mod replays;
 #[path = "../../tests/engine/support/mod.rs"]
 mod support;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -381,23 +380,42 @@ where
     /// Acceptance beside the tables.
     fn tables(&self) -> bool {
         let (chains, trees) = (table("tiny-acceptance.json"), table("tiny-tree-acceptance.json"));
-        println!("\n| algorithm | shape | kind | ours | theirs | off by |");
-        println!("|---|---|---|---|---|---|");
+        let cpu = Arc::new(CpuBackend::new(IsaChoice::Auto, 0).unwrap());
+        let cpu = Device { backend: cpu, kv: KvDtype::F32, small: false, algorithms: Vec::new() };
+        println!(
+            "\n| algorithm | shape | kind | ours | theirs | off by | texts that are the CPU's | of those: \
+             ours | the CPU's | off by |"
+        );
+        println!("|---|---|---|---|---|---|---|---|---|---|");
         let mut worst: f64 = 0.0;
         for (name, key) in [("EAGLE3", "eagle3"), ("STANDALONE", "standalone")] {
+            if !self.algorithms.contains(&name) {
+                continue;
+            }
             for (shape, row, table) in [
                 (Shape::chain(3), "3", &chains),
                 (Shape::chain(7), "7", &chains),
                 (shape(5, 4, 16), "steps 5 topk 4 nodes 16", &trees),
             ] {
-                let ours: BTreeMap<String, f64> =
-                    acceptance_of(shape, |config| self.engine(name, config));
-                for (kind, ours) in ours {
+                let ours = accepted(shape, |config| self.engine(name, config));
+                let on_cpu = accepted(shape, |config| cpu.engine(name, config));
+                let same = |at: usize| ours[at].ids == on_cpu[at].ids;
+                let (of_same, cpu_same) =
+                    (acceptance_in(&ours, same), acceptance_in(&on_cpu, same));
+                let count = (0..ours.len()).filter(|&at| same(at)).count();
+                let off = |ours: f64, theirs: f64| 100.0 * (ours / theirs - 1.0);
+                for (kind, length) in acceptance_in(&ours, |_| true) {
                     let theirs = table[key][&kind][row].as_f64().expect("the table has the row");
-                    let off = 100.0 * (ours / theirs - 1.0);
-                    worst = worst.max(off.abs());
+                    worst = worst.max(off(length, theirs).abs());
+                    let same = of_same.get(&kind).zip(cpu_same.get(&kind)).map(|(ours, theirs)| {
+                        format!("{ours:.3} | {theirs:.3} | {:+.1} %", off(*ours, *theirs))
+                    });
                     println!(
-                        "| {name} | {shape} | {kind} | {ours:.3} | {theirs:.3} | {off:+.1} % |"
+                        "| {name} | {shape} | {kind} | {length:.3} | {theirs:.3} | {:+.1} % | {count} of \
+                         {} | {} |",
+                        off(length, theirs),
+                        ours.len(),
+                        same.unwrap_or_else(|| "| |".into()),
                     );
                 }
             }

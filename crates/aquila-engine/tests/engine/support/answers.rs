@@ -153,15 +153,23 @@ pub fn acceptance_of(
     shape: Shape,
     make: impl FnOnce(EngineConfig) -> Scheduler,
 ) -> BTreeMap<String, f64> {
-    let prompts = prompts();
+    acceptance_in(&accepted(shape, make), |_| true)
+}
+
+/// The greedy answers to the prompts of the acceptance tables.
+pub fn accepted(shape: Shape, make: impl FnOnce(EngineConfig) -> Scheduler) -> Vec<Answer> {
     let config =
         EngineConfig { max_running_requests: 30, max_total_tokens: 40_000, ..config(shape) };
-    let ids: Vec<Vec<u32>> = prompts.iter().map(|(_, ids)| ids.clone()).collect();
-    let heard = answers(&mut make(config), &ids, 160, |r, _| r.logprobs = None);
+    let ids: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).collect();
+    answers(&mut make(config), &ids, 160, |r, _| r.logprobs = None)
+}
+
+/// Tokens per verification of those answers whose number is kept, by kind of prompt.
+pub fn acceptance_in(heard: &[Answer], kept: impl Fn(usize) -> bool) -> BTreeMap<String, f64> {
     let mut sums: BTreeMap<String, (u64, u64)> = BTreeMap::new();
-    for ((kind, _), heard) in prompts.iter().zip(&heard) {
+    for (at, ((kind, _), heard)) in prompts().iter().zip(heard).enumerate() {
         // The tables leave out texts that end within 16 tokens.
-        if heard.ids.len() > 16 {
+        if heard.ids.len() > 16 && kept(at) {
             let sum = sums.entry(kind.clone()).or_default();
             sum.0 += heard.ids.len() as u64 - 1;
             sum.1 += heard.spec.verify_ct;

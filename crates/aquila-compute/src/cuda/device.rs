@@ -252,8 +252,8 @@ impl Device {
         })
     }
 
-    /// Launches a kernel that takes `arguments`, which name `names`. It may begin before the one
-    /// before it has ended, and waits itself for what that one computes.
+    /// Launches a kernel that takes `arguments`, which name `names`. One that waits for its inputs
+    /// itself may begin before the one before it has ended.
     ///
     /// # Safety
     /// `arguments` must be the structure that `kernel` declares, and its addresses and sizes must
@@ -284,7 +284,7 @@ impl Device {
             sharedMemBytes: shared_bytes as u32,
             hStream: self.stream.cu_stream(),
             attrs: &raw mut early,
-            numAttrs: u32::from(self.capability.0 >= 9),
+            numAttrs: u32::from(kernel.waits),
         };
         let mut parameters = [std::ptr::from_ref(arguments).cast_mut().cast()];
         self.enqueue_as(&kernel.name, names, || {

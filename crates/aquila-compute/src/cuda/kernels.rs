@@ -37,6 +37,9 @@ pub(super) struct Kernel {
     pub(super) name: String,
     /// Bytes of shared memory that a launch may ask for, beside what the kernel declares for itself.
     pub(super) shared_bytes: usize,
+    /// Whether its code waits for its inputs, so that it may begin before those are there: Hopper's does,
+    /// the PTX does not.
+    pub(super) waits: bool,
     function: CUfunction,
     _module: Arc<Module>,
 }
@@ -239,6 +242,7 @@ impl Kernels {
             }
             None => unpack(if hopper { HOPPER } else { PTX })?,
         };
+        let waits = image.starts_with(b"\x7fELF");
         device.context.bind_to_thread().map_err(failed("binding the device"))?;
         // SAFETY: an image that nvcc has made, ending with a zero.
         let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
@@ -255,7 +259,7 @@ impl Kernels {
             // SAFETY: the module is loaded, and the kernel keeps it.
             let function = unsafe { result::module::get_function(module.module, of_driver) };
             let (name, function) = (name.into(), function.map_err(missing)?);
-            Ok(Kernel { name, shared_bytes: UNASKED, function, _module: module.clone() })
+            Ok(Kernel { name, shared_bytes: UNASKED, waits, function, _module: module.clone() })
         };
         let large = |name: &str| -> Result<Kernel> {
             let mut kernel = load(name)?;

@@ -1,8 +1,9 @@
 // The functions of CUDA's driver that the backend calls, over memory of the host.
 //
 // What is enqueued runs when somebody waits for it and no sooner, so that a host which does not wait
-// for what it needs gets something else. Memory is where the host put it, ends at a page that nobody
-// may touch, and is full of a pattern until it is written.
+// for what it needs gets something else. Kernels run one after the other, but a thread block of one that
+// may begin early may have gone up to its wait for inputs before. Memory is where the host put it, ends
+// at a page that nobody may touch, and is full of a pattern until it is written.
 
 #include <chrono>
 #include <cstdio>
@@ -29,8 +30,15 @@ constexpr size_t PAGE = 4096, MULTIPROCESSORS = 6, SHARED_BYTES_UNASKED = 48 << 
 // Shared memory of a Hopper, or the least that a GPU before it has; what a kernel declares for itself is
 // not known here, so there it is taken to be more than any of ours declares.
 constexpr size_t SHARED_BYTES = (__CUDA_ARCH__ >= 900 ? 227 : 99) << 10, DECLARED_BYTES = __CUDA_ARCH__ >= 900 ? 0 : 4096;
+// Kernels that a thread block may be ahead of.
+constexpr size_t MOST_AHEAD = 3;
 
-typedef std::function<void()> Work;
+// A kernel, or something else.
+struct Work {
+    std::shared_ptr<const emulator::Launch> kernel;
+    bool early = false;  // whether the kernel may begin before kernels in front of it are over
+    std::function<void()> other;
+};
 typedef std::chrono::steady_clock Clock;
 
 struct Graph {
@@ -70,7 +78,19 @@ size_t total_memory() {
 void catch_up(Stream &stream) {
     std::vector<Work> queue;
     std::swap(queue, stream.queue);
-    for (Work &work : queue) work();
+    // Of each kernel the cluster that has begun.
+    std::vector<emulator::Cluster *> begun(queue.size());
+    for (size_t i = 0; i < queue.size(); i++) {
+        if (!queue[i].kernel) {
+            queue[i].other();
+            continue;
+        }
+        // Kernels behind this one, up to the first that may not begin early or is no kernel.
+        for (size_t next = i + 1; next < queue.size() && next <= i + MOST_AHEAD && queue[next].early; next++) {
+            if (!begun[next] && emulator::random_bits() % 3 == 0) begun[next] = emulator::begin_early(*queue[next].kernel);
+        }
+        emulator::run(*queue[i].kernel, begun[i]);
+    }
 }
 
 int enqueue(void *handle, Work work) {
@@ -78,6 +98,7 @@ int enqueue(void *handle, Work work) {
     (stream.capture ? stream.capture->works : stream.queue).push_back(std::move(work));
     return 0;
 }
+int enqueue(void *handle, std::function<void()> other) { return enqueue(handle, Work{nullptr, false, std::move(other)}); }
 
 bool is_pinned(const void *pointer) {
     auto after = pinned.upper_bound(reinterpret_cast<uintptr_t>(pointer));
@@ -315,10 +336,17 @@ API cuFuncSetAttribute(void *function, int attribute, int value) {
     return static_cast<Function *>(function)->most_shared = value, 0;
 }
 
-// The start of CUDA's structure.
+// CUDA's structures.
+struct LaunchAttribute {
+    int id;
+    alignas(8) int value;
+    uint8_t rest[60];
+};
 struct LaunchConfig {
     unsigned grid[3], block[3], shared_bytes;
     void *stream;
+    const LaunchAttribute *attributes;
+    unsigned attribute_count;
 };
 API cuOccupancyMaxActiveClusters(int *count, void *, const LaunchConfig *) { return *count = 3, 0; }
 API cuLaunchKernelEx(const LaunchConfig *config, void *handle, void **parameters, void **) {
@@ -334,11 +362,16 @@ API cuLaunchKernelEx(const LaunchConfig *config, void *handle, void **parameters
     // As aligned as the strictest of their fields may be.
     std::shared_ptr<void> arguments(aligned_alloc(128, (kernel->argument_bytes + 127) / 128 * 128), free);
     memcpy(arguments.get(), from, kernel->argument_bytes);
-    LaunchConfig c = *config;
-    return enqueue(c.stream, [=] {
-        emulator::run({kernel->name, kernel->call, arguments.get(), {c.grid[0], c.grid[1], c.grid[2]},
-                       {c.block[0], c.block[1], c.block[2]}, kernel->cluster, c.shared_bytes});
-    });
+    const LaunchConfig &c = *config;
+    emulator::Launch launch = {kernel->name, kernel->call, arguments, {c.grid[0], c.grid[1], c.grid[2]},
+                               {c.block[0], c.block[1], c.block[2]}, kernel->cluster, c.shared_bytes};
+    bool early = false;
+    for (unsigned i = 0; i < c.attribute_count; i++) {
+        constexpr int PROGRAMMATIC_STREAM_SERIALIZATION = 6;
+        if (c.attributes[i].id != PROGRAMMATIC_STREAM_SERIALIZATION) return INVALID_VALUE;
+        early = c.attributes[i].value != 0;
+    }
+    return enqueue(c.stream, Work{std::make_shared<emulator::Launch>(launch), early, nullptr});
 }
 
 // Rows of 2-byte values in boxes that are swizzled by 128 bytes, which is all that the backend asks for:
@@ -376,8 +409,10 @@ API cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long lo
 API cuGraphUpload(void *, void *) { return 0; }
 API cuGraphLaunch(void *graph, void *stream) {
     Lock lock;
+    // A graph begins when all before it is over, and what comes behind it begins when it is over.
+    enqueue(stream, [] {});
     for (const Work &work : static_cast<Graph *>(graph)->works) enqueue(stream, work);
-    return 0;
+    return enqueue(stream, [] {});
 }
 API cuGraphExecDestroy(void *graph) { return delete static_cast<Graph *>(graph), 0; }
 API cuGraphDestroy(void *graph) { return delete static_cast<Graph *>(graph), 0; }

@@ -21,9 +21,8 @@ constexpr uint8_t POISON = 0xfb;  // a large negative number, as a float and as 
 
 Cluster *running = nullptr;
 // Never destroyed: a process may end while a kernel runs.
-std::vector<Thread> &pool = *new std::vector<Thread>;
-std::vector<uint8_t *> &stacks = *new std::vector<uint8_t *>, &shared_pages = *new std::vector<uint8_t *>;
-size_t stacks_used = 0;
+std::vector<Cluster *> &free_clusters = *new std::vector<Cluster *>;
+std::vector<uint8_t *> &free_stacks = *new std::vector<uint8_t *>;
 void *scheduler_stack = nullptr;
 bool progress = false;
 uint64_t random_state = 0;
@@ -95,6 +94,8 @@ void leave(Thread &thread) {
     release(running->meeting, running->live);
     if (!thread.multiplications.empty() || !thread.committed.empty()) wrong("multiplications that nobody waited for");
     if (thread.warp->meeting.arrived > 0) wrong("a lane left while others of its warp wait for it");
+    // Its kernel could then be over before those in front of it, and who waits for it sees nothing of them.
+    if (block.live == 0 && !block.waited) wrong("a thread block that ends without having waited for its inputs");
 }
 
 // What runs on a stack: one thread after the other, for as long as none of them waits.
@@ -103,7 +104,7 @@ void run_threads() {
         while (!running->unstarted.empty()) {
             current = running->unstarted.back();
             running->unstarted.pop_back();
-            running->launch->call(running->launch->arguments);
+            running->launch->call(running->launch->arguments.get());
             leave(*current);
         }
         void *stack = nullptr;
@@ -113,14 +114,17 @@ void run_threads() {
 
 // A stack on which nothing runs yet.
 void *new_stack() {
-    if (stacks_used == stacks.size()) {
+    if (free_stacks.empty()) {
         void *stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (stack == MAP_FAILED) wrong("no memory for its threads");
         mprotect(stack, 4096, PROT_NONE);
-        stacks.push_back(static_cast<uint8_t *>(stack));
+        free_stacks.push_back(static_cast<uint8_t *>(stack));
     }
+    uint8_t *stack = free_stacks.back();
+    free_stacks.pop_back();
+    running->stacks.push_back(stack);
     // A return address, though nothing returns, leaves the stack aligned as a call would.
-    void **top = reinterpret_cast<void **>(stacks[stacks_used++] + STACK) - 1;
+    void **top = reinterpret_cast<void **>(stack + STACK) - 1;
     *top = nullptr;
     *--top = reinterpret_cast<void *>(&run_threads);
     for (size_t i = 0; i < SAVED; i++) *--top = nullptr;
@@ -157,15 +161,9 @@ template <typename T> void shuffle(std::vector<T> &items) {
     for (size_t i = items.size(); i > 1; i--) std::swap(items[i - 1], items[random_bits() % i]);
 }
 
-// Runs the thread blocks of one cluster, or one thread block, to their end; `anew` where it is the
-// first of a launch.
-void run_cluster(Cluster &cluster, bool anew) {
-    running = &cluster;
-    size_t fixed = __stop_emulated_shared - __start_emulated_shared;
-    if (fixed > 0 && (anew || random_bits() % 8 == 0)) memset(__start_emulated_shared, POISON, fixed);
-    std::vector<uint8_t> untouched;
-    if (cluster.blocks.size() > 1 && fixed > 0) untouched.assign(__start_emulated_shared, __stop_emulated_shared);
-    if (random_bits() % 4 == 0) shuffle(cluster.unstarted);
+// Runs the threads of a cluster to their end, or, of one that is early, until all of them wait.
+void run_cluster(Cluster &cluster) {
+    running = &cluster, grid_dim = cluster.launch->grid, block_dim = cluster.launch->block;
     // Warps that stay behind the others for as long as those get on.
     uint64_t slow = 0;
     progress = true;
@@ -190,20 +188,27 @@ void run_cluster(Cluster &cluster, bool anew) {
         current = nullptr;
         bool copied = complete_copies(!progress);
         if (!progress && !copied && all) {
+            if (cluster.early) {
+                cluster.fixed.assign(__start_emulated_shared, __stop_emulated_shared);
+                running = nullptr;
+                return;
+            }
             current = cluster.waiting.back();
             wrong("its threads wait for each other for ever");
         }
     }
-    stacks_used = 0;
     if (!cluster.copies.empty()) wrong("a bulk copy was never waited for");
-    if (!untouched.empty() && memcmp(untouched.data(), __start_emulated_shared, fixed) != 0)
+    if (!cluster.untouched.empty() && memcmp(cluster.untouched.data(), __start_emulated_shared, cluster.untouched.size()) != 0)
         wrong("thread blocks of a cluster may not have shared memory of a fixed size");
+    free_stacks.insert(free_stacks.end(), cluster.stacks.begin(), cluster.stacks.end());
+    cluster.stacks.clear();
     running = nullptr;
 }
 
 // Shared memory that ends at a page that nobody may touch.
-uint8_t *shared_pages_of(size_t rank, size_t bytes) {
+uint8_t *shared_pages_of(Cluster &cluster, size_t rank, size_t bytes) {
     constexpr size_t MOST = 256 << 10;
+    std::vector<uint8_t *> &shared_pages = cluster.shared_pages;
     if (bytes > MOST) wrong("more shared memory than there is");
     while (shared_pages.size() <= rank) {
         void *pages = mmap(nullptr, MOST + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -212,6 +217,66 @@ uint8_t *shared_pages_of(size_t rank, size_t bytes) {
         shared_pages.push_back(static_cast<uint8_t *>(pages));
     }
     return shared_pages[rank] + MOST - (bytes + 127) / 128 * 128;
+}
+
+uint32_t blocks_of(const Launch &launch) { return launch.grid.x * launch.grid.y * launch.grid.z; }
+
+// A cluster with room for those of a launch.
+Cluster &take_cluster(const Launch &launch) {
+    if (launch.block.y != 1 || launch.block.z != 1 || launch.block.x > 1024) wrong("thread blocks of one dimension, up to 1,024 threads");
+    if (launch.grid.x % launch.cluster) wrong("a grid that is not whole clusters");
+    if (free_clusters.empty()) free_clusters.push_back(new Cluster);
+    Cluster &cluster = *free_clusters.back();
+    free_clusters.pop_back();
+    size_t threads = launch.block.x * launch.cluster;
+    if (cluster.threads.size() < threads) cluster.threads.resize(threads);
+    cluster.launch = &launch;
+    cluster.blocks.resize(launch.cluster);
+    return cluster;
+}
+
+// Begins the cluster of a launch whose first thread block this is; `anew` where it is the first to run.
+void begin_cluster(Cluster &cluster, uint32_t first, bool anew) {
+    const Launch &launch = *cluster.launch;
+    uint32_t threads = launch.block.x;
+    cluster.first = first;
+    cluster.unstarted.clear();
+    cluster.meeting = Meeting();
+    cluster.live = threads * launch.cluster;
+    for (uint32_t rank = 0; rank < launch.cluster; rank++) {
+        Block &block = cluster.blocks[rank];
+        uint32_t at = first + rank;
+        block.index = {at % launch.grid.x, at / launch.grid.x % launch.grid.y, at / launch.grid.x / launch.grid.y};
+        block.rank = rank, block.live = threads, block.cluster = &cluster, block.waited = false;
+        block.shared = shared_pages_of(cluster, rank, launch.shared_bytes), block.shared_bytes = launch.shared_bytes;
+        memset(block.shared, POISON, launch.shared_bytes);
+        block.all = Meeting();
+        for (Meeting &meeting : block.some) meeting = Meeting();
+        block.warps.resize((threads + 31) / 32);
+        for (Warp &warp : block.warps) warp.meeting = Meeting(), warp.lanes = 0;
+        for (uint32_t t = 0; t < threads; t++) {
+            Thread &thread = cluster.threads[rank * threads + t];
+            thread.done = false;
+            thread.copies.clear();
+            if (!thread.groups.empty()) thread.groups.clear();
+            thread.index = {t, 0, 0}, thread.lane = t % 32, thread.block = &block, thread.warp = &block.warps[t / 32];
+            thread.warp->lanes++, thread.warp->live = thread.warp->lanes;
+            cluster.unstarted.push_back(&thread);
+        }
+    }
+    size_t fixed = __stop_emulated_shared - __start_emulated_shared;
+    if (fixed > 0 && (anew || random_bits() % 8 == 0)) memset(__start_emulated_shared, POISON, fixed);
+    cluster.untouched.clear();
+    if (launch.cluster > 1) cluster.untouched.assign(__start_emulated_shared, __stop_emulated_shared);
+    if (random_bits() % 4 == 0) shuffle(cluster.unstarted);
+    run_cluster(cluster);
+}
+
+// Has a cluster that began early go on.
+void resume_cluster(Cluster &cluster) {
+    cluster.early = false;
+    if (!cluster.fixed.empty()) memcpy(__start_emulated_shared, cluster.fixed.data(), cluster.fixed.size());
+    run_cluster(cluster);
 }
 
 }  // namespace
@@ -243,6 +308,19 @@ uint32_t (*exchange(int operation, const uint32_t *words, int count))[WORDS] {
     return all;
 }
 
+void wait_for_inputs() {
+    current->block->waited = true;
+    if (!running->early) return;
+    // Copies that were started before may be over.
+    auto complete = [](std::vector<Copy> &copies) {
+        for (const Copy &copy : copies) memcpy(copy.to, copy.from, copy.bytes);
+        copies.clear();
+    };
+    complete(current->copies);
+    for (std::vector<Copy> &group : current->groups) complete(group);
+    wait_until([] { return !running->early; });
+}
+
 uint8_t *shared_at(uint32_t address, size_t bytes) {
     uint32_t rank = address >> 24, offset = address & 0xffffff;
     if (rank >= running->blocks.size()) wrong("an address of no thread block of its cluster");
@@ -266,45 +344,27 @@ void arrive(SharedBarrier &barrier, int32_t bytes) {
 
 void start_copy(const Copy &copy) { running->copies.push_back(copy); }
 
-void run(const Launch &launch) {
-    grid_dim = launch.grid, block_dim = launch.block;
-    uint32_t threads = launch.block.x, blocks = launch.grid.x * launch.grid.y * launch.grid.z;
-    if (launch.block.y != 1 || launch.block.z != 1 || threads > 1024) wrong("thread blocks of one dimension, up to 1,024 threads");
-    if (launch.grid.x % launch.cluster) wrong("a grid that is not whole clusters");
-    if (pool.size() < threads * launch.cluster) pool.resize(threads * launch.cluster);
-    std::vector<uint32_t> order(blocks / launch.cluster);
+Cluster *begin_early(const Launch &launch) {
+    Cluster &cluster = take_cluster(launch);
+    cluster.early = true;
+    begin_cluster(cluster, random_bits() % (blocks_of(launch) / launch.cluster) * launch.cluster, true);
+    return &cluster;
+}
+
+void run(const Launch &launch, Cluster *begun) {
+    std::vector<uint32_t> order(blocks_of(launch) / launch.cluster);
     for (uint32_t i = 0; i < order.size(); i++) order[i] = i * launch.cluster;
     shuffle(order);
-    Cluster cluster;
-    cluster.launch = &launch;
-    cluster.blocks.resize(launch.cluster);
+    Cluster &cluster = take_cluster(launch);
     for (uint32_t first : order) {
-        cluster.unstarted.clear();
-        cluster.meeting = Meeting();
-        cluster.live = threads * launch.cluster;
-        for (uint32_t rank = 0; rank < launch.cluster; rank++) {
-            Block &block = cluster.blocks[rank];
-            uint32_t at = first + rank;
-            block.index = {at % launch.grid.x, at / launch.grid.x % launch.grid.y, at / launch.grid.x / launch.grid.y};
-            block.rank = rank, block.live = threads, block.cluster = &cluster;
-            block.shared = shared_pages_of(rank, launch.shared_bytes), block.shared_bytes = launch.shared_bytes;
-            memset(block.shared, POISON, launch.shared_bytes);
-            block.all = Meeting();
-            for (Meeting &meeting : block.some) meeting = Meeting();
-            block.warps.resize((threads + 31) / 32);
-            for (Warp &warp : block.warps) warp.meeting = Meeting(), warp.lanes = 0;
-            for (uint32_t t = 0; t < threads; t++) {
-                Thread &thread = pool[rank * threads + t];
-                thread.done = false;
-                thread.copies.clear();
-                if (!thread.groups.empty()) thread.groups.clear();
-                thread.index = {t, 0, 0}, thread.lane = t % 32, thread.block = &block, thread.warp = &block.warps[t / 32];
-                thread.warp->lanes++, thread.warp->live = thread.warp->lanes;
-                cluster.unstarted.push_back(&thread);
-            }
+        if (begun && begun->first == first) {
+            resume_cluster(*begun);
+        } else {
+            begin_cluster(cluster, first, first == order[0]);
         }
-        run_cluster(cluster, first == order[0]);
     }
+    free_clusters.push_back(&cluster);
+    if (begun) free_clusters.push_back(begun);
 }
 
 }  // namespace emulator

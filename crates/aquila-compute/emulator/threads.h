@@ -3,6 +3,9 @@
 //
 // The one invariant: a thread goes on only where it waits, and which of those that can go on does so
 // is drawn anew each time. So what a kernel leaves to chance differs from run to run.
+//
+// A cluster may begin before kernels in front of its own have run. It then goes as far as it can without
+// its inputs, and on when those kernels are over.
 
 #pragma once
 
@@ -10,6 +13,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <vector>
 
 namespace emulator {
@@ -56,6 +60,7 @@ struct Block {
     uint32_t rank = 0, live = 0;
     uint8_t *shared = nullptr;
     size_t shared_bytes = 0;
+    bool waited = false;  // whether a thread has waited for its inputs
     Meeting all, some[16];
     std::vector<Warp> warps;
     struct Cluster *cluster = nullptr;
@@ -78,19 +83,26 @@ struct Thread {
 struct Launch {
     const char *name;
     void (*call)(const void *arguments);
-    const void *arguments;
+    std::shared_ptr<const void> arguments;
     Index grid, block;
     uint32_t cluster;
     size_t shared_bytes;
 };
 
+// The thread blocks of a cluster, or one thread block.
 struct Cluster {
-    const Launch *launch;
+    const Launch *launch = nullptr;
+    uint32_t first = 0;  // of its thread blocks, in the grid
+    bool early = false;  // whether kernels in front of its own have still to run
     std::vector<Block> blocks;
+    std::vector<Thread> threads;
     std::vector<Thread *> unstarted, waiting;
     std::vector<Copy> copies;
     Meeting meeting;
     uint32_t live = 0;
+    std::vector<uint8_t *> stacks, shared_pages;
+    // Shared memory of a fixed size: as it is left while others run, and as it was found.
+    std::vector<uint8_t> fixed, untouched;
 };
 
 extern Thread *current;
@@ -113,6 +125,9 @@ void meet_cluster_threads();
 // Gives words to the lanes of the warp and answers those of all lanes. Lanes must do the same thing.
 uint32_t (*exchange(int operation, const uint32_t *words, int count))[WORDS];
 
+// Waits until all kernels before are over, and their results there.
+void wait_for_inputs();
+
 // Shared memory by its 32-bit address, which says whose thread block's it is.
 uint8_t *shared_at(uint32_t address, size_t bytes);
 uint32_t shared_address_of(const void *pointer);
@@ -122,6 +137,9 @@ void start_copy(const Copy &copy);
 
 uint64_t random_bits();
 
-void run(const Launch &launch);
+// Begins one cluster of a launch, drawn at random, while kernels in front of it have still to run.
+Cluster *begin_early(const Launch &launch);
+// Runs a launch to its end; one of its clusters may have begun.
+void run(const Launch &launch, Cluster *begun);
 
 }  // namespace emulator

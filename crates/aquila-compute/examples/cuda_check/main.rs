@@ -10,6 +10,7 @@
 mod attention;
 mod chain;
 mod experts;
+mod passes;
 mod plain;
 mod random;
 mod random_weights;
@@ -93,6 +94,8 @@ fn run(words: &[String]) -> Result<bool> {
         replays::check(&backend, &mut random, &mut findings)?;
         findings.report("plain arithmetic = CPU backend");
         sound &= findings.failed.is_empty();
+        let mut enqueued = Findings::default();
+        passes::check(&backend, &mut random, &mut enqueued)?;
         let mut drawn = Findings::default();
         random_weights::check(&backend, &mut random, asked("small"), &mut drawn)?;
 
@@ -106,6 +109,9 @@ fn run(words: &[String]) -> Result<bool> {
         experts::check_tensor(&backend, &mut random, asked("small"), &mut findings)?;
         findings.report("tensor cores = contract");
         sound &= findings.failed.is_empty();
+        passes::check(&backend, &mut random, &mut enqueued)?;
+        enqueued.report("passes enqueued at once = passes waited for");
+        sound &= enqueued.failed.is_empty();
     }
     if all || asked("check") || asked("kernels") {
         let mut backend = open(Arithmetic::Tensor)?;

@@ -4,6 +4,7 @@
 //! graph is being captured, by which thread, and keeps alive what the graph will name.
 
 use std::mem::zeroed;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::{self, ThreadId};
 
@@ -59,6 +60,13 @@ pub(super) struct Device {
     pub(super) context: Arc<CudaContext>,
     pub(super) stream: Arc<CudaStream>,
     capture: Mutex<Option<Capture>>,
+    /// Whether the next launch begins only when all before it is over. It does behind a kernel that writes
+    /// plans, block tables or weights ([`Kernel::read_early`]), so every launch from there on sees what
+    /// that kernel wrote before it waits for its inputs. And nothing that is read so changes while it is
+    /// read: such a kernel waits itself before it writes, until all that was launched before it is over,
+    /// as each of those ended only after it had waited. Copies of the host are ordered like that anyway.
+    /// Read and written where nothing else can be enqueued meanwhile.
+    next_waits: AtomicBool,
     /// The memory that checks of replays compare.
     compared: Mutex<Vec<Weak<Allocation>>>,
     /// Major and minor compute capability.
@@ -90,7 +98,8 @@ impl Device {
         let stream = context.new_stream().map_err(failed("making a stream"))?;
         let capability = context.compute_capability().map_err(failed("asking about the device"))?;
         let (capture, compared) = (Mutex::default(), Mutex::default());
-        Ok(Self { context, stream, capture, compared, capability })
+        let next_waits = AtomicBool::new(true);
+        Ok(Self { context, stream, capture, next_waits, compared, capability })
     }
 
     /// A property of the device as the driver numbers them.
@@ -144,10 +153,17 @@ impl Device {
         Ok(())
     }
 
-    /// Ends the note and answers the memory that was named.
+    /// Ends the note and answers the memory that was named. What was captured has not run, so the next
+    /// launch does not rely on it.
     pub(super) fn end_capture(&self) -> Vec<Memory> {
-        let capture = self.capture.lock().unwrap_or_else(PoisonError::into_inner).take();
-        capture.map(|capture| capture.kept).unwrap_or_default()
+        let mut capture = self.capture.lock().unwrap_or_else(PoisonError::into_inner);
+        self.let_next_wait();
+        capture.take().map(|capture| capture.kept).unwrap_or_default()
+    }
+
+    /// Has the next launch begin only when all before it is over; to be called while something is enqueued.
+    pub(super) fn let_next_wait(&self) {
+        self.next_waits.store(true, Relaxed);
     }
 
     /// Zeroed memory, which checks of replays compare.
@@ -252,8 +268,9 @@ impl Device {
         })
     }
 
-    /// Launches a kernel that takes `arguments`, which name `names`. It may begin before the one
-    /// before it has ended, and waits itself for what that one computes.
+    /// Launches a kernel that takes `arguments`, which name `names`. One that waits for its inputs
+    /// itself may begin before the one before it has ended, but behind one that writes what others read
+    /// early.
     ///
     /// # Safety
     /// `arguments` must be the structure that `kernel` declares, and its addresses and sizes must
@@ -274,7 +291,7 @@ impl Device {
         let mut early: CUlaunchAttribute = unsafe { zeroed() };
         early.id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
         early.value.programmaticStreamSerializationAllowed = 1;
-        let config = CUlaunchConfig {
+        let mut config = CUlaunchConfig {
             gridDimX: grid[0] as u32,
             gridDimY: grid[1] as u32,
             gridDimZ: grid[2] as u32,
@@ -284,10 +301,12 @@ impl Device {
             sharedMemBytes: shared_bytes as u32,
             hStream: self.stream.cu_stream(),
             attrs: &raw mut early,
-            numAttrs: u32::from(self.capability.0 >= 9),
+            numAttrs: 0,
         };
         let mut parameters = [std::ptr::from_ref(arguments).cast_mut().cast()];
         self.enqueue_as(&kernel.name, names, || {
+            let waits = self.next_waits.swap(kernel.read_early, Relaxed);
+            config.numAttrs = u32::from(kernel.waits && !waits);
             // SAFETY: the caller vouches for the arguments, which the driver copies.
             unsafe {
                 cuLaunchKernelEx(

@@ -38,6 +38,12 @@ pub(super) struct Kernel {
     pub(super) name: String,
     /// Bytes of shared memory that a launch may ask for, beside what the kernel declares for itself.
     pub(super) shared_bytes: usize,
+    /// Whether its code waits for its inputs, so that it may begin before those are there: Hopper's does,
+    /// the PTX does not.
+    pub(super) waits: bool,
+    /// Whether other kernels read what it writes before they wait for their inputs: plans, block tables
+    /// and packed weights.
+    pub(super) read_early: bool,
     function: CUfunction,
     _module: Arc<Module>,
 }
@@ -239,6 +245,7 @@ impl Kernels {
             }
             None => unpack(if hopper { HOPPER } else { PTX })?,
         };
+        let waits = image.starts_with(b"\x7fELF");
         device.context.bind_to_thread().map_err(failed("binding the device"))?;
         // SAFETY: an image that nvcc has made, ending with a zero.
         let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
@@ -255,8 +262,11 @@ impl Kernels {
             // SAFETY: the module is loaded, and the kernel keeps it.
             let function = unsafe { result::module::get_function(module.module, of_driver) };
             let (name, function) = (name.into(), function.map_err(missing)?);
-            Ok(Kernel { name, shared_bytes: UNASKED, function, _module: module.clone() })
+            let _module = module.clone();
+            Ok(Kernel { name, shared_bytes: UNASKED, waits, read_early: false, function, _module })
         };
+        let read_early =
+            |name: &str| -> Result<Kernel> { Ok(Kernel { read_early: true, ..load(name)? }) };
         let large = |name: &str| -> Result<Kernel> {
             let mut kernel = load(name)?;
             let own = CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
@@ -322,17 +332,17 @@ impl Kernels {
         };
         let steps = Steps {
             admit: load("admit")?,
-            change_slots: load("change_slots")?,
+            change_slots: read_early("change_slots")?,
             begin_rows: load("begin_rows")?,
             start_trees: load("start_trees")?,
             grow: load("grow")?,
             build_trees: load("build_trees")?,
             prune_trees: load("prune_trees")?,
             retain_nodes: load("retain_nodes")?,
-            plan_target: load("plan_target")?,
-            plan_extend: load("plan_extend")?,
-            plan_level: load("plan_level")?,
-            plan_layer_level: load("plan_layer_level")?,
+            plan_target: read_early("plan_target")?,
+            plan_extend: read_early("plan_extend")?,
+            plan_level: read_early("plan_level")?,
+            plan_layer_level: read_early("plan_layer_level")?,
             scan: large("scan")?,
             rank: large("rank")?,
             race: large("race")?,
@@ -352,7 +362,7 @@ impl Kernels {
         };
         Ok(Self {
             steps,
-            change_tables: load("change_tables")?,
+            change_tables: read_early("change_tables")?,
             embed: pair("embed")?,
             rms_norm_plain: load("rms_norm_plain")?,
             rms_norm_tensor: load("rms_norm_tensor")?,
@@ -367,7 +377,7 @@ impl Kernels {
                     two("project_wide_128", ["", "_many"])?,
                 ],
             },
-            pack: load("pack")?,
+            pack: read_early("pack")?,
             random: pair("random")?,
             write_kv_plain: pair("write_kv_plain")?,
             write_kv_tensor: load("write_kv_tensor")?,

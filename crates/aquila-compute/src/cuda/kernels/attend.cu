@@ -60,9 +60,8 @@ __device__ __forceinline__ size_t part_of(const AttendArgs &a, u32 row, u32 head
 }
 
 // A warp merges the blocks of one head of a row, in order, AT_ONCE of which it has under way together.
-template <int AT_ONCE> __device__ __forceinline__ void merge(const AttendArgs &a, u32 row, u32 head) {
+template <int AT_ONCE> __device__ __forceinline__ void merge(const AttendArgs &a, const Seen &seen, u32 row, u32 head) {
     u32 lane = threadIdx.x % 32, d = a.head_dim;
-    Seen seen(a.plan.spans[row], a.window);
     u32 blocks = (seen.end + ATTEND_BLOCK - 1) / ATTEND_BLOCK - seen.first / ATTEND_BLOCK;
     size_t part = part_of(a, row, head, 0);
     for (u32 from = 0; from < d; from += 128) {
@@ -475,7 +474,8 @@ template <int D, int TILES> struct Attending {
         if (!s.last_one) return;
         __threadfence();
         for (u32 query = warp; query < queries; query += ATTEND_WARPS) {
-            if (query % heads < cut_heads) merge<8>(a, a.first_row + row + query / heads, head + query % heads);
+            u32 of_row = a.first_row + row + query / heads;
+            if (query % heads < cut_heads) merge<8>(a, Seen(a.plan.spans[of_row], a.window), of_row, head + query % heads);
         }
     }
 
@@ -502,6 +502,8 @@ template <int D, int TILES> struct Attending {
         auto [block, end_block] = take(item);
         Steps steps(taken, block);
         u32 slot = slot_in(steps, block, 0);
+        // What was read so far is of the plan.
+        wait_for_inputs();
         copy_queries();
         copy_rows(0, a.keys, slot, 0);
         commit_copies();
@@ -567,13 +569,15 @@ template <int D, int TILES> struct Attending {
 
 template <int D, int TILES> __device__ __forceinline__ void attend(const AttendArgs &a) {
     __shared__ typename Attending<D, TILES>::Shared shared;
-    begin();
+    let_next_begin();
     Attending<D, TILES> attending(a, shared);
-    if (!attending.list_items()) return;
-    for (u32 item = blockIdx.x; item < attending.total * attending.key_heads; item += gridDim.x) {
+    u32 items = attending.list_items() ? attending.total * attending.key_heads : 0;
+    for (u32 item = blockIdx.x; item < items; item += gridDim.x) {
         __syncthreads();
         attending.attend(item);
     }
+    // Those without an item wait, too.
+    wait_for_inputs();
 }
 
 // 16 queries at a time, or 64.
@@ -587,7 +591,10 @@ ATTEND(attend_tensor_128_many, 128, 4, 2)
 
 // Merges the blocks of the heads of a row, one head a warp.
 extern "C" __global__ void __launch_bounds__(ATTEND_THREADS) attend_merge(const __grid_constant__ AttendArgs a) {
-    begin();
+    let_next_begin();
     u32 head = blockIdx.x * ATTEND_WARPS + threadIdx.x / 32, row = a.first_row + blockIdx.y;
-    if (row < a.plan.counts[0] && head < a.heads) merge<16>(a, row, head);
+    bool there = row < a.plan.counts[0] && head < a.heads;
+    Seen seen(a.plan.spans[row], a.window);
+    wait_for_inputs();
+    if (there) merge<16>(a, seen, row, head);
 }

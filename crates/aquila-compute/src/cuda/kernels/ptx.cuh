@@ -6,9 +6,10 @@
 
 #include "arguments.cuh"
 
-// Lets the next kernel of the stream begin, and waits for the results of the one before. Every
-// kernel calls this before it touches anything but weights: then the wait reaches back through all
-// kernels before.
+// Lets the next kernel of the stream begin, and waits for the results of the one before. At least one
+// thread of every thread block waits: then the wait reaches back through all kernels before. In front of
+// it a kernel touches nothing but weights, angles, plans and block tables: behind a kernel that writes
+// one of those, the host has the next launch begin when all before it is over (`Device::next_waits`).
 __device__ __forceinline__ void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

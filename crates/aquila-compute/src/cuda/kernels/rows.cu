@@ -70,15 +70,15 @@ extern "C" __global__ void __launch_bounds__(NORM_LANES) rms_norm_tensor(const _
 }
 
 // One warp per head of queries, of keys or of values. The norm of a head adds up in LANES lanes. What
-// does not depend on each other is read before any of it is used: a pass waits for nothing but this.
+// does not depend on each other is read before any of it is used, angles and weights before the heads are
+// there: a pass waits for nothing but this.
 template <typename T, int LANES> __device__ void write_kv(const WriteKvArgs &a) {
     constexpr int EACH = 4;  // values or pairs of a lane at a time
-    begin();
+    let_next_begin();
     u32 lane = threadIdx.x % 32, head = blockIdx.x * 4 + threadIdx.x / 32, row = blockIdx.y;
     u32 turned = a.heads + a.kv_heads, d = a.head_dim;
     u32 rows = a.plan.counts[0], slot = a.plan.writes[row], position = a.plan.positions[row];
-    if (row >= rows || head >= turned + a.kv_heads) return;
-    if (slot >= a.slots && head >= a.heads) return;
+    bool there = row < rows && head < turned + a.kv_heads && (slot < a.slots || head < a.heads);
     bool query = head < a.heads, value = head >= turned;
     u32 column = head * d, half = value ? 0 : a.half;
     const float *x = a.qkv.values + (size_t)row * a.qkv.stride + column;
@@ -93,20 +93,35 @@ template <typename T, int LANES> __device__ void write_kv(const WriteKvArgs &a) 
         }
     };
     const float *weight = value ? nullptr : query ? a.query_norm : a.key_norm;
+    size_t angles = (size_t)min(position, a.positions - 1) * a.half;
+    // Of pairs: angles, and weights of a norm.
+    float cos[EACH], sin[EACH], low_weight[EACH], high_weight[EACH];
+    auto read = [&](u32 first) {
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            u32 i = first + e * 32;
+            if (i >= half) break;
+            cos[e] = a.cos[angles + i], sin[e] = a.sin[angles + i];
+            if (weight) low_weight[e] = weight[i], high_weight[e] = weight[i + half];
+        }
+    };
+    if (there) read(lane);
+    wait_for_inputs();
+    if (!there) return;
     float scale = 1.0f;
     if (weight) {
         float sum = 0.0f;
         for (u32 i = lane; lane < LANES && i < d; i += LANES) sum = fmaf(x[i], x[i], sum);
         scale = norm_scale(__shfl_sync(FULL, fold<LANES>(sum), 0), d, a.epsilon);
     }
-    auto normed = [&](u32 i) { return weight ? (x[i] * scale) * weight[i] : x[i]; };
-    size_t angles = (size_t)min(position, a.positions - 1) * a.half;
+    auto normed = [&](float x, float w) { return weight ? (x * scale) * w : x; };
     for (u32 first = lane; first < half; first += EACH * 32) {
-        float low[EACH], high[EACH], cos[EACH], sin[EACH];
+        if (first > lane) read(first);
+        float low[EACH], high[EACH];
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
             u32 i = first + e * 32;
-            if (i < half) low[e] = normed(i), high[e] = normed(i + half), cos[e] = a.cos[angles + i], sin[e] = a.sin[angles + i];
+            if (i < half) low[e] = normed(x[i], low_weight[e]), high[e] = normed(x[i + half], high_weight[e]);
         }
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
@@ -120,8 +135,10 @@ template <typename T, int LANES> __device__ void write_kv(const WriteKvArgs &a) 
     for (u32 first = 2 * half + lane; first < d; first += EACH * 32) {
         float kept[EACH];
 #pragma unroll
-        for (int e = 0; e < EACH; e++)
-            if (first + e * 32 < d) kept[e] = normed(first + e * 32);
+        for (int e = 0; e < EACH; e++) {
+            u32 i = first + e * 32;
+            if (i < d) kept[e] = normed(x[i], weight ? weight[i] : 1.0f);
+        }
 #pragma unroll
         for (int e = 0; e < EACH; e++)
             if (first + e * 32 < d) write(first + e * 32, kept[e]);

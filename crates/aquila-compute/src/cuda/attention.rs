@@ -64,8 +64,9 @@ struct Tiles<'a> {
     key_heads: usize,
     /// Shared memory, without what each row takes.
     bytes: usize,
-    /// Whether a thread block can keep all blocks of its rows.
+    /// Whether a thread block can keep all blocks of its rows, and takes 64 queries at a time.
     whole: bool,
+    many: bool,
 }
 
 impl<'a> Tiles<'a> {
@@ -88,11 +89,12 @@ impl<'a> Tiles<'a> {
             // Keys and values, weights and queries, all in bfloat16.
             bytes: 2 * (2 * BLOCK * columns + queries * (BLOCK + width)),
             whole: matches!(heads.head_dim, 64 | 128),
+            many,
         })
     }
 
     fn bytes(&self, rows: usize) -> usize {
-        self.bytes + rows * ROW_BYTES + 4
+        self.bytes + rows * ROW_BYTES
     }
 }
 
@@ -201,13 +203,16 @@ impl Attention {
             plan.rows > FEW_ROWS && queries > STEP && bytes <= many.kernel.shared_bytes
         });
         let tiles = many.unwrap_or(few);
-        // Where the fewest thread blocks that there can be keep the device busy, each row's blocks
-        // stay with one.
+        let together = rows_of_launch(heads, blocks, plan.rows);
+        // Where the fewest thread blocks that there can be keep the device busy, each row's blocks stay
+        // with one: of 64 queries merging takes longer than waiting for the last, and of many rows there
+        // is no room for the blocks.
         let fewest = plan.rows.div_ceil(tiles.rows) * tiles.key_heads;
-        let whole = tiles.whole && plan.rows > FEW_ROWS && fewest >= self.multiprocessors;
+        let apart = !tiles.many && together >= plan.rows;
+        let whole = tiles.whole && !apart && plan.rows > FEW_ROWS && fewest >= self.multiprocessors;
         // Of longer contexts one thread block would merge too much.
         let merges = !whole && blocks > MERGED_BLOCKS;
-        let together = if whole { MOST_ROWS } else { rows_of_launch(heads, blocks, plan.rows) };
+        let together = if whole { MOST_ROWS } else { together };
         let working = match whole {
             true => None,
             false => {
@@ -228,8 +233,8 @@ impl Attention {
             (arguments.first_row, arguments.rows) = (first as u32, rows as u32);
             let bytes = tiles.bytes(rows);
             let at_a_time = tiles.together.min(self.shared_bytes / bytes);
-            let items = rows * tiles.key_heads * blocks;
-            let grid = [items.min(at_a_time * self.multiprocessors), 1, 1];
+            let units = rows * tiles.key_heads * blocks;
+            let grid = [units.min(at_a_time * self.multiprocessors), 1, 1];
             // SAFETY: sizes were checked above, the plan when it was placed, and the working memory
             // has room for all blocks of these rows.
             unsafe {

@@ -106,9 +106,10 @@ template <int AT_ONCE> __device__ __forceinline__ void merge(const AttendArgs &a
 
 // Heads of width D, or of any width, 128 columns at a time; TILES times 16 queries at a time.
 //
-// The work is cut into items: some rows and a key head, with all their blocks or with one. Thread blocks
-// take every gridDim.x-th. Warps first divide the positions, then the columns of values; keys of the
-// next block arrive while values are multiplied, and values while keys are.
+// The blocks of all rows that go together, for each of their key heads, are divided evenly among the
+// thread blocks, so that all are busy to the end. What a thread block has all blocks of it merges in
+// registers. Warps first divide the positions, then the columns of values; keys of the next block arrive
+// while values are multiplied, and values while keys are.
 template <int D, int TILES> struct Attending {
     static constexpr u32 QUERIES = 16 * TILES, WIDTH = D ? D : 128, PAIRS = WIDTH / 64;  // pairs of 8 columns of a warp
     // Bytes of a row of keys or values and of weights, and where the parts of shared memory begin.
@@ -118,7 +119,7 @@ template <int D, int TILES> struct Attending {
     typedef float Scores[TILES][4][4];  // of 32 positions of a warp, 8 by 8
 
     struct Shared {
-        u32 warp_sums[2][ATTEND_WARPS], counts[QUERIES], last_one;
+        u32 warp_sums[ATTEND_WARPS], counts[QUERIES], last_one;
         float warp_largest[ATTEND_WARPS][QUERIES], old[QUERIES], fresh[QUERIES], inverses[QUERIES];
     };
 
@@ -128,11 +129,11 @@ template <int D, int TILES> struct Attending {
     u32 base, thread, warp, lane, quad, octet;
     u32 d, chunks, query_row;             // columns, in how many chunks, and bytes of a query
     u32 heads, most, key_heads, cuts;     // query heads and rows that go together at most; key heads, once for each cut
-    u32 rows, total;                      // of the launch: rows, and items of a key head
+    u32 rows, total;                      // of the launch: rows, and units of a key head
     uint4 *spans;
-    u32 *first_items;                     // of the rows, without key heads
+    u32 *first_units;                     // of the rows: units before them, of a key head
 
-    // The item.
+    // What is attended to at a time: some rows and a key head, with some of their blocks.
     u32 key_head, kv_head, row, head, cut_heads, queries;
     bool whole;  // with all blocks
     Together taken;
@@ -145,15 +146,16 @@ template <int D, int TILES> struct Attending {
         cuts = (group + QUERIES - 1) / QUERIES, key_heads = a.kv_heads * cuts;
         heads = (group + cuts - 1) / cuts, most = QUERIES / heads;
         spans = reinterpret_cast<uint4 *>(shared + QUERY_ROWS + QUERIES * query_row);
-        first_items = reinterpret_cast<u32 *>(spans + a.rows);
+        first_units = reinterpret_cast<u32 *>(spans + a.rows);
     }
 
     __device__ __forceinline__ Together together(u32 row) const {
         return Together(spans + row, min(rows, (row / most + 1) * most) - row, a.window);
     }
 
-    // Lists the items: the first of some rows that go together has those of all.
-    __device__ __forceinline__ bool list_items() {
+    // Lists the units: the first of some rows that go together has those of all. A unit is a block, or all
+    // blocks where none may be left for others to merge.
+    __device__ __forceinline__ bool list_units() {
         const uint4 *all_spans = a.plan.spans + a.first_row;
         for (u32 r = thread; r < a.rows; r += ATTEND_THREADS) copy_async(shared_address(spans + r), all_spans + r);
         commit_copies();
@@ -166,25 +168,18 @@ template <int D, int TILES> struct Attending {
         rows = min(count - a.first_row, a.rows);
         wait_for_copies<0>();
         __syncthreads();
-        u32 each = (rows + ATTEND_THREADS - 1) / ATTEND_THREADS, blocks = 0, items = 0;
+        u32 each = (rows + ATTEND_THREADS - 1) / ATTEND_THREADS, units = 0;
         u32 from = min(rows, thread * each), to = min(rows, from + each);
         for (u32 r = from; r < to; r++) {
             bool leads = r % most == 0 || spans[r].x != spans[r - 1].x;
-            u32 of_rows = leads ? together(r).blocks() : 0;
-            first_items[r] = of_rows, blocks += of_rows;
+            u32 of_rows = !leads ? 0 : a.parts ? together(r).blocks() : 1;
+            first_units[r] = of_rows, units += of_rows;
         }
-        sum_of_threads(blocks, s.warp_sums[0], total);
-        // Blocks stay together where thread blocks have about as many to do anyway: to merge them takes
-        // as long as two.
-        u32 fair = (total * key_heads + gridDim.x - 1) / gridDim.x;
+        u32 before = sum_of_threads(units, s.warp_sums, total);
         for (u32 r = from; r < to; r++) {
-            u32 of_rows = first_items[r];
-            first_items[r] = items;
-            items += D && of_rows > 0 && (!a.parts || (a.arrivals && of_rows <= 2 * fair + 1)) ? 1 : of_rows;
+            u32 of_rows = first_units[r];
+            first_units[r] = before, before += of_rows;
         }
-        u32 before = sum_of_threads(items, s.warp_sums[1], total);
-        for (u32 r = from; r < to; r++) first_items[r] += before;
-        if (thread == 0) first_items[rows] = total;
         __syncthreads();
         return true;
     }
@@ -461,13 +456,13 @@ template <int D, int TILES> struct Attending {
             });
         });
     }
-    // The last thread block that is done with the rows and these heads merges their blocks.
-    __device__ __forceinline__ void merge_stored() const {
+    // The last thread block that is done with so many blocks of the rows and these heads merges all of them.
+    __device__ __forceinline__ void merge_stored(u32 blocks) const {
         __threadfence();
         __syncthreads();
         if (thread == 0) {
             u32 *arrivals = a.arrivals + row * key_heads + key_head;
-            s.last_one = atomicAdd(arrivals, 1) + 1 == taken.blocks();
+            s.last_one = atomicAdd(arrivals, blocks) + blocks == taken.blocks();
             if (s.last_one) *arrivals = 0;
         }
         __syncthreads();
@@ -479,27 +474,29 @@ template <int D, int TILES> struct Attending {
         }
     }
 
-    // Finds rows and heads of an item, and answers its blocks.
-    __device__ __forceinline__ Range take(u32 item) {
-        u32 index = item / key_heads, group = a.heads / a.kv_heads;
-        key_head = item % key_heads, kv_head = key_head / cuts, head = kv_head * group + key_head % cuts * heads;
-        cut_heads = min(heads, (kv_head + 1) * group - head);
-        // The last row whose items do not begin behind this one.
+    // Finds rows, heads and blocks of a unit and as many behind it as are of the same rows and heads, `limit`
+    // at most.
+    __device__ __forceinline__ Range take(u32 unit, u32 limit) {
+        u32 index = unit / key_heads, group = a.heads / a.kv_heads;
+        // The last row whose units do not begin behind this one.
         row = 0;
         for (u32 end = rows; end - row > 1;) {
             u32 middle = (row + end) / 2;
-            if (first_items[middle] <= index) row = middle; else end = middle;
+            if (first_units[middle] <= index) row = middle; else end = middle;
         }
         taken = together(row), queries = taken.count * heads;
-        u32 first = taken.first_block(), blocks = taken.blocks();
-        whole = D && first_items[row + 1] - first_items[row] == 1 && (blocks > 1 || !a.parts || a.arrivals);
-        if (whole) return {first, first + blocks};
-        first += index - first_items[row];
-        return {first, first + 1};
+        u32 first = taken.first_block(), blocks = taken.blocks(), of_head = a.parts ? blocks : 1;
+        u32 at = unit - first_units[row] * key_heads, from = at % of_head, count = a.parts ? min(limit, blocks - from) : blocks;
+        key_head = at / of_head, kv_head = key_head / cuts, head = kv_head * group + key_head % cuts * heads;
+        cut_heads = min(heads, (kv_head + 1) * group - head);
+        whole = D && count == blocks && (!a.parts || a.arrivals);
+        return {first + from, first + from + count};
     }
 
-    __device__ __forceinline__ void attend(u32 item) {
-        auto [block, end_block] = take(item);
+    // Attends to a unit and those behind it of the same rows and heads, `limit` at most; answers to how many.
+    __device__ __forceinline__ u32 attend(u32 unit, u32 limit) {
+        auto [block, end_block] = take(unit, limit);
+        u32 count = end_block - block;
         Steps steps(taken, block);
         u32 slot = slot_in(steps, block, 0);
         // What was read so far is of the plan.
@@ -563,7 +560,8 @@ template <int D, int TILES> struct Attending {
             steps = next_steps;
         }
         wait_for_copies<0>();
-        if (whole) put_sums(sums, totals); else if (a.arrivals) merge_stored();
+        if (whole) put_sums(sums, totals); else if (a.arrivals) merge_stored(count);
+        return count;
     }
 };
 
@@ -571,12 +569,16 @@ template <int D, int TILES> __device__ __forceinline__ void attend(const AttendA
     __shared__ typename Attending<D, TILES>::Shared shared;
     let_next_begin();
     Attending<D, TILES> attending(a, shared);
-    u32 items = attending.list_items() ? attending.total * attending.key_heads : 0;
-    for (u32 item = blockIdx.x; item < items; item += gridDim.x) {
+    u32 units = attending.list_units() ? attending.total * attending.key_heads : 0;
+    // Whole ones of later rows may take longer, so thread blocks take turns with those.
+    u32 unit = a.parts ? (u32)((u64)units * blockIdx.x / gridDim.x) : blockIdx.x;
+    u32 end = a.parts ? (u32)((u64)units * (blockIdx.x + 1) / gridDim.x) : units;
+    while (unit < end) {
         __syncthreads();
-        attending.attend(item);
+        u32 count = attending.attend(unit, end - unit);
+        unit += a.parts ? count : gridDim.x;
     }
-    // Those without an item wait, too.
+    // Those without a unit wait, too.
     wait_for_inputs();
 }
 

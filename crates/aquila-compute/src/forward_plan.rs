@@ -1,8 +1,9 @@
 //! What every row of one forward pass is. Plain data, made by the engine, placed by a backend.
 
 /// What one row attends to, in position order: a prefix of its request's block table, then tree
-/// slots of its own. In a prefill and in plain decoding there are none and the prefix ends with the
-/// row itself; a node of a draft tree sees the committed prefix, then its ancestors, then itself.
+/// slots of its own. In a prefill, in plain decoding and in chains there are none and the prefix ends
+/// with the row itself; other nodes of a draft tree see the committed prefix, then their ancestors, then
+/// themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AttentionSpan {
     /// Where the request's block table begins among the plan's [`BlockTables`].
@@ -16,6 +17,11 @@ pub struct AttentionSpan {
 }
 
 impl AttentionSpan {
+    /// Of a row that sees the first `rows` slots of a table and nothing else.
+    pub fn in_table(start: u32, rows: usize) -> Self {
+        Self { start, prefix: rows as u32, ..Self::default() }
+    }
+
     /// How many slots the row sees. The slot at index i holds position i, so a row at position p
     /// sees p + 1 of them.
     pub fn len(&self) -> usize {
@@ -85,6 +91,19 @@ impl ForwardPlan {
             self.changes.push((at as u32, slots.len() as u32));
             self.slots.extend_from_slice(slots);
         }
+    }
+
+    /// Adds the tree slots of a row that sees `prefix` slots of a table and then these.
+    pub fn span_of_path(
+        &mut self,
+        start: u32,
+        prefix: usize,
+        path: impl IntoIterator<Item = u32>,
+    ) -> AttentionSpan {
+        let tree_start = self.tree_slots.len();
+        self.tree_slots.extend(path);
+        let tail = (self.tree_slots.len() - tree_start) as u32;
+        AttentionSpan { start, prefix: prefix as u32, tree_start: tree_start as u32, tail }
     }
 
     /// Adds a block table behind those that this plan has changed so far; answers where it begins.

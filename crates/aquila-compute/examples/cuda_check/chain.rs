@@ -98,10 +98,11 @@ pub fn time(b: &mut CudaBackend, random: &mut Random) -> Result<()> {
         "\n| step of Llama-3.1-8B, {CONTEXT} positions | ms | 10 % to 90 % | GB/s of weights |"
     );
     println!("|---|---|---|---|");
-    for (requests, nodes) in
-        [(1, 1), (1, 4), (1, 8), (1, 16), (4, 1), (16, 1), (32, 1), (64, 1), (16, 4), (64, 4)]
-    {
-        let host = decode(requests, nodes);
+    let chains =
+        [(1, 1), (1, 4), (1, 8), (1, 16), (4, 1), (16, 1), (32, 1), (64, 1), (16, 4), (64, 4)];
+    let chains = chains.map(|(requests, nodes)| (requests, nodes, false));
+    for (requests, nodes, is_tree) in chains.into_iter().chain([(1, 16, true)]) {
+        let host = decode(requests, nodes, is_tree);
         let count = host.rows();
         b.place(&host, &mut plan)?;
         let parts: &[Without] = match (requests, nodes) {
@@ -172,7 +173,8 @@ pub fn time(b: &mut CudaBackend, random: &mut Random) -> Result<()> {
                 Without::Head => ", without the head",
             };
             println!(
-                "| {requests} requests of {nodes} rows{left_out} | {:.3} | {:.3} to {:.3} | {:.0} |",
+                "| {requests} requests of {nodes} rows{}{left_out} | {:.3} | {:.3} to {:.3} | {:.0} |",
+                if is_tree { " as a tree" } else { "" },
                 spread.median * 1e3,
                 spread.low * 1e3,
                 spread.high * 1e3,
@@ -191,25 +193,24 @@ pub fn time(b: &mut CudaBackend, random: &mut Random) -> Result<()> {
     Ok(())
 }
 
-/// Requests of `CONTEXT` positions each, with chains of `nodes` rows behind them.
-fn decode(requests: usize, nodes: usize) -> ForwardPlan {
+/// Requests of `CONTEXT` positions each, with chains of `nodes` rows behind them; or with as many rows
+/// that see their ancestors as those of trees do.
+fn decode(requests: usize, nodes: usize, is_tree: bool) -> ForwardPlan {
     let mut plan = ForwardPlan::default();
     for r in 0..requests {
         let first = (r * (CONTEXT + nodes)) as u32;
-        let table = first..first + CONTEXT as u32;
-        let start = plan.add_table(table.clone());
+        let fresh = first + CONTEXT as u32;
+        let start = plan.add_table(first..fresh + nodes as u32);
         for node in 0..nodes as u32 {
             plan.tokens.push((37 * r as u32 + node) % 1000);
             plan.positions.push(CONTEXT as u32 + node);
-            plan.writes.push(table.end + node);
+            plan.writes.push(fresh + node);
             plan.outputs.push(plan.rows() as u32 - 1);
-            plan.spans.push(AttentionSpan {
-                start,
-                prefix: CONTEXT as u32,
-                tree_start: plan.tree_slots.len() as u32,
-                tail: node + 1,
-            });
-            plan.tree_slots.extend(table.end..=table.end + node);
+            let span = match is_tree {
+                false => AttentionSpan::in_table(start, CONTEXT + node as usize + 1),
+                true => plan.span_of_path(start, CONTEXT, fresh..=fresh + node),
+            };
+            plan.spans.push(span);
         }
     }
     plan

@@ -59,11 +59,7 @@ impl RoundState {
                 plan.tokens.push(sequence.tokens[row + 1 + layer]);
                 plan.positions.push((row + layer) as u32);
                 plan.writes.push(sequence.tables[group][row]);
-                plan.spans.push(AttentionSpan {
-                    start,
-                    prefix: row as u32 + 1,
-                    ..AttentionSpan::default()
-                });
+                plan.spans.push(AttentionSpan::in_table(start, row + 1));
                 plan.sources.push(if layer == 0 {
                     extending.target.of(row)
                 } else {
@@ -96,10 +92,10 @@ impl RoundState {
             let (committed, certain) = (sequence.tokens.len() - 1, sequence.rows[group]);
             // Where the parent's rows of the layer before begin.
             let before = committed.saturating_sub(depth - 1);
-            sequence.place_table(plan, group, start, certain);
+            sequence.place_table(plan, group, start, committed);
             let mut own = sequence.tables[group][certain..].iter();
             let mut run = HashMap::new();
-            for &node in tree.builder.beam() {
+            for (at_beam, &node) in tree.builder.beam().iter().enumerate() {
                 let path = tree.builder.path_tokens(node);
                 let parent = tree.builder.parent(node).and_then(|at| tree.rows.get(&at));
                 let tree_start = plan.tree_slots.len() as u32;
@@ -109,15 +105,20 @@ impl RoundState {
                     plan.tokens.push(path[row + depth - committed]);
                     plan.positions.push((row + depth) as u32);
                     plan.writes.push(slot);
-                    plan.tree_slots.push(slot);
                     plan.sources.push(match parent {
                         _ if !kept.chained => kept.row(place, committed - 1 - row),
                         Some(first) if row >= before => first + (row - before) as u32,
                         _ => kept.row(place, 0),
                     });
-                    let (prefix, tail) =
-                        (certain as u32, plan.tree_slots.len() as u32 - tree_start);
-                    plan.spans.push(AttentionSpan { start, prefix, tree_start, tail });
+                    // The rows of the first node are what the block table goes on with.
+                    plan.spans.push(match at_beam {
+                        0 => AttentionSpan::in_table(start, row + 1),
+                        _ => {
+                            plan.tree_slots.push(slot);
+                            let tail = plan.tree_slots.len() as u32 - tree_start;
+                            AttentionSpan { start, prefix: certain as u32, tree_start, tail }
+                        }
+                    });
                 }
                 plan.outputs.push(plan.rows() as u32 - 1);
                 level.push((at, path));

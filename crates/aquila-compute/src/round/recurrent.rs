@@ -23,11 +23,7 @@ impl RoundState {
                 plan.tokens.push(sequence.tokens[row + lookahead]);
                 plan.positions.push(row as u32);
                 plan.writes.push(sequence.tables[1][row]);
-                plan.spans.push(AttentionSpan {
-                    start,
-                    prefix: row as u32 + 1,
-                    ..AttentionSpan::default()
-                });
+                plan.spans.push(AttentionSpan::in_table(start, row + 1));
                 if hidden {
                     plan.sources.push(extending.target.of(row));
                 }
@@ -59,13 +55,17 @@ impl RoundState {
                 let depth = tree.builder.depth();
                 let own = sequence.tables[1][certain + tree.slots.len()];
                 tree.slots.insert(node, own);
-                let tree_start = plan.tree_slots.len();
-                let mut next = Some(node);
-                while let Some(ancestor) = next {
-                    plan.tree_slots.push(tree.slots[&ancestor]);
-                    next = tree.builder.parent(ancestor);
-                }
-                plan.tree_slots[tree_start..].reverse();
+                // Where all levels have one node, the path is what the block table goes on with.
+                let span = if tree.slots.len() == depth {
+                    sequence.place_table(plan, 1, start, certain + depth);
+                    AttentionSpan::in_table(start, certain + depth)
+                } else {
+                    let ancestors =
+                        std::iter::successors(Some(node), |&node| tree.builder.parent(node));
+                    let mut path: Vec<u32> = ancestors.map(|node| tree.slots[&node]).collect();
+                    path.reverse();
+                    plan.span_of_path(start, certain, path)
+                };
                 let source = match tree.builder.parent(node) {
                     Some(parent) if !first => tree.rows[&parent],
                     _ => place as u32,
@@ -76,12 +76,7 @@ impl RoundState {
                 plan.positions.push((certain + depth - 1) as u32);
                 plan.writes.push(own);
                 plan.sources.push(source);
-                plan.spans.push(AttentionSpan {
-                    start,
-                    prefix: certain as u32,
-                    tree_start: tree_start as u32,
-                    tail: depth as u32,
-                });
+                plan.spans.push(span);
                 level.push((at, tree.builder.path_tokens(node)));
             }
             tree.rows = run;

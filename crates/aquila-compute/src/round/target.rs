@@ -38,31 +38,28 @@ impl RoundState {
                         plan.tokens.push(sequence.tokens[token]);
                         plan.positions.push(token as u32);
                         plan.writes.push(sequence.tables[0][token]);
-                        let prefix = token as u32 + 1;
-                        plan.spans.push(AttentionSpan {
-                            start,
-                            prefix,
-                            ..AttentionSpan::default()
-                        });
+                        plan.spans.push(AttentionSpan::in_table(start, token + 1));
                     }
                 }
                 Work::Verify { tree } => {
-                    sequence.place_table(plan, 0, start, committed);
+                    // The chain that a tree begins with is what its block table goes on with.
+                    let nodes = tree.nodes().iter().enumerate();
+                    let chain = nodes.take_while(|(at, node)| node.depth == *at).count();
+                    sequence.place_table(plan, 0, start, committed + chain);
                     let slots = &sequence.tables[0];
                     for (at, node) in tree.nodes().iter().enumerate() {
                         let path = tree.path(at);
-                        let tree_start = plan.tree_slots.len() as u32;
-                        plan.tree_slots.extend(path.iter().map(|&node| slots[committed + node]));
+                        let span = if at < chain {
+                            AttentionSpan::in_table(start, committed + at + 1)
+                        } else {
+                            let path = path.iter().map(|&node| slots[committed + node]);
+                            plan.span_of_path(start, committed, path)
+                        };
                         plan.outputs.push(plan.rows() as u32);
                         plan.tokens.push(node.token);
                         plan.positions.push((committed + node.depth) as u32);
                         plan.writes.push(slots[committed + at]);
-                        plan.spans.push(AttentionSpan {
-                            start,
-                            prefix: committed as u32,
-                            tree_start,
-                            tail: path.len() as u32,
-                        });
+                        plan.spans.push(span);
                         let tokens = path[1..].iter().map(|&node| tree.nodes()[node].token);
                         paths.push(tokens.collect());
                     }

@@ -159,7 +159,7 @@ template <int D, int TILES> struct Attending {
         const uint4 *all_spans = a.plan.spans + a.first_row;
         for (u32 r = thread; r < a.rows; r += ATTEND_THREADS) copy_async(shared_address(spans + r), all_spans + r);
         commit_copies();
-        u32 count = a.plan.counts[0];
+        u32 count = __ldcg(a.plan.counts);
         if (count <= a.first_row) {
             // Shared memory is given up with nothing on its way there.
             wait_for_copies<0>();
@@ -190,7 +190,7 @@ template <int D, int TILES> struct Attending {
         if (step >= steps.count) return NO_SLOT;
         if (step < steps.shared) {
             u32 position = block * ATTEND_BLOCK + step * ATTEND_STEP + place;
-            return min(a.plan.tables[spans[row].x + min(position, taken.prefix - 1)], a.slots - 1);
+            return min(__ldcg(a.plan.tables + spans[row].x + min(position, taken.prefix - 1)), a.slots - 1);
         }
         uint4 span = spans[row + steps.row(step)];
         InBlock in(Seen(span, a.window), block);
@@ -595,8 +595,8 @@ ATTEND(attend_tensor_128_many, 128, 4, 2)
 extern "C" __global__ void __launch_bounds__(ATTEND_THREADS) attend_merge(const __grid_constant__ AttendArgs a) {
     let_next_begin();
     u32 head = blockIdx.x * ATTEND_WARPS + threadIdx.x / 32, row = a.first_row + blockIdx.y;
-    bool there = row < a.plan.counts[0] && head < a.heads;
-    Seen seen(a.plan.spans[row], a.window);
+    bool there = row < __ldcg(a.plan.counts) && head < a.heads;
+    Seen seen(__ldcg(a.plan.spans + row), a.window);
     wait_for_inputs();
     if (there) merge<16>(a, seen, row, head);
 }

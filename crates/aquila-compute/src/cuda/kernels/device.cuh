@@ -132,6 +132,6 @@ struct Seen {
 
 // The slot of position p of a row.
 __device__ __forceinline__ u32 slot_of(const Plan &plan, uint4 span, u32 p, u32 slots) {
-    u32 slot = p < span.y ? plan.tables[span.x + p] : plan.tree_slots[span.z + (p - span.y)];
+    u32 slot = __ldcg(p < span.y ? plan.tables + span.x + p : plan.tree_slots + span.z + (p - span.y));
     return min(slot, slots - 1);
 }

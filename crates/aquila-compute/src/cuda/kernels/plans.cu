@@ -22,6 +22,9 @@ struct Planned {
     }
 };
 
+// What a row sees that sees nothing but the beginning of its block table.
+__device__ __forceinline__ uint4 in_table(u32 start, u32 rows) { return make_uint4(start, rows, 0, 0); }
+
 // Asks about output `o` of the pass.
 __device__ __forceinline__ void ask(const State &s, u32 o, u32 row, u32 node, u32 given) {
     s.queries[o] = {row, node, given, 0};
@@ -62,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(128) plan_target(const __grid_const
         u32 known = s.sequences[place].tokens;
         for (u32 t = row.task.first + thread; t < row.task.end; t += blockDim.x) {
             u32 to = first + t - row.task.first;
-            plan.row(to, tokens[t], t, slots[t], make_uint4(start, t + 1, 0, 0));
+            plan.row(to, tokens[t], t, slots[t], in_table(start, t + 1));
             if (t < row.task.first_output || t >= row.task.end_output) continue;
             u32 o = output + t - row.task.first_output;
             plan.outputs[o] = to;
@@ -73,11 +76,16 @@ extern "C" __global__ void __launch_bounds__(128) plan_target(const __grid_const
     const Node *tree = tree_of(s, at);
     for (u32 n = thread; n < row.tree; n += blockDim.x) {
         u32 depth = tree[n].depth, tail = (nodes + n) * (s.steps + 1), node = n;
-        for (u32 d = depth + 1; d > 0; d--) {
-            plan.tree_slots[tail + d - 1] = slots[committed + node];
-            node = tree[node].parent;
+        uint4 span = in_table(start, committed + n + 1);
+        // The path of other nodes is not what the block table goes on with.
+        if (depth < n) {
+            span = make_uint4(start, committed, tail, depth + 1);
+            for (u32 d = depth + 1; d > 0; d--) {
+                plan.tree_slots[tail + d - 1] = slots[committed + node];
+                node = tree[node].parent;
+            }
         }
-        plan.row(first + n, tree[n].token, committed + depth, slots[committed + n], make_uint4(start, committed, tail, depth + 1));
+        plan.row(first + n, tree[n].token, committed + depth, slots[committed + n], span);
         plan.outputs[output + n] = first + n;
         ask(s, output + n, at, n, NONE);
     }
@@ -122,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(128) plan_extend(const __grid_const
     u32 before = a.chained ? layer - 1 : 0;  // the layer whose states are taken; the first takes the target's
     for (u32 r = range.x + thread; r < range.y; r += blockDim.x) {
         u32 to = first + r - range.x, position = r + (a.by_layer ? layer : 0);
-        plan.row(to, tokens_of(s, place)[r + lookahead], position, s.tables[start + r], make_uint4(start, r + 1, 0, 0));
+        plan.row(to, tokens_of(s, place)[r + lookahead], position, s.tables[start + r], in_table(start, r + 1));
         u32 source = row.target_row + r - row.target_token;
         if (layer > 0) {
             u32 fresh = extending_of(s, at, before).x;
@@ -180,14 +188,19 @@ extern "C" __global__ void __launch_bounds__(128) plan_level(const __grid_consta
         u32 node = beam_of(s, at)[b], to = first + b, depth = pool[node].depth, tail = to * (s.steps + 1);
         u32 own = s.tables[start + certain + taken + b], parent = pool[node].parent;
         pool[node].slot = own;
-        u32 ancestor = node;
-        for (u32 d = depth; d > 0; d--) {
-            plan.tree_slots[tail + d - 1] = pool[ancestor].slot;
-            ancestor = pool[ancestor].parent;
+        uint4 span = in_table(start, certain + depth);
+        // Where there is more than one node of a level, a path is not what the block table goes on with.
+        if (depth < taken + b + 1) {
+            span = make_uint4(start, certain, tail, depth);
+            u32 ancestor = node;
+            for (u32 d = depth; d > 0; d--) {
+                plan.tree_slots[tail + d - 1] = pool[ancestor].slot;
+                ancestor = pool[ancestor].parent;
+            }
         }
         plan.sources[to] = parent != NONE && !a.first ? pool[parent].row : place;
         plan.outputs[to] = to, plan.destinations[to] = to;
-        plan.row(to, pool[node].token, certain + depth - 1, own, make_uint4(start, certain, tail, depth));
+        plan.row(to, pool[node].token, certain + depth - 1, own, span);
         ask(s, to, at, node, NONE);
     }
     __syncthreads();
@@ -242,7 +255,8 @@ extern "C" __global__ void __launch_bounds__(128) plan_layer_level(const __grid_
         }
         plan.tree_slots[to] = slot;
         plan.sources[to] = source;
-        plan.row(to, pool[ancestor].token, r + depth, slot, make_uint4(start, certain, tail, i % each + 1));
+        uint4 span = b == 0 ? in_table(start, r + 1) : make_uint4(start, certain, tail, i % each + 1);
+        plan.row(to, pool[ancestor].token, r + depth, slot, span);
     }
     for (u32 b = thread; b < beam; b += blockDim.x) {
         plan.outputs[output + b] = first + (b + 1) * each - 1;

@@ -10,6 +10,7 @@
 // thread of every thread block waits: then the wait reaches back through all kernels before. In front of
 // it a kernel touches nothing but weights, angles, plans and block tables: behind a kernel that writes
 // one of those, the host has the next launch begin when all before it is over (`Device::next_waits`).
+// Plans and block tables are read from the second-level cache (`__ldcg`), which all multiprocessors share.
 __device__ __forceinline__ void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -77,7 +77,7 @@ template <typename T, int LANES> __device__ void write_kv(const WriteKvArgs &a) 
     let_next_begin();
     u32 lane = threadIdx.x % 32, head = blockIdx.x * 4 + threadIdx.x / 32, row = blockIdx.y;
     u32 turned = a.heads + a.kv_heads, d = a.head_dim;
-    u32 rows = a.plan.counts[0], slot = a.plan.writes[row], position = a.plan.positions[row];
+    u32 rows = __ldcg(a.plan.counts), slot = __ldcg(a.plan.writes + row), position = __ldcg(a.plan.positions + row);
     bool there = row < rows && head < turned + a.kv_heads && (slot < a.slots || head < a.heads);
     bool query = head < a.heads, value = head >= turned;
     u32 column = head * d, half = value ? 0 : a.half;

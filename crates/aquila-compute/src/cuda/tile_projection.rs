@@ -55,7 +55,7 @@ pub const TILE_SHAPES: [TileShape; 9] = [
 
 /// How a launch is divided.
 pub(super) struct Division {
-    /// Clusters, and of how many slices the range of each is a multiple.
+    /// Clusters, and of how many slices what each has of divided tiles is a multiple.
     pub(super) clusters: usize,
     pub(super) grain: usize,
     /// Tiles of rows that a cluster has one after the other.
@@ -105,21 +105,24 @@ impl TileShape {
         let row_tiles = rows.div_ceil(self.share_weights * self.rows);
         let tiles = row_tiles * units.div_ceil(self.share_rows);
         let groups = weight.groups();
-        // Whole tiles, then halves and so on of the only group, or groups.
-        let grains: &[usize] = if groups == 1 { &[8, 4, 2, 1] } else { &[groups * SLICES, SLICES] };
+        // What is left of the tiles when all clusters have as many is divided: by whole tiles, by halves
+        // and so on of the only group, or by groups.
+        let all = groups * SLICES;
+        let grains: &[usize] = if groups == 1 { &[8, 4, 2, 1] } else { &[all, SLICES] };
+        let (rounds, rest) = (tiles / most, tiles % most);
         let busy = |grain: &&usize| {
-            let parts = tiles * groups * SLICES / **grain;
-            parts.div_ceil(most) * most * IDLE <= parts * (IDLE + 1)
+            let slices = rounds * all + (rest * all / **grain).div_ceil(most) * **grain;
+            slices * most * IDLE <= tiles * all * (IDLE + 1)
         };
         let grain = *grains.iter().find(busy).unwrap_or(&grains[grains.len() - 1]);
-        let clusters = most.min(tiles * groups * SLICES / grain);
+        let clusters = if rounds > 0 { most } else { most.min(tiles * all / grain) };
         Division { clusters, grain, row_tiles }
     }
 
     /// Pieces of sums that a thread block leaves in memory at most, and bytes of one.
     pub(super) fn pieces(self, weight: &CudaWeight) -> (usize, usize) {
         let pieces = match weight.groups() {
-            // The slices of the tile that its range begins in but the first, and a part of another.
+            // The slices of a divided tile but the first, and a part of another.
             1 => SLICES,
             groups => 2 * (groups - 1),
         };

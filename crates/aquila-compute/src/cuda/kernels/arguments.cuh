@@ -64,7 +64,7 @@ struct alignas(128) TensorMap {
 struct TilesArgs {
     TensorMap rows;
     ProjectArgs project;
-    u32 grain;   // slices of which the range of a cluster is a multiple
+    u32 grain;   // slices of which what a cluster has of divided tiles is a multiple
     u32 pieces;  // of sums that a thread block leaves at most
 };
 

@@ -6,11 +6,11 @@
 // other outputs of the same rows. Each fetches its part of what it shares, and the copy engine writes
 // that to all who share it.
 //
-// The slices of all tiles of a cluster, in order, are cut into as many ranges as there are clusters, so
-// that all have as much to do (as in a stream-K product). A slice is one chain of steps; slices are added
-// in order. Of a tile whose slices are in several ranges, each thread block leaves pieces in memory: a
-// slice, or what it makes of a group from the group's first slice on. The last one to leave a piece of a
-// tile adds them, in order.
+// A cluster makes every so manieth tile, so that those which read the same weights are made at the same
+// time. Of what is left then, which would keep some clusters busy alone, the slices are divided evenly
+// among all (as in a stream-K product). A slice is one chain of steps; slices are added in order. Of a
+// tile whose slices are divided, each thread block leaves pieces in memory: a slice, or what it makes of a
+// group from the group's first slice on. The last one to leave a piece of a tile adds them, in order.
 
 #include "tensor.cuh"
 
@@ -26,48 +26,57 @@
 #define TILES_MOST_STAGES 8
 static_assert(TILES_ROW_BYTES == 128, "rows are swizzled by 128 bytes");
 
-// The stages of a range of slices, in order: up to TILES_BLOCKS blocks each, never of two slices. A slice
-// has a block at least.
-struct RangeStages {
+// The stages of a cluster, in order: up to TILES_BLOCKS blocks each, never of two slices. A slice has a
+// block at least. What is divided comes first.
+struct ClusterStages {
     const Cut &cut;
-    u32 slice, last;          // among those of all tiles, and where the range ends
-    u32 tile, all, of_tile;   // the tile, its slices, and the slice among them
-    u32 group, group_blocks;  // where the group begins, and its blocks
-    u32 block, end;           // of the slice: what comes next, and where it ends
-    bool begins;              // the slice
-    __device__ __forceinline__ RangeStages(const Cut &cut, u32 first, u32 last)
-        : cut(cut), slice(first), last(last), all(cut.groups * SLICES) {
-        tile = slice / all, of_tile = slice % all;
+    u32 all, tile, slice;        // slices of a tile; the tile, and the slice of it
+    u32 first_slice, end_slice;  // of the tile's, what this cluster has
+    u32 left;                    // slices of divided tiles behind this one
+    u32 next_whole, step, whole; // the next tile that is not divided, from it to the one behind it, and their end
+    u32 group, group_blocks;     // where the group begins, and its blocks
+    u32 block, end;              // of the slice: what comes next, and where it ends
+    // The slices of divided tiles from `first` to `last`, then tiles from `next_whole` on.
+    __device__ __forceinline__ ClusterStages(const Cut &cut, u32 first, u32 last, u32 next_whole, u32 step, u32 whole)
+        : cut(cut), all(cut.groups * SLICES), left(last - first), next_whole(next_whole), step(step), whole(whole) {
+        tile = whole + first / all, slice = first % all;
+        if (left > 0) enter_part(); else enter_whole();
+    }
+    __device__ __forceinline__ void enter_part() {
+        first_slice = slice, end_slice = min(all, slice + left);
+        left -= end_slice - first_slice;
+        enter_group(), enter_slice();
+    }
+    __device__ __forceinline__ void enter_whole() {
+        tile = next_whole < whole ? next_whole : ~0u, next_whole += step;
+        slice = first_slice = 0, end_slice = all;
         enter_group(), enter_slice();
     }
     __device__ __forceinline__ void enter_group() {
-        u32 g = of_tile / SLICES;
+        u32 g = slice / SLICES;
         group = cut.group(g), group_blocks = cut.group(g + 1) - group;
     }
     __device__ __forceinline__ void enter_slice() {
-        u32 s = of_tile % SLICES;
-        block = group + s * group_blocks / SLICES, end = group + (s + 1) * group_blocks / SLICES, begins = true;
+        u32 s = slice % SLICES;
+        block = group + s * group_blocks / SLICES, end = group + (s + 1) * group_blocks / SLICES;
     }
-    __device__ __forceinline__ bool more() const { return slice < last; }
+    __device__ __forceinline__ bool more() const { return tile != ~0u; }
     __device__ __forceinline__ u32 blocks() const { return min((u32)TILES_BLOCKS, end - block); }
     __device__ __forceinline__ bool ends_slice() const { return end - block <= TILES_BLOCKS; }
-    __device__ __forceinline__ bool is_last() const { return ends_slice() && slice + 1 == last; }
+    __device__ __forceinline__ bool is_last() const { return ends_slice() && slice + 1 == end_slice && left == 0 && next_whole >= whole; }
     __device__ __forceinline__ void next() {
-        begins = false;
         if (!ends_slice()) {
             block += TILES_BLOCKS;
             return;
         }
-        slice++;
-        if (++of_tile == all) of_tile = 0, tile++;
-        if (of_tile % SLICES == 0) enter_group();
+        if (++slice == end_slice) {
+            if (left == 0) return enter_whole();
+            tile++, slice = 0;
+            return enter_part();
+        }
+        if (slice % SLICES == 0) enter_group();
         enter_slice();
     }
-};
-
-// The clusters that have pieces of a tile.
-struct Holders {
-    u32 first, end;
 };
 
 // A place in the ring.
@@ -92,7 +101,8 @@ template <u32 ROWS, u32 SHARE_WEIGHTS, u32 SHARE_ROWS, bool GATED> struct TilePr
     u32 stages, full, empty;  // where they are
     float4 *held, *ups;       // a thread's sums of the groups before, and those of ups
     u32 *last_one;
-    u32 all, half, of_unit, row_tiles, ranges;  // tiles of 16 outputs; clusters' tiles of rows; cuts of all slices
+    u32 all, half, of_unit, row_tiles;  // tiles of 16 outputs; clusters' tiles of rows
+    u32 of_tile, whole, parts;          // slices of a tile; tiles that are not divided; parts of the others
 
     __device__ __forceinline__ TileProjection(const TilesArgs &args) : args(args), a(args.project), cut(args.project.inputs) {
         thread = threadIdx.x, warp = __shfl_sync(FULL, thread / 32, 0), lane = thread % 32;
@@ -110,16 +120,18 @@ template <u32 ROWS, u32 SHARE_WEIGHTS, u32 SHARE_ROWS, bool GATED> struct TilePr
         if (thread >= 128) held = ups;
         all = (a.outputs + 15) / 16, half = all / 2, of_unit = GATED ? TILES_WEIGHTS / 2 : TILES_WEIGHTS;
         row_tiles = (a.rows + SHARE_WEIGHTS * ROWS - 1) / (SHARE_WEIGHTS * ROWS);
-        u32 units = ((GATED ? half : all) + of_unit - 1) / of_unit;
-        ranges = row_tiles * ((units + SHARE_ROWS - 1) / SHARE_ROWS) * (cut.groups * SLICES / args.grain);
+        u32 units = ((GATED ? half : all) + of_unit - 1) / of_unit, tiles = row_tiles * ((units + SHARE_ROWS - 1) / SHARE_ROWS);
+        of_tile = cut.groups * SLICES, whole = tiles / clusters * clusters;
+        parts = (tiles - whole) * (of_tile / args.grain);
     }
 
-    // The first slice of a cluster's range.
-    __device__ __forceinline__ u32 range(u32 cluster) const { return (u32)((u64)cluster * ranges / clusters) * args.grain; }
-    // The cluster in whose range a slice is.
-    __device__ __forceinline__ u32 cluster_of(u32 slice) const { return (u32)(((u64)(slice / args.grain + 1) * clusters - 1) / ranges); }
-    // Tiles are numbered row by row of tiles, so that those which read the same weights run at about the
-    // same time.
+    // Where a cluster's slices of divided tiles begin, and who has a slice of them.
+    __device__ __forceinline__ u32 range(u32 cluster) const { return (u32)((u64)cluster * parts / clusters) * args.grain; }
+    __device__ __forceinline__ u32 holder(u32 slice) const { return (u32)(((u64)(slice / args.grain + 1) * clusters - 1) / parts); }
+    __device__ __forceinline__ ClusterStages stages_of_cluster() const {
+        return ClusterStages(cut, range(cluster), range(cluster + 1), cluster, clusters, whole);
+    }
+    // Tiles are numbered row by row of tiles.
     __device__ __forceinline__ u32 first_row(u32 tile) const { return (tile % row_tiles * SHARE_WEIGHTS + rank % SHARE_WEIGHTS) * ROWS; }
     __device__ __forceinline__ u32 unit(u32 tile) const { return tile / row_tiles * SHARE_ROWS + rank / SHARE_WEIGHTS; }
     // The number of a unit's tile of outputs; beyond the last it may be too large.
@@ -143,7 +155,7 @@ template <u32 ROWS, u32 SHARE_WEIGHTS, u32 SHARE_ROWS, bool GATED> struct TilePr
         meet_cluster();
     }
 
-    __device__ __forceinline__ void fetch_weights(u32 stage, const RangeStages &at, u64 policy) const {
+    __device__ __forceinline__ void fetch_weights(u32 stage, const ClusterStages &at, u64 policy) const {
         u32 bytes = at.blocks() * BLOCK_BYTES;
         if (lane == 0) barrier_expect(full + stage * 8, STAGE_ROWS + TILES_WEIGHTS * bytes);
         __syncwarp();
@@ -160,7 +172,7 @@ template <u32 ROWS, u32 SHARE_WEIGHTS, u32 SHARE_ROWS, bool GATED> struct TilePr
             copy_input(to, reinterpret_cast<const u16 *>(from), bytes, full + stage * 8);
         }
     }
-    __device__ __forceinline__ void fetch_rows(u32 stage, const RangeStages &at) const {
+    __device__ __forceinline__ void fetch_rows(u32 stage, const ClusterStages &at) const {
         u32 first = rank / SHARE_WEIGHTS * (ROWS / SHARE_ROWS), ranks = 0;
         for (u32 i = 0; i < SHARE_ROWS; i++) ranks |= 1u << (rank % SHARE_WEIGHTS + i * SHARE_WEIGHTS);
         if (lane == 0)
@@ -168,14 +180,14 @@ template <u32 ROWS, u32 SHARE_WEIGHTS, u32 SHARE_ROWS, bool GATED> struct TilePr
                        full + stage * 8, ranks);
     }
     __device__ __forceinline__ void fetch() const {
-        u32 from = range(cluster), to = range(cluster + 1), ahead = 0;
+        u32 ahead = 0;
         u64 policy = evict_first();
         // Weights are there before the rows are.
-        for (RangeStages at(cut, from, to); at.more() && ahead < a.stages; at.next(), ahead++) fetch_weights(ahead, at, policy);
+        for (ClusterStages at = stages_of_cluster(); at.more() && ahead < a.stages; at.next(), ahead++) fetch_weights(ahead, at, policy);
         wait_for_inputs();
         Place place;
         u32 item = 0;
-        for (RangeStages at(cut, from, to); at.more(); at.next(), place.next(a.stages), item++) {
+        for (ClusterStages at = stages_of_cluster(); at.more(); at.next(), place.next(a.stages), item++) {
             if (item >= a.stages) barrier_wait(empty + place.stage * 8, place.phase ^ 1);
             if (item >= ahead) fetch_weights(place.stage, at, policy);
             fetch_rows(place.stage, at);
@@ -212,19 +224,14 @@ template <u32 ROWS, u32 SHARE_WEIGHTS, u32 SHARE_ROWS, bool GATED> struct TilePr
             if (group + 1 < cut.groups) held[i * 128] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
         }
     }
-    // How many clusters have pieces of a tile, from the one on that has its first slice.
-    __device__ __forceinline__ Holders holders(u32 tile) const {
-        u32 of_tile = cut.groups * SLICES;
-        return {cluster_of(tile * of_tile), cluster_of((tile + 1) * of_tile - 1) + 1};
-    }
-    // Whether all other pieces of a tile have been left.
-    __device__ __forceinline__ bool is_last(const Holders &holders) const {
+    // Whether all slices of a divided tile are in memory when so many more are.
+    __device__ __forceinline__ bool is_last(u32 tile, u32 slices) const {
         __threadfence();
         meet_some<1, TILES_MULTIPLIERS>();
         if (thread == 0) {
-            // A cluster has the first slices of one such tile at most.
-            u32 *arrivals = a.arrivals + holders.first * CLUSTER + rank;
-            *last_one = atomicAdd(arrivals, 1) + 1 == holders.end - holders.first;
+            // A cluster has the first slice of one such tile at most.
+            u32 *arrivals = a.arrivals + holder((tile - whole) * of_tile) * CLUSTER + rank;
+            *last_one = atomicAdd(arrivals, slices) + slices == of_tile;
             if (*last_one) *arrivals = 0;
         }
         meet_some<1, TILES_MULTIPLIERS>();
@@ -232,28 +239,27 @@ template <u32 ROWS, u32 SHARE_WEIGHTS, u32 SHARE_ROWS, bool GATED> struct TilePr
         __threadfence();
         return last;
     }
-    // Adds the pieces of a tile.
-    __device__ __forceinline__ void add_pieces(u32 tile, const Holders &holders, Sums &sum) const {
-        u32 of_tile = cut.groups * SLICES, first = tile * of_tile, end = first + of_tile;
-        u32 number = 0, slice = first, of_cluster = holders.first, range_end = min(end, range(of_cluster + 1));
-        // Behind the pieces of another tile that its range begins in.
-        u32 begin = range(of_cluster), before = begin / of_tile * of_tile;
-        if (before < begin && begin < first) number = pieces(begin, before + of_tile);
+    // Adds the pieces of a divided tile.
+    __device__ __forceinline__ void add_pieces(u32 tile, Sums &sum) const {
+        u32 first = (tile - whole) * of_tile, end = first + of_tile, slice = first;
         while (slice < end) {
-            const float4 *from = piece(of_cluster, number);
-            float4 x[CELLS];
+            u32 of_cluster = holder(slice), begin = range(of_cluster), range_end = min(end, range(of_cluster + 1));
+            // Behind the pieces of another tile.
+            u32 number = begin < first ? pieces(begin, first) : 0;
+            while (slice < range_end) {
+                const float4 *from = piece(of_cluster, number++);
+                float4 x[CELLS];
 #pragma unroll
-            for (int i = 0; i < CELLS; i++) x[i] = __ldcg(from + i * TILES_MULTIPLIERS);
-            bool opens = slice % SLICES == 0;
+                for (int i = 0; i < CELLS; i++) x[i] = __ldcg(from + i * TILES_MULTIPLIERS);
+                bool opens = slice % SLICES == 0;
 #pragma unroll
-            for (int i = 0; i < CELLS; i++) {
-                sum[i][0] = opens ? x[i].x : sum[i][0] + x[i].x, sum[i][1] = opens ? x[i].y : sum[i][1] + x[i].y;
-                sum[i][2] = opens ? x[i].z : sum[i][2] + x[i].z, sum[i][3] = opens ? x[i].w : sum[i][3] + x[i].w;
+                for (int i = 0; i < CELLS; i++) {
+                    sum[i][0] = opens ? x[i].x : sum[i][0] + x[i].x, sum[i][1] = opens ? x[i].y : sum[i][1] + x[i].y;
+                    sum[i][2] = opens ? x[i].z : sum[i][2] + x[i].z, sum[i][3] = opens ? x[i].w : sum[i][3] + x[i].w;
+                }
+                slice = opens ? min(range_end, slice + SLICES) : slice + 1;
+                if (slice % SLICES == 0) add_group((slice - first) / SLICES - 1, sum);
             }
-            slice = opens ? min(range_end, slice + SLICES) : slice + 1;
-            if (slice % SLICES == 0) add_group((slice - first) / SLICES - 1, sum);
-            number++;
-            if (slice == range_end && slice < end) number = 0, of_cluster++, range_end = min(end, range(of_cluster + 1));
         }
     }
     // How many pieces there are of the slices of a tile from one to another.
@@ -299,7 +305,7 @@ template <u32 ROWS, u32 SHARE_WEIGHTS, u32 SHARE_ROWS, bool GATED> struct TilePr
         if (blocks == TILES_BLOCKS) multiply_blocks<TILES_BLOCKS>(c, w, x, next, place); else multiply_blocks<1>(c, w, x, next, place);
     }
     __device__ __forceinline__ void multiply() const {
-        u32 from = range(cluster), to = range(cluster + 1), number = 0;
+        u32 number = 0;
         wait_for_inputs();
         Sums sum, c;
         // Of two stages in turn.
@@ -308,8 +314,8 @@ template <u32 ROWS, u32 SHARE_WEIGHTS, u32 SHARE_ROWS, bool GATED> struct TilePr
         Place place;
         load(even, place);
         clear(c);
-        for (RangeStages at(cut, from, to); at.more();) {
-            u32 now = place.stage, tile = at.tile, s = at.of_tile, first = at.slice - s;
+        for (ClusterStages at = stages_of_cluster(); at.more();) {
+            u32 now = place.stage, tile = at.tile, s = at.slice, first = at.first_slice, end = at.end_slice;
             if (!at.is_last()) place.next(a.stages);
             u32 x = stages + now * STAGE;
             if (is_odd) multiply_stage(c, at.blocks(), odd, x, even, place); else multiply_stage(c, at.blocks(), even, x, odd, place);
@@ -322,8 +328,7 @@ template <u32 ROWS, u32 SHARE_WEIGHTS, u32 SHARE_ROWS, bool GATED> struct TilePr
             at.next();
             if (!ends) continue;
             // A slice is over. It is a piece of its own where what is before it in its group is another's.
-            u32 mine = max(from, first) - first, end = min(to, first + at.all) - first;
-            bool alone = mine > s / SLICES * SLICES, opens = alone || s % SLICES == 0;
+            bool alone = first > s / SLICES * SLICES, opens = alone || s % SLICES == 0;
             bool closes = alone || s % SLICES == SLICES - 1 || s + 1 == end;
 #pragma unroll
             for (int i = 0; i < CELLS; i++) {
@@ -332,16 +337,13 @@ template <u32 ROWS, u32 SHARE_WEIGHTS, u32 SHARE_ROWS, bool GATED> struct TilePr
             }
             clear(c);
             if (!closes) continue;
-            if (mine == 0 && end == at.all) {
-                add_group(s / SLICES, sum);
-                if (s + 1 == end) put_tile(tile, sum);
-                continue;
-            }
-            put_piece(number++, sum);
+            bool divided = end - first < of_tile;
+            if (divided) put_piece(number++, sum); else add_group(s / SLICES, sum);
             if (s + 1 < end) continue;
-            Holders clusters = holders(tile);
-            if (!is_last(clusters)) continue;
-            add_pieces(tile, clusters, sum);
+            if (divided) {
+                if (!is_last(tile, end - first)) continue;
+                add_pieces(tile, sum);
+            }
             put_tile(tile, sum);
         }
     }

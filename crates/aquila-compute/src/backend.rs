@@ -464,13 +464,24 @@ pub trait Backend: Sized + Send + Sync + 'static {
         rows: &mut Self::Rows,
     ) -> Result<()>;
 
-    /// What came of each row of the batch, copied to the host; nothing where the request had ended
-    /// before. `returned` has the rows that requests get beside tokens, compacted.
-    fn outputs(
+    /// Whether operations complete later than they are enqueued, so that a round can be enqueued while
+    /// the one before it runs.
+    fn defers(&self) -> bool {
+        false
+    }
+
+    /// Copies what came of each row of the batch to the host, for [`outputs`](Self::outputs).
+    /// `returned` has the rows that requests get beside tokens, compacted.
+    fn copy_outputs(
         &self,
         state: &mut Self::State,
         returned: ReturnedRows<'_, Self::Rows>,
-    ) -> Result<Vec<Option<RequestOutput>>>;
+    ) -> Result<()>;
+
+    /// What came of each row of the oldest round whose outputs were copied and not taken yet; nothing
+    /// where the request had ended before. Later rounds may have been enqueued meanwhile, but for those
+    /// that depend on what the host reads: trees that it drafts, and grammars.
+    fn outputs(&self, state: &mut Self::State) -> Result<Vec<Option<RequestOutput>>>;
 
     /// Copies the first `rows` rows to the host, one after the other.
     fn read(&self, rows_of: &Self::Rows, rows: usize) -> Result<Vec<f32>>;

@@ -271,7 +271,8 @@ impl<'a, B: Backend> Player<'a, B> {
             self.extend(script, ExtendRows::Round, 0)?;
         }
         let returned = ReturnedRows { hidden_states: Some(&self.hidden), routed_experts: None };
-        backend.outputs(&mut self.state, returned)
+        backend.copy_outputs(&mut self.state, returned)?;
+        backend.outputs(&mut self.state)
     }
 }
 

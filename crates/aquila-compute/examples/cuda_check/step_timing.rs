@@ -174,7 +174,9 @@ fn rounds(
         }
         let enqueued = began.elapsed().as_secs_f64();
         let end = b.mark()?;
-        b.outputs(&mut state, ReturnedRows { hidden_states: None, routed_experts: None })?;
+        let returned = ReturnedRows { hidden_states: None, routed_experts: None };
+        b.copy_outputs(&mut state, returned)?;
+        b.outputs(&mut state)?;
         if number > 5 {
             host.push(enqueued);
             whole.push(began.elapsed().as_secs_f64());

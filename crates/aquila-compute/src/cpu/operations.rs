@@ -527,14 +527,21 @@ impl Backend for CpuBackend {
         self.move_rows(rows, &state.kept_states(layer, kept))
     }
 
-    fn outputs(
+    fn copy_outputs(
         &self,
         state: &mut RoundState,
         returned: ReturnedRows<'_, CpuRows>,
-    ) -> Result<Vec<Option<RequestOutput>>> {
+    ) -> Result<()> {
         let _reported = self.report(Operation::Outputs);
         state.take_returned(returned, CpuRows::row);
-        Ok(state.take_outputs())
+        state.copy_outputs();
+        Ok(())
+    }
+
+    fn outputs(&self, state: &mut RoundState) -> Result<Vec<Option<RequestOutput>>> {
+        state
+            .take_outputs()
+            .ok_or_else(|| Error::Device("no outputs of a round were copied".into()))
     }
 
     fn read(&self, rows_of: &CpuRows, rows: usize) -> Result<Vec<f32>> {

@@ -21,8 +21,8 @@ impl<T> Default for HostCopy<T> {
 }
 
 impl<T: DeviceRepr + ValidAsZeroBits> HostCopy<T> {
-    /// Enqueues a copy of `count` values from the start of `memory`, which are there after
-    /// [`Device::wait`].
+    /// Enqueues a copy of `count` values from the start of `memory`, which are there when the stream
+    /// has come so far.
     pub(super) fn fetch(&mut self, device: &Device, memory: &Memory, count: usize) -> Result<()> {
         device.outside_capture("reading")?;
         let bytes = count * size_of::<T>();

@@ -326,12 +326,6 @@ impl Device {
         result::mem_get_info().map_err(failed("asking about the device's memory"))
     }
 
-    /// Waits for all that was enqueued.
-    pub(super) fn wait(&self) -> Result<()> {
-        self.outside_capture("waiting")?;
-        self.stream.synchronize().map_err(failed("waiting for the device"))
-    }
-
     /// An event that remembers when the device reached it.
     pub(super) fn mark(&self) -> Result<CudaEvent> {
         self.stream

@@ -605,12 +605,20 @@ impl Backend for CudaBackend {
         state.keep_states(&self.device, &self.kernels, layer, kept, rows)
     }
 
-    fn outputs(
+    fn defers(&self) -> bool {
+        true
+    }
+
+    fn copy_outputs(
         &self,
         state: &mut CudaState,
         returned: ReturnedRows<'_, CudaRows>,
-    ) -> Result<Vec<Option<RequestOutput>>> {
-        state.outputs(&self.device, returned)
+    ) -> Result<()> {
+        state.copy_outputs(&self.device, returned)
+    }
+
+    fn outputs(&self, state: &mut CudaState) -> Result<Vec<Option<RequestOutput>>> {
+        state.outputs()
     }
 
     fn read(&self, rows_of: &CudaRows, rows: usize) -> Result<Vec<f32>> {

@@ -4,6 +4,7 @@
 //! What needs logits or stores is the backend's: it queries for queries, answers them and hands the
 //! answers in. The rows of the passes are in `target.rs`, `recurrent.rs` and `layers.rs`.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::paused_drafts::{Paused, TargetRows};
@@ -51,6 +52,8 @@ pub struct RoundState {
     pub(super) kept: Kept,
     /// Hidden rows that paused drafts will need, and where they go.
     parked: Vec<(u32, u32)>,
+    /// What came of rounds, oldest first, until it is taken.
+    outputs: VecDeque<Vec<Option<RequestOutput>>>,
 }
 
 /// A request some of whose tokens have become certain.
@@ -87,6 +90,7 @@ impl RoundState {
             firsts: Vec::new(),
             kept: Kept::default(),
             parked: Vec::new(),
+            outputs: VecDeque::new(),
         }
     }
 
@@ -393,12 +397,18 @@ impl RoundState {
         &self.parked
     }
 
-    /// What came of each row of the batch; nothing where the request had ended before.
-    pub fn take_outputs(&mut self) -> Vec<Option<RequestOutput>> {
+    /// Keeps what came of each row of the batch until it is taken; nothing where the request had ended
+    /// before.
+    pub fn copy_outputs(&mut self) {
         let mut outputs: Vec<_> = (0..self.batch_rows).map(|_| None).collect();
         for row in &mut self.rows {
             outputs[row.index] = Some(std::mem::take(&mut row.output));
         }
-        outputs
+        self.outputs.push_back(outputs);
+    }
+
+    /// What came of the oldest round of which that was kept and not taken yet.
+    pub fn take_outputs(&mut self) -> Option<Vec<Option<RequestOutput>>> {
+        self.outputs.pop_front()
     }
 }

@@ -31,8 +31,19 @@ pub trait Executor: Send + 'static {
         Vec::new()
     }
 
-    /// Runs one round. A panic fails the round and every one of the same epoch behind it.
-    fn run(&mut self, batch: ScheduledBatch) -> BatchOutput;
+    /// Whether a round can be enqueued while the one before it runs: whether nothing that the host
+    /// reads of that one decides what is enqueued.
+    fn runs_ahead(&self, _batch: &ScheduledBatch) -> bool {
+        false
+    }
+
+    /// Enqueues a round, or runs it at once. A panic fails the round and every one of the same epoch
+    /// behind it.
+    fn enqueue(&mut self, batch: ScheduledBatch);
+
+    /// Waits for the oldest round that was enqueued and not finished, and says what came of it. A panic
+    /// has the same consequences.
+    fn finish(&mut self) -> BatchOutput;
 }
 
 /// A part of rounds that was captured.

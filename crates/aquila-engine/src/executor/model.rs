@@ -2,9 +2,9 @@
 //!
 //! It knows of requests what the scheduler told it; what they have chosen is in the backend's
 //! state, and is read once, at the end of a round. So the bounds of passes follow from the batch
-//! alone.
+//! alone, and the next round can be enqueued before this one is read.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,6 +36,19 @@ pub struct ModelExecutor<B: Backend> {
     /// The epoch of a round that did not come to its end.
     broken: Option<u64>,
     graphs: Graphs<B::Graph>,
+    /// The rounds that were enqueued and not finished, oldest first.
+    enqueued: VecDeque<EnqueuedRound<B::Moment>>,
+}
+
+/// A round that was enqueued.
+struct EnqueuedRound<M> {
+    /// What is left of the batch: its numbers, what ran, and what goes to other engines.
+    scheduled: ScheduledBatch,
+    /// Why it was not enqueued as a whole.
+    failed: Option<String>,
+    /// The moments between its steps; none where it has none.
+    moments: Vec<M>,
+    unpacked: Vec<bool>,
 }
 
 /// A request that holds KV.
@@ -72,42 +85,83 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         self.graphs.captured().to_vec()
     }
 
-    fn run(&mut self, mut scheduled: ScheduledBatch) -> BatchOutput {
-        let number = scheduled.number;
-        let mut times = Times { rounds: 1, ..Times::default() };
-        let refused = self.broken == Some(scheduled.epoch);
+    fn runs_ahead(&self, batch: &ScheduledBatch) -> bool {
+        let ScheduledBatch { admitted, imports, unpack, exports, pack, .. } = batch;
+        let local =
+            imports.is_empty() && unpack.is_empty() && exports.is_empty() && pack.is_empty();
+        let held = self.held.values().map(|held| &held.params);
+        let mut all = held.chain(admitted.iter().map(|admission| &admission.params));
+        self.runner.backend().defers()
+            && local
+            && !self.runner.drafts_on_host()
+            && all.all(|params| params.grammar.is_none())
+    }
+
+    fn enqueue(&mut self, mut scheduled: ScheduledBatch) {
+        let epoch = scheduled.epoch;
+        let refused = self.broken == Some(epoch);
         let batch = self.batch(&mut scheduled, refused);
-        self.broken = Some(scheduled.epoch);
-        let (mut unpacked, mut packed) = (Vec::new(), Vec::new());
+        self.broken = Some(epoch);
+        let (mut unpacked, mut moments) = (Vec::new(), Vec::new());
         let outcome = self.runner.begin(batch).and_then(|()| {
-            if refused {
-                return Ok(Vec::new());
+            if !refused {
+                self.import(&scheduled, &mut unpacked)?;
+                if !scheduled.requests.is_empty() {
+                    moments = self.round(&scheduled)?;
+                }
             }
-            self.import(&scheduled, &mut unpacked)?;
-            let outputs = match scheduled.requests.is_empty() {
-                true => Vec::new(),
-                false => self.round(&scheduled, &mut times)?,
-            };
-            self.export(&scheduled, &mut packed)?;
-            Ok(outputs)
+            Ok(())
         });
-        if !refused && outcome.is_ok() {
+        let failed = match refused {
+            true => Some(FAILED_BEFORE.into()),
+            false => outcome.err().map(|error| error.to_string()),
+        };
+        if failed.is_none() {
             self.broken = None;
         }
-        let outcome = match refused {
-            true => Err("a round before it failed".into()),
-            false => outcome.map_err(|error| error.to_string()),
+        self.enqueued.push_back(EnqueuedRound { scheduled, failed, moments, unpacked });
+    }
+
+    fn finish(&mut self) -> BatchOutput {
+        let round = self.enqueued.pop_front().expect("a round was enqueued");
+        let EnqueuedRound { scheduled, failed, moments, unpacked } = round;
+        let ScheduledBatch { number, epoch, .. } = scheduled;
+        let before = self.broken.replace(epoch);
+        let (mut times, mut packed) = (Times { rounds: 1, ..Times::default() }, Vec::new());
+        // Its outputs are read in any case, so that those of the next round are the oldest.
+        let outputs = match moments.is_empty() {
+            true => Ok(Vec::new()),
+            false => self.runner.outputs(),
         };
+        let outcome = match failed {
+            Some(why) => Err(why),
+            None if before == Some(epoch) => Err(FAILED_BEFORE.into()),
+            None => outputs
+                .and_then(|outputs| {
+                    times = self.times(&moments)?;
+                    self.read(&scheduled.requests, &outputs);
+                    self.export(&scheduled, &mut packed)?;
+                    Ok(outputs)
+                })
+                .map_err(|error| error.to_string()),
+        };
+        if outcome.is_ok() {
+            self.broken = before;
+        }
         BatchOutput { number, outcome, unpacked, packed, times }
     }
 }
+
+/// Why a round fails whose epoch has failed.
+const FAILED_BEFORE: &str = "a round before it failed";
 
 impl<B: Backend> ModelExecutor<B> {
     /// An executor over `runner`, which was made with the same settings.
     pub fn new(runner: Runner<B>, config: EngineConfig) -> Self {
         let places = (0..config.max_running_requests).rev().collect();
         let graphs = Graphs::new(GraphSettings::default(), config.shape, 0);
-        Self { runner, config, places, held: HashMap::new(), broken: None, graphs }
+        let (held, enqueued) = (HashMap::new(), VecDeque::new());
+        Self { runner, config, places, held, broken: None, graphs, enqueued }
     }
 
     /// Captures parts of rounds as `settings` say, where the backend has graphs.
@@ -202,11 +256,8 @@ impl<B: Backend> ModelExecutor<B> {
         Ok(())
     }
 
-    fn round(
-        &mut self,
-        scheduled: &ScheduledBatch,
-        times: &mut Times,
-    ) -> Result<Vec<Option<RequestOutput>>> {
+    /// Enqueues the steps of a round, and answers the moments between them.
+    fn round(&mut self, scheduled: &ScheduledBatch) -> Result<Vec<B::Moment>> {
         let plan = self.plan(scheduled);
         let mut moments = vec![self.runner.moment()?];
         for (at, &bound) in plan.catch_up.iter().enumerate() {
@@ -250,15 +301,19 @@ impl<B: Backend> ModelExecutor<B> {
             graphs.run(&*backend, key, || runner.extend(ExtendRows::Round, plan.extend))?;
         }
         moments.push(runner.moment()?);
-        let outputs = runner.outputs()?;
+        runner.copy_outputs()?;
+        Ok(moments)
+    }
+
+    /// How long the steps of a round took.
+    fn times(&self, moments: &[B::Moment]) -> Result<Times> {
         let mut steps = [Duration::ZERO; 6];
         for (step, pair) in steps.iter_mut().zip(moments.windows(2)) {
-            *step = runner.time_between(&pair[0], &pair[1])?;
+            *step = self.runner.time_between(&pair[0], &pair[1])?;
         }
         let [catch_up, draft, verify, accept, commit, extend] = steps;
-        *times = Times { draft, verify, accept, commit, extend: catch_up + extend, ..*times };
-        self.read(&scheduled.requests, &outputs);
-        Ok(outputs)
+        let extend = catch_up + extend;
+        Ok(Times { rounds: 1, draft, verify, accept, commit, extend, ..Times::default() })
     }
 
     /// Bounds on the passes of a round, by what the host knows of it.

@@ -79,6 +79,11 @@ impl<B: Backend> Runner<B> {
         }
     }
 
+    /// Whether something drafts on the host.
+    pub(super) fn drafts_on_host(&self) -> bool {
+        self.algorithm.as_ref().is_some_and(|algorithm| algorithm.host.is_some())
+    }
+
     /// Whether a model drafts.
     pub(super) fn drafts_on_device(&self) -> bool {
         self.algorithm.as_ref().is_some_and(|algorithm| algorithm.device.is_some())
@@ -249,9 +254,14 @@ impl<B: Backend> Runner<B> {
         Ok(seed.is_none_or(|seed| can_begin(&seed, params, vocabulary)))
     }
 
-    /// What came of each row of the batch.
+    /// Copies what came of each row of the batch to the host.
+    pub(super) fn copy_outputs(&mut self) -> Result<()> {
+        Ok(self.backend.copy_outputs(&mut self.state, self.stores.returned())?)
+    }
+
+    /// What came of each row of the oldest batch whose outputs were copied and not taken yet.
     pub(super) fn outputs(&mut self) -> Result<Vec<Option<RequestOutput>>> {
-        Ok(self.backend.outputs(&mut self.state, self.stores.returned())?)
+        Ok(self.backend.outputs(&mut self.state)?)
     }
 }
 

@@ -187,6 +187,41 @@ fn a_round_of_any_proposer_is_read_once() {
     }
 }
 
+/// Runs prompts with overlap on a backend that defers, and answers how many rounds were enqueued and
+/// not read at most; answers, counts and histograms must be those without overlap.
+fn most_unread(name: &str, config: &EngineConfig, change: Change) -> u64 {
+    let prompts: Vec<Vec<u32>> = prompts().into_iter().step_by(10).map(|(_, ids)| ids).collect();
+    let cpu = Arc::new(CpuBackend::new(IsaChoice::Auto, 1).unwrap());
+    let want = answers(&mut scheduler(name, cpu, config), &prompts, 24, change);
+    let backend = Arc::new(Deferring::new());
+    let batches = vec![1, 2, 4, 8];
+    let graphs = GraphSettings { batches, check: false };
+    let mut engine = with_graphs(name, backend.clone(), config, graphs).overlapped().unwrap();
+    assert_eq!(answers(&mut engine, &prompts, 24, change), want, "{name}, {}", config.shape);
+    backend.most_unread()
+}
+
+#[test]
+fn with_overlap_a_round_is_enqueued_before_the_last_is_read() {
+    let (chain, tree) = (Shape::chain(3), shape(3, 4, 12));
+    for (name, shape, change) in [
+        ("NONE", Shape::PLAIN, with_reports as Change),
+        ("EAGLE3", chain, with_reports),
+        ("EAGLE", tree, greedy),
+        ("MTP", chain, greedy),
+        ("STANDALONE", tree, with_reports),
+    ] {
+        assert_eq!(most_unread(name, &small(shape), change), 2, "{name}");
+    }
+}
+
+#[test]
+fn a_round_whose_trees_the_host_drafts_waits_for_the_last() {
+    for name in ["NGRAM", "EAGLE3+NGRAM"] {
+        assert_eq!(most_unread(name, &small(shape(3, 4, 12)), greedy), 1, "{name}");
+    }
+}
+
 #[test]
 fn a_round_of_any_verification_is_read_once() {
     for verify in [Verify::TargetOnly { single: 1.0, accumulated: 1.0 }, Verify::Rejection] {

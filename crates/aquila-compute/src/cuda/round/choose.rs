@@ -5,7 +5,6 @@ use super::layout::{ChooseArgs, State};
 use super::state::{CudaState, LISTED, MAXIMA, MOST_PARTS};
 use crate::cuda::arguments::Rows;
 use crate::cuda::c_layout::Address;
-use crate::cuda::copies::HostCopy;
 use crate::cuda::device::{Device, Memory};
 use crate::cuda::kernels::Kernels;
 use crate::cuda::rows::CudaRows;
@@ -30,21 +29,18 @@ pub(super) fn question_bytes(values: usize) -> usize {
     4 * (PATH_WORDS + values.next_multiple_of(RUN) / 32)
 }
 
-/// Log-probabilities on the device and on the host.
+/// Log-probabilities on the device.
 #[derive(Default)]
 pub(super) struct ReportedLogprobs {
-    room: Option<Room>,
-    pub(super) logprobs: HostCopy<f32>,
-    pub(super) top_counts: HostCopy<u32>,
-    pub(super) tops: HostCopy<u32>,
+    room: Option<LogprobRoom>,
 }
 
-struct Room {
-    logprobs: Memory,
-    top_counts: Memory,
-    tops: Memory,
+pub(super) struct LogprobRoom {
+    pub(super) logprobs: Memory,
+    pub(super) top_counts: Memory,
+    pub(super) tops: Memory,
     /// Likely tokens of each output.
-    most: usize,
+    pub(super) most: usize,
 }
 
 /// Where log-probabilities go; nowhere where no request asked for any.
@@ -68,7 +64,7 @@ impl ReportedLogprobs {
         if self.room.as_ref().is_some_and(|room| room.most >= most) {
             return Ok(());
         }
-        self.room = Some(Room {
+        self.room = Some(LogprobRoom {
             logprobs: device.allocate("log-probabilities", 4 * outputs)?,
             top_counts: device.allocate("log-probabilities", 4 * outputs)?,
             tops: device.allocate("log-probabilities", 8 * outputs * most)?,
@@ -93,13 +89,9 @@ impl ReportedLogprobs {
         self.room.iter().flat_map(|room| [&room.logprobs, &room.top_counts, &room.tops])
     }
 
-    /// Enqueues copies of what is told of `outputs` outputs.
-    pub(super) fn fetch(&mut self, device: &Device, outputs: usize) -> Result<usize> {
-        let Some(room) = &self.room else { return Ok(0) };
-        self.logprobs.fetch(device, &room.logprobs, outputs)?;
-        self.top_counts.fetch(device, &room.top_counts, outputs)?;
-        self.tops.fetch(device, &room.tops, 2 * outputs * room.most)?;
-        Ok(room.most)
+    /// Where they are, where there is room for them.
+    pub(super) fn room(&self) -> Option<&LogprobRoom> {
+        self.room.as_ref()
     }
 }
 

@@ -29,6 +29,7 @@ pub(super) struct Masks {
     /// Behind the copies of what is asked about the pass that was planned last.
     copied: Option<CudaEvent>,
     round: HostCopy<u32>,
+    records: HostCopy<u32>,
     queries: HostCopy<u32>,
     /// The nodes that paths to the outputs lead through: of whole trees, or of a level.
     nodes: HostCopy<u32>,
@@ -45,7 +46,7 @@ impl CudaState {
     /// tokens that must come next, as `RoundRow::keep_to` does. Whether a draft of the device would go
     /// further is not known here; where there may be one, all its steps must be certain.
     pub(super) fn keep_to_grammars(&mut self, given: &mut Vec<(usize, Tree)>) {
-        for &HostRow { place, steps } in &self.round.rows {
+        for &HostRow { place, steps, .. } in &self.round.rows {
             let (
                 Some(steps),
                 Some(HostRequest { grammar: Some(grammar), params, known, last, .. }),
@@ -96,7 +97,7 @@ impl CudaState {
         let masks = &mut self.masks;
         masks.round.fetch(device, &self.tasks.memory, Round::WORDS)?;
         masks.queries.fetch(device, &self.queries, self.asked * Query::WORDS)?;
-        self.read_records.fetch(device, &self.records, rows * record as usize / 4)?;
+        masks.records.fetch(device, &self.records, rows * record as usize / 4)?;
         match tokens_of {
             TokensOf::Target => {
                 let nodes = rows * nodes as usize * Node::WORDS;
@@ -173,7 +174,7 @@ impl CudaState {
             }
             // What the round has brought: the host reads it when the round is over.
             TokensOf::Seeds => {
-                let words = &self.read_records.values()[at * record as usize / 4..];
+                let words = &self.masks.records.values()[at * record as usize / 4..];
                 let answered = Row::read(words, 0).answered as usize;
                 return words[Row::WORDS..][..answered].to_vec();
             }

@@ -8,6 +8,15 @@ pub(super) struct HostRow {
     pub place: usize,
     /// The steps of its tree at most, where it decodes.
     pub steps: Option<usize>,
+    /// Which admission to its place it is of.
+    pub admission: u64,
+}
+
+impl HostRow {
+    /// Tokens that the round adds to its text at most.
+    pub fn most_tokens(&self) -> usize {
+        self.steps.unwrap_or(0) + 1
+    }
 }
 
 /// The round that runs, as far as the host knows it.

@@ -11,8 +11,9 @@ use super::choose::ReportedLogprobs;
 use super::grammar::Masks;
 use super::host_round::{HostRound, HostRow, Needs};
 use super::layout::{Admission, MOST_GROUPS, Round, State, Task};
+use super::outcome::CopiedRounds;
 use super::state_sizes::Sizes;
-use crate::cuda::copies::{HostCopy, Mailbox};
+use crate::cuda::copies::Mailbox;
 use crate::cuda::device::{Device, Memory};
 use crate::cuda::kernels::Kernels;
 use crate::cuda::launch::GRID_ROWS;
@@ -64,20 +65,22 @@ pub struct CudaState {
     pub(super) round: HostRound,
     pub(super) reported: ReportedLogprobs,
     pub(super) masks: Masks,
-    pub(super) read_records: HostCopy<u32>,
-    pub(super) read_trees: HostCopy<u32>,
-    pub(super) read_hidden_states: HostCopy<f32>,
-    pub(super) read_routed_experts: HostCopy<f32>,
+    pub(super) copied: CopiedRounds,
+    /// Requests that were admitted so far.
+    admissions: u64,
 }
 
 /// A request that holds KV, as far as the host knows it.
 pub(super) struct HostRequest {
     pub params: Arc<RequestParams>,
+    /// Its number among all requests that were admitted.
+    pub admission: u64,
     /// The tokens that it came with.
-    pub sent: Vec<u32>,
-    /// How many tokens its text had when it was last read, and has at most now.
+    pub sent: Arc<[u32]>,
+    /// How many tokens its text had when it was last read, and how many the rounds that were not read
+    /// yet have added at most.
     pub known: usize,
-    pub tokens: usize,
+    pub unread: usize,
     /// The last token that the host has read.
     pub last: u32,
     pub grammar: Option<GrammarRow>,
@@ -157,10 +160,8 @@ impl CudaState {
             round: HostRound::default(),
             reported: ReportedLogprobs::default(),
             masks: Masks::default(),
-            read_records: HostCopy::default(),
-            read_trees: HostCopy::default(),
-            read_hidden_states: HostCopy::default(),
-            read_routed_experts: HostCopy::default(),
+            copied: CopiedRounds::default(),
+            admissions: 0,
             bounds,
         })
     }
@@ -210,13 +211,14 @@ impl CudaState {
         for row in &batch.rows {
             let request = self.requests[row.place].as_mut();
             let request = request.ok_or_else(|| Error::Device("a row without a request".into()))?;
-            self.round.take(&request.params, &row.work, request.tokens);
+            self.round.take(&request.params, &row.work, request.known + request.unread);
             let steps = match &row.work {
                 RowWork::Decode { shape, .. } => Some(shape.steps()),
                 RowWork::Prefill { .. } => None,
             };
-            request.tokens += steps.unwrap_or(0) + 1;
-            self.round.rows.push(HostRow { place: row.place, steps });
+            let host_row = HostRow { place: row.place, steps, admission: request.admission };
+            request.unread += host_row.most_tokens();
+            self.round.rows.push(host_row);
             self.round.masked |= request.grammar.is_some();
             self.round.guided |= request.grammar.as_ref().is_some_and(GrammarRow::guides_drafts);
             tasks.push(task(row.place, &row.work));
@@ -263,13 +265,15 @@ impl CudaState {
             let (params, tokens) = (&admitted.params, admitted.tokens.len());
             let grammar = params.grammar.clone();
             let answer = admitted.tokens.get(params.prompt..).unwrap_or_default();
+            self.admissions += 1;
             self.requests[admitted.place] = Some(HostRequest {
                 params: params.clone(),
+                admission: self.admissions,
                 last: admitted.tokens.last().copied().unwrap_or_default(),
                 grammar: grammar.map(|grammar| GrammarRow::new(grammar, answer)),
-                sent: admitted.tokens.clone(),
+                sent: admitted.tokens.as_slice().into(),
                 known: tokens,
-                tokens,
+                unread: 0,
                 _lists: lists,
             });
         }

@@ -35,6 +35,9 @@ pub struct Deferring {
     memory: Mutex<Vec<Memory>>,
     reads: AtomicU64,
     replays: AtomicU64,
+    /// Rounds whose outputs are not read yet, and how many those were at most.
+    unread: AtomicU64,
+    most_unread: AtomicU64,
 }
 
 /// A plan, and what the host knows of its size.
@@ -83,7 +86,14 @@ impl Deferring {
             memory: Mutex::default(),
             reads: AtomicU64::new(0),
             replays: AtomicU64::new(0),
+            unread: AtomicU64::new(0),
+            most_unread: AtomicU64::new(0),
         }
+    }
+
+    /// How many rounds were enqueued and not read at most.
+    pub fn most_unread(&self) -> u64 {
+        self.most_unread.load(Relaxed)
     }
 
     /// How often something was read.
@@ -568,19 +578,35 @@ impl Backend for Deferring {
         })
     }
 
-    fn outputs(
+    fn defers(&self) -> bool {
+        true
+    }
+
+    fn copy_outputs(
         &self,
         state: &mut Self::State,
         returned: ReturnedRows<'_, Self::Rows>,
-    ) -> Result<Vec<Option<RequestOutput>>> {
+    ) -> Result<()> {
+        self.outside_capture();
+        let unread = self.unread.fetch_add(1, Relaxed) + 1;
+        self.most_unread.fetch_max(unread, Relaxed);
+        let hidden_states = returned.hidden_states.cloned();
+        let routed_experts = returned.routed_experts.cloned();
+        defer!(self, [state, hidden_states, routed_experts], |cpu| {
+            let (hidden_states, routed_experts) =
+                (hidden_states.as_ref().map(lock), routed_experts.as_ref().map(lock));
+            let returned = ReturnedRows {
+                hidden_states: hidden_states.as_deref(),
+                routed_experts: routed_experts.as_deref(),
+            };
+            cpu.copy_outputs(&mut lock(&state), returned)
+        })
+    }
+
+    fn outputs(&self, state: &mut Self::State) -> Result<Vec<Option<RequestOutput>>> {
         self.catch_up()?;
-        let hidden_states = returned.hidden_states.map(lock);
-        let routed_experts = returned.routed_experts.map(lock);
-        let returned = ReturnedRows {
-            hidden_states: hidden_states.as_deref(),
-            routed_experts: routed_experts.as_deref(),
-        };
-        self.cpu.outputs(&mut lock(state), returned)
+        self.unread.fetch_sub(1, Relaxed);
+        self.cpu.outputs(&mut lock(state))
     }
 
     fn read(&self, rows_of: &Self::Rows, rows: usize) -> Result<Vec<f32>> {

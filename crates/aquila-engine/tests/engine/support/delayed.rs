@@ -23,9 +23,17 @@ impl<C: Executor> Executor for Delayed<C> {
         self.compute.profile()
     }
 
-    fn run(&mut self, batch: ScheduledBatch) -> BatchOutput {
+    fn runs_ahead(&self, batch: &ScheduledBatch) -> bool {
+        self.compute.runs_ahead(batch)
+    }
+
+    fn enqueue(&mut self, batch: ScheduledBatch) {
         dawdle(&mut self.schedule);
-        let done = self.compute.run(batch);
+        self.compute.enqueue(batch);
+    }
+
+    fn finish(&mut self) -> BatchOutput {
+        let done = self.compute.finish();
         dawdle(&mut self.schedule);
         done
     }

@@ -1,7 +1,7 @@
 //! An executor without a model: texts follow from their own tokens, and slots remember whose
 //! row they hold, so that a row which was lost, moved or overwritten is noticed by who reads it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +26,7 @@ pub struct Simulated {
     memory: Vec<u64>,
     rows: HashMap<RequestId, Row>,
     broken: Option<u64>,
+    done: VecDeque<BatchOutput>,
 }
 
 struct Row {
@@ -57,6 +58,7 @@ impl Simulated {
             memory: vec![0; config.slots()],
             rows: HashMap::new(),
             broken: None,
+            done: VecDeque::new(),
         }
     }
 
@@ -150,7 +152,8 @@ impl Executor for Simulated {
         }
     }
 
-    fn run(&mut self, batch: ScheduledBatch) -> BatchOutput {
+    /// A round runs when it is enqueued.
+    fn enqueue(&mut self, batch: ScheduledBatch) {
         for left in &batch.departed {
             assert!(self.rows.remove(&left.request).is_some(), "who leaves was admitted");
         }
@@ -191,6 +194,11 @@ impl Executor for Simulated {
             self.broken = None;
         }
         let (unpacked, packed) = (Vec::new(), Vec::new());
-        BatchOutput { number: batch.number, outcome, unpacked, packed, times: Times::default() }
+        let (number, times) = (batch.number, Times::default());
+        self.done.push_back(BatchOutput { number, outcome, unpacked, packed, times });
+    }
+
+    fn finish(&mut self) -> BatchOutput {
+        self.done.pop_front().expect("a round was enqueued")
     }
 }

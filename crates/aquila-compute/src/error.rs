@@ -26,9 +26,7 @@ pub enum Error {
     )]
     NoSuchIsa(Isa),
     /// A CUDA device of an index that there is not.
-    #[error(
-        "there is no CUDA device {ordinal}: this machine has {count}, the indices of which begin at 0"
-    )]
+    #[error("there is no CUDA device {ordinal}: there {}", counted(*count))]
     NoSuchDevice {
         /// The index that was asked for.
         ordinal: usize,
@@ -51,6 +49,13 @@ pub enum Error {
     /// A device that computes no more in this process: whatever it is asked from now on fails alike.
     #[error("the device is lost: {0}")]
     DeviceLost(String),
+}
+
+fn counted(devices: usize) -> String {
+    match devices {
+        1 => "is one GPU, cuda:0".into(),
+        _ => format!("are {devices} GPUs, cuda:0 to cuda:{}", devices.saturating_sub(1)),
+    }
 }
 
 /// The result of a backend operation.

@@ -24,7 +24,8 @@ pub use graphs::{GraphPart, GraphSettings};
 pub use model::ModelExecutor;
 pub use runner::Runner;
 
-use crate::error::panic_text;
+use crate::error::{RoundError, panic_text};
+use crate::failure::EngineFailure;
 use crate::times::Times;
 
 /// Where the executor is.
@@ -102,7 +103,7 @@ impl ExecutorHandle {
             ExecutorHandle::Inline { outputs, .. } => outputs.pop_front(),
             ExecutorHandle::Overlapped(Overlapped { outputs, .. }) => outputs.recv().ok(),
         };
-        let output = output.unwrap_or_else(|| failed(number, "the executor is gone".into()));
+        let output = output.unwrap_or_else(|| failed(number, EngineFailure::ExecutorGone.into()));
         assert_eq!(output.number, number, "rounds come back in the order in which they were sent");
         output
     }
@@ -122,10 +123,10 @@ impl Drop for Overlapped {
 fn run(executor: &mut dyn Executor, batch: ScheduledBatch) -> BatchOutput {
     let number = batch.number;
     catch_unwind(AssertUnwindSafe(|| executor.run(batch)))
-        .unwrap_or_else(|panic| failed(number, panic_text(&panic)))
+        .unwrap_or_else(|panic| failed(number, panic_text(&panic).into()))
 }
 
-fn failed(number: u64, why: String) -> BatchOutput {
+fn failed(number: u64, why: RoundError) -> BatchOutput {
     let (unpacked, packed) = (Vec::new(), Vec::new());
     BatchOutput { number, outcome: Err(why), unpacked, packed, times: Times::default() }
 }

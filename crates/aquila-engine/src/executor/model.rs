@@ -22,7 +22,7 @@ use super::graphs::{GraphSettings, Graphs, PartKey};
 use super::runner::Runner;
 use super::stores::Takers;
 use crate::config::EngineConfig;
-use crate::error::Result;
+use crate::error::{Result, RoundError};
 use crate::request::RequestId;
 use crate::times::Times;
 
@@ -96,7 +96,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         }
         let outcome = match refused {
             true => Err("a round before it failed".into()),
-            false => outcome.map_err(|error| error.to_string()),
+            false => outcome.map_err(RoundError::from),
         };
         BatchOutput { number, outcome, unpacked, packed, times }
     }

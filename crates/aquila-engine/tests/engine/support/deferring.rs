@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -14,8 +14,8 @@ use aquila_compute::round::{
     ReturnedRows, StateBounds, Tree,
 };
 use aquila_compute::{
-    Accumulate, Activation, AttentionParams, Backend, DraftIds, ForwardPlan, HeadShape, HostTensor,
-    KvShape, PlanBounds, Result, RopeTable, WeightFormat,
+    Accumulate, Activation, AttentionParams, Backend, DraftIds, Error, ForwardPlan, HeadShape,
+    HostTensor, KvShape, PlanBounds, Result, RopeTable, WeightFormat,
 };
 
 #[cfg(feature = "known-bugs")]
@@ -35,6 +35,7 @@ pub struct Deferring {
     memory: Mutex<Vec<Memory>>,
     reads: AtomicU64,
     replays: AtomicU64,
+    lost: AtomicBool,
 }
 
 /// A plan, and what the host knows of its size.
@@ -83,7 +84,13 @@ impl Deferring {
             memory: Mutex::default(),
             reads: AtomicU64::new(0),
             replays: AtomicU64::new(0),
+            lost: AtomicBool::new(false),
         }
+    }
+
+    /// Loses the device: nothing can be read from now on.
+    pub fn lose(&self) {
+        self.lost.store(true, Relaxed);
     }
 
     /// How often something was read.
@@ -125,6 +132,9 @@ impl Deferring {
     fn catch_up(&self) -> Result<()> {
         self.outside_capture();
         self.reads.fetch_add(1, Relaxed);
+        if self.lost.load(Relaxed) {
+            return Err(Error::DeviceLost("it left the bus".into()));
+        }
         loop {
             let next = self.queue.lock().unwrap().pop_front();
             let Some(operation) = next else { return Ok(()) };

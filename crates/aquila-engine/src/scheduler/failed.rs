@@ -21,14 +21,14 @@ impl Scheduler {
         tracing::error!(%failure, requests, "the engine failed, and serves no more");
         let failure = cell.set(failure);
         self.abort_all(&failure.to_string());
+        // Nobody has to be told of them any more.
+        self.departed.clear();
     }
 
     /// Waits for what is still on its way after a failure; nothing of it counts.
     pub(crate) fn drop_in_flight(&mut self) {
-        self.departed.clear();
         while let Some(in_flight) = self.in_flight.pop_front() {
             drop(self.executor.receive(in_flight.number));
         }
-        self.stats.awaited.end();
     }
 }

@@ -397,7 +397,6 @@ impl Scheduler {
     /// after a [failure](Scheduler::failure).
     pub fn step(&mut self) -> bool {
         if self.failure().is_some() {
-            self.drop_in_flight();
             return false;
         }
         let began = Instant::now();

@@ -70,7 +70,10 @@ impl Scheduler {
                 self.learn(&in_flight, &[], &done.times);
                 self.fail(&in_flight, Failure::Round(why));
             }
-            Err(RoundError::Fatal(failure)) => self.fail_for_good(failure),
+            Err(RoundError::Fatal(failure)) => {
+                self.fail_for_good(failure);
+                self.drop_in_flight();
+            }
         }
         self.last_times = done.times;
         let waited_since = in_flight.began.max(self.settled);

@@ -4,6 +4,7 @@ use aquila_spec::MOST_DRAFT_GROUPS;
 
 use crate::config::ConfigError;
 use crate::executor::CapturedPart;
+use crate::failure::EngineFailure;
 use crate::request::RequestId;
 
 /// Why an engine did not start, or stopped.
@@ -41,14 +42,53 @@ pub enum Error {
     /// An error of the KV pool's settings.
     #[error(transparent)]
     Kv(#[from] aquila_kv::Error),
+    /// A failure after which nothing can be served.
+    #[error(transparent)]
+    Failed(#[from] EngineFailure),
 }
 
 impl Error {
     /// As an error of the backend whose operations failed.
     pub(crate) fn of_backend(self) -> aquila_compute::Error {
         match self {
-            Error::Executor(error) => error,
+            Error::Executor(error) | Error::Model(aquila_model::Error::Compute(error)) => error,
             other => aquila_compute::Error::Device(other.to_string()),
+        }
+    }
+}
+
+/// Why a round failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RoundError {
+    /// It panicked, or an operation failed; rounds of a later epoch may succeed.
+    #[error("{0}")]
+    Failed(String),
+    /// No later round can succeed.
+    #[error(transparent)]
+    Fatal(#[from] EngineFailure),
+}
+
+impl From<String> for RoundError {
+    fn from(why: String) -> Self {
+        RoundError::Failed(why)
+    }
+}
+
+impl From<&str> for RoundError {
+    fn from(why: &str) -> Self {
+        RoundError::Failed(why.into())
+    }
+}
+
+impl From<Error> for RoundError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Executor(aquila_compute::Error::DeviceLost(why))
+            | Error::Model(aquila_model::Error::Compute(aquila_compute::Error::DeviceLost(why))) => {
+                RoundError::Fatal(EngineFailure::DeviceLost(why))
+            }
+            Error::Failed(failure) => RoundError::Fatal(failure),
+            other => RoundError::Failed(other.to_string()),
         }
     }
 }
@@ -65,6 +105,9 @@ pub enum SubmitError {
     /// The engine is shutting down.
     #[error("the engine is shutting down")]
     ShuttingDown,
+    /// The engine serves no more.
+    #[error("the engine has failed and must be restarted: {0}")]
+    Failed(#[from] EngineFailure),
     /// A priority where none may be given.
     #[error(
         "this engine takes no priorities: leave `priority` out, or start it with priority \

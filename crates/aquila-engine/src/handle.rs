@@ -1,5 +1,6 @@
 //! The engine on a thread of its own.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::sync::{Arc, Mutex};
@@ -7,8 +8,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::config::EngineConfig;
-use crate::error::SubmitError;
+use crate::error::{SubmitError, panic_text};
 use crate::executor::{Profile, RowWidths};
+use crate::failure::{EngineFailure, FailureCell};
 use crate::request::{Request, RequestId};
 use crate::scheduler::Priorities;
 use crate::scheduler::Scheduler;
@@ -43,6 +45,7 @@ struct Shared {
     overlaps: bool,
     priorities: Priorities,
     stats: Arc<Stats>,
+    failure: Arc<FailureCell>,
     next_id: AtomicU64,
     /// Requests that were submitted but are not admitted yet.
     queued: Arc<AtomicUsize>,
@@ -64,6 +67,7 @@ impl EngineHandle {
             overlaps: engine.overlaps(),
             priorities: engine.priorities(),
             stats: engine.stats(),
+            failure: engine.failure.clone(),
             next_id: AtomicU64::new(0),
             queued: Arc::new(AtomicUsize::new(0)),
             closing: AtomicBool::new(false),
@@ -81,6 +85,9 @@ impl EngineHandle {
     pub fn submit(&self, request: Request) -> Result<RequestId, SubmitError> {
         let config = &self.shared.config;
         request.check(&self.shared.profile, config, self.shared.priorities)?;
+        if let Some(failure) = self.failure() {
+            return Err(failure.clone().into());
+        }
         if self.shared.closing.load(Ordering::Acquire) {
             return Err(SubmitError::ShuttingDown);
         }
@@ -91,7 +98,8 @@ impl EngineHandle {
             .map_err(SubmitError::QueueFull)?;
         let id = RequestId(self.shared.next_id.fetch_add(1, Ordering::Relaxed));
         let command = Command::Submit(id, Box::new(request));
-        self.commands.send(command).map_err(|_| SubmitError::ShuttingDown)?;
+        let ended = |_| self.failure().cloned().map_or(SubmitError::ShuttingDown, Into::into);
+        self.commands.send(command).map_err(ended)?;
         Ok(id)
     }
 
@@ -160,6 +168,16 @@ impl EngineHandle {
         &self.shared.stats
     }
 
+    /// Why the engine serves no more, if so.
+    pub fn failure(&self) -> Option<&EngineFailure> {
+        self.shared.failure.get()
+    }
+
+    /// Has `hears` called when the engine fails for good, on the engine's thread, or now if it did.
+    pub fn when_failed(&self, hears: impl FnOnce(&EngineFailure) + Send + 'static) {
+        self.shared.failure.when_set(Box::new(hears));
+    }
+
     /// Takes no more requests, finishes those that are there, and waits for the end.
     pub fn drain(&self) {
         self.close(Command::Drain);
@@ -186,6 +204,34 @@ impl EngineHandle {
 const STALLED: Duration = Duration::from_millis(10);
 
 fn serve(mut engine: Scheduler, inbox: &Receiver<Command>, queued: &AtomicUsize) {
+    let ended = catch_unwind(AssertUnwindSafe(|| run(&mut engine, inbox, queued)));
+    if let Err(panic) = ended {
+        let failure = EngineFailure::Panicked(panic_text(&panic));
+        // What the panic left may panic once more; listeners then hear of the end as they are dropped.
+        let _ = catch_unwind(AssertUnwindSafe(|| engine.fail_for_good(failure)));
+    }
+    if let Some(failure) = engine.failure() {
+        refuse(inbox, failure);
+    }
+}
+
+/// Ends what is still submitted to an engine that has failed, until it is told to stop.
+fn refuse(inbox: &Receiver<Command>, failure: &EngineFailure) {
+    for command in inbox {
+        match command {
+            Command::Submit(_, request) => request.refuse(&failure.to_string()),
+            Command::Flush(reply) => {
+                // Whoever asked may have left.
+                let _ = reply.send(0);
+            }
+            Command::Drain | Command::Stop => return,
+            Command::Abort(_) | Command::Claim(..) | Command::Deliver(..) => (),
+        }
+    }
+}
+
+/// Does what the engine is told, until it is told to stop, or fails for good.
+fn run(engine: &mut Scheduler, inbox: &Receiver<Command>, queued: &AtomicUsize) {
     let mut draining = false;
     // Whether there was nothing to do when it was last looked for.
     let mut stalled = false;
@@ -235,6 +281,9 @@ fn serve(mut engine: Scheduler, inbox: &Receiver<Command>, queued: &AtomicUsize)
                     return;
                 }
                 engine.step();
+                if engine.failure().is_some() {
+                    return;
+                }
                 stalled = engine.is_stalled();
             }
         }

@@ -10,7 +10,7 @@ use aquila_kv::Namespace;
 use crate::config::EngineConfig;
 use crate::error::{PromptBound, ReturnedKind, SubmitError};
 use crate::executor::Profile;
-use crate::listener::Listener;
+use crate::listener::{FinishReason, Listener, Outcome, TokenRows, Usage};
 use crate::scheduler::Priorities;
 use crate::transfer::Transfer;
 
@@ -112,6 +112,16 @@ impl Request {
             transfer: Transfer::None,
             listener,
         }
+    }
+
+    /// Ends it before it began.
+    pub(crate) fn refuse(self, why: &str) {
+        if let Transfer::HandOver(to) = &self.transfer {
+            to.failed(why);
+        }
+        let usage = Usage { prompt_tokens: self.prompt.len(), ..Usage::default() };
+        let reason = FinishReason::Abort(why.into());
+        self.listener.finished(Outcome { reason, usage, rows: TokenRows::default() });
     }
 
     /// Refuses what no round could serve.

@@ -2,10 +2,12 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use aquila_spec::SpecStats;
 use aquila_spec::policy::{CostTable, PolicyState, Setting};
 
+use crate::awaited::Awaited;
 use crate::times::Times;
 
 /// Counters of a running engine.
@@ -27,6 +29,7 @@ pub struct Stats {
     pub(crate) received: AtomicU64,
     pub(crate) rebuilt_drafts: AtomicU64,
     pub(crate) lost_drafts: AtomicU64,
+    pub(crate) awaited: Awaited,
     speculation: Mutex<SpecStats>,
     drafting: Mutex<DraftingState>,
     times: Mutex<Times>,
@@ -121,6 +124,11 @@ impl Stats {
         if let Ok(mut sum) = self.times.lock() {
             sum.add(times);
         }
+    }
+
+    /// How long the oldest round on its way has been awaited until `now`; none where no round is.
+    pub fn awaited(&self, now: Instant) -> Option<Duration> {
+        self.awaited.time(now)
     }
 
     /// The counters as they are now.

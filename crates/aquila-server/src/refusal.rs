@@ -1,6 +1,6 @@
 //! Refusals, in OpenAI's form: what went wrong, and which parameter is at fault.
 
-use aquila_engine::{ReturnedKind, SubmitError};
+use aquila_engine::{EngineFailure, ReturnedKind, SubmitError};
 use aquila_text::{GenerateError, ParamError};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -155,6 +155,13 @@ impl Refusal {
         Self { closes: true, ..refusal.code("shutting_down") }
     }
 
+    /// The engine serves no more, for this reason.
+    pub fn engine_failed(failure: &EngineFailure) -> Self {
+        let message = SubmitError::Failed(failure.clone()).to_string();
+        let refusal = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message);
+        Self { closes: true, ..refusal.code("engine_failed") }
+    }
+
     /// A request that took longer than requests may.
     pub fn out_of_time() -> Self {
         let message = "the request took longer than this server allows";
@@ -186,6 +193,7 @@ impl Refusal {
             GenerateError::Submit(error) => match error {
                 SubmitError::QueueFull(_) => Self::busy(error.to_string()),
                 SubmitError::ShuttingDown => Self::shutting_down(),
+                SubmitError::Failed(failure) => Self::engine_failed(&failure),
                 SubmitError::PromptTooLong { .. } => Self::too_long(param, error.to_string()),
                 SubmitError::NoGrammars => Self::invalid(error.to_string()),
                 SubmitError::NoPriorities => {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use aquila_text::Generator;
 use axum::Router;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -53,7 +53,8 @@ impl Server {
         self.address
     }
 
-    /// Serves until `stop` is complete and all requests are answered.
+    /// Serves until `stop` is complete and all requests are answered. Where the engine fails, all
+    /// that comes is refused with the reason until then.
     pub async fn serve(self, stop: impl Future<Output = ()>) {
         let Self { listener, app, .. } = self;
         let (close, closing) = watch::channel(false);
@@ -90,6 +91,10 @@ impl Server {
             let _ = tokio::time::timeout(LAST_WORDS, exporting).await;
         }
         let engine = app.generator.engine().clone();
+        if engine.failure().is_some() {
+            // Giving back what a device holds that is lost is left to the end of the process.
+            return;
+        }
         // Nothing is left to do for the engine, so this ends at once.
         let _ = tokio::task::spawn_blocking(move || engine.drain()).await;
     }
@@ -181,7 +186,7 @@ fn http_threads() -> usize {
 }
 
 /// Serves on threads of its own until a signal comes, then drains; a second signal ends the
-/// process at once, always. `ready` hears the address when the server listens; `say` writes what
+/// process at once, always. Where the engine fails for good, it drains, too, and that is the error. `ready` hears the address when the server listens; `say` writes what
 /// signals do.
 pub fn run(
     address: Address,
@@ -197,18 +202,28 @@ pub fn run(
         .enable_all()
         .build()
         .map_err(Error::Threads)?;
+    let engine = generator.engine().clone();
     let served = runtime.block_on(async {
         let server = Server::listen(address, generator, settings)?;
         let (stop, stopped) = tokio::sync::oneshot::channel();
         signals::listen(stop, say).map_err(Error::Threads)?;
+        let failed = Arc::new(Notify::new());
+        let tell = failed.clone();
+        engine.when_failed(move |_| tell.notify_one());
         ready(server.address());
         server
             .serve(async {
-                // If the sender is gone, so is the only way to stop.
-                let _ = stopped.await;
+                tokio::select! {
+                    // If the sender is gone, so is the only way to stop.
+                    _ = stopped => (),
+                    () = failed.notified() => (),
+                }
             })
             .await;
-        Ok(())
+        match engine.failure() {
+            Some(failure) => Err(Error::Engine(failure.clone())),
+            None => Ok(()),
+        }
     });
     // A read that is stuck on a thread of the runtime ends with the process.
     runtime.shutdown_background();

@@ -66,8 +66,17 @@ impl App {
     }
 
     /// Whether no more requests are taken.
-    pub fn is_draining(&self) -> bool {
+    fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
+    }
+
+    /// Refuses whatever comes to a server whose engine has failed, or that takes no more requests.
+    pub fn check_serving(&self) -> Result<(), Refusal> {
+        match self.generator.engine().failure() {
+            Some(failure) => Err(Refusal::engine_failed(failure)),
+            None if self.is_draining() => Err(Refusal::shutting_down()),
+            None => Ok(()),
+        }
     }
 
     /// Refuses models that are not served here; none named is the one that is.

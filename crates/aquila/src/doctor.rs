@@ -76,7 +76,8 @@ impl Report {
             return;
         }
         if driver.devices.is_empty() {
-            self.line("", "no GPU");
+            self.line("", "no GPU that this process may see: CUDA_VISIBLE_DEVICES, a container's");
+            self.line("", "access to GPUs and PrivateDevices of a systemd unit hide them");
         }
         for (ordinal, device) in driver.devices.iter().enumerate() {
             self.device(ordinal, device);

@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use aquila_engine::{EngineHandle, SubmitError};
+
 use crate::flags::named;
 
 /// The command could not run.
@@ -63,6 +65,9 @@ pub enum Error {
     /// An error of the tokenizer.
     #[error(transparent)]
     Text(#[from] aquila_text::Error),
+    /// An engine that serves no more.
+    #[error("the engine has failed: {0}")]
+    EngineFailed(#[from] aquila_engine::EngineFailure),
     /// A prompt that was not taken.
     #[error("{}", named::generate(.0))]
     Generate(aquila_text::GenerateError),
@@ -75,6 +80,11 @@ impl Error {
     /// The error of a file.
     pub fn file(path: impl ToString, source: std::io::Error) -> Self {
         Error::File { path: path.to_string(), source }
+    }
+
+    /// Refuses to go on with an engine that serves no more.
+    pub fn check(engine: &EngineHandle) -> Result<()> {
+        engine.failure().map_or(Ok(()), |failure| Err(failure.clone().into()))
     }
 
     /// The error of writing answers to a stream of this name.
@@ -105,6 +115,7 @@ impl From<aquila_text::GenerateError> for Error {
         match error {
             // Where settings come from flags alone, a wrong one is a wrong flag.
             aquila_text::GenerateError::Param(error) => error.into(),
+            aquila_text::GenerateError::Submit(SubmitError::Failed(failure)) => failure.into(),
             error => Error::Generate(error),
         }
     }

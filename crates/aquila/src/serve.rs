@@ -1,6 +1,7 @@
 //! `aquila serve`: the model over HTTP, for clients of OpenAI's API and of SGLang's.
 
 mod announce;
+mod watchdog;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -18,8 +19,8 @@ use crate::after_help::AFTER_HELP;
 use crate::error::{Error, Result};
 use crate::find::find;
 use crate::flags::{
-    AccessFlags, DisaggregationFlags, EngineFlags, LogFormat, LogLevel, ModelFlags, SamplingFlags,
-    ServerFlags, named,
+    AccessFlags, Device, DisaggregationFlags, EngineFlags, LogFormat, LogLevel, ModelFlags,
+    SamplingFlags, ServerFlags, named,
 };
 use crate::notice::notice;
 use crate::start::{Started, start_server};
@@ -58,9 +59,10 @@ impl Serve {
         self.server.log_format
     }
 
-    /// Serves until a signal comes.
+    /// Serves until a signal comes, or the engine fails.
     pub fn run(&self, algorithms: &Algorithms) -> Result<ExitCode> {
         let limits = self.server.limits()?;
+        self.server.watchdog(Device::Cpu)?;
         if self.server.served_model_name.as_deref().is_some_and(|name| name.trim().is_empty()) {
             return Err(Error::Usage("--served-model-name must not be empty".into()));
         }
@@ -118,6 +120,14 @@ impl Serve {
             let calls = ToolCalls::of(&generator, &settings);
             let (name, why) = (calls.format.name(), calls.reason);
             notice(format_args!("tools     calls are read in the format {name}, {why}"));
+        }
+        if let Some(limit) = self.server.watchdog(self.model.device()?)? {
+            notice(format_args!(
+                "watchdog  a round that has not come back after {} s ends the process",
+                limit.as_secs_f64()
+            ));
+            watchdog::start(generator.engine().clone(), limit)
+                .map_err(|e| Error::Other(format!("cannot start the watchdog's thread: {e}")))?;
         }
         let ready = |address| announce(address, open, &name, prompts);
         aquila_server::run(address, generator, settings, ready, notice)?;

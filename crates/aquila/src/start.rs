@@ -99,7 +99,7 @@ pub fn build(
         }
         Device::Cuda(ordinal) => {
             let backend = CudaBackend::new(ordinal, model.arithmetic())
-                .map_err(|error| Error::Usage(format!("--device cuda:{ordinal}: {error}")))?;
+                .map_err(|error| unopened(ordinal, &error))?;
             let backend = Arc::new(backend);
             backend.free_and_total()?;
             let free = || backend.free_and_total().map_or(0, |(free, _)| free as u64);
@@ -108,6 +108,17 @@ pub fn build(
                 (DeviceMemory { free: &free, bytes_per_value }, backend.clone());
             build_on(backend, memory, model, flags, algorithms, quiet)
         }
+    }
+}
+
+/// Why a GPU was not opened. The flag is wrong only where there is no such GPU, or none of its kind is
+/// served: a driver may become ready, and memory be given back.
+fn unopened(ordinal: usize, error: &aquila_compute::Error) -> Error {
+    use aquila_compute::Error::{Capability, NoSuchDevice};
+    let why = format!("--device cuda:{ordinal}: {error}; `aquila doctor` says what there is");
+    match error {
+        NoSuchDevice { .. } | Capability { .. } => Error::Usage(why),
+        _ => Error::Other(why),
     }
 }
 

@@ -6,7 +6,8 @@ use cudarc::driver::{CudaEvent, DeviceRepr, PinnedHostSlice, ValidAsZeroBits, re
 
 use super::c_layout::Address;
 use super::device::{Device, Memory, failed};
-use crate::{Error, Result};
+use super::failure::lacking;
+use crate::Result;
 
 /// Values of the device in page-locked memory, which grows to the most that was ever fetched.
 pub(super) struct HostCopy<T> {
@@ -36,8 +37,7 @@ impl<T: DeviceRepr + ValidAsZeroBits> HostCopy<T> {
             // Without flags: write-combined memory, the default, is slow for the host to read.
             // SAFETY: every bit pattern is a value, and none is read before it was fetched.
             let made = unsafe { device.context.alloc_pinned_with_flags::<T>(count, 0) };
-            let lacking = |_| Error::OutOfMemory { what: "a copy on the host".into(), bytes };
-            self.memory = Some(made.map_err(lacking)?);
+            self.memory = Some(made.map_err(lacking("a copy on the host", bytes))?);
         }
         let copy = self.memory.as_mut().expect("it was made");
         let values = copy.as_mut_slice().map_err(failed("reading"))?;
@@ -89,7 +89,7 @@ impl Mailbox {
         let copy = || -> Result<PinnedCopy> {
             // SAFETY: every bit pattern is a u32, and `post` writes what it sends.
             let words = unsafe { device.context.alloc_pinned::<u32>(words.max(4)) }
-                .map_err(|_| Error::OutOfMemory { what: what.into(), bytes: words * 4 })?;
+                .map_err(lacking(what, words * 4))?;
             let sent = device.context.new_event(None).map_err(failed("making an event"))?;
             Ok(PinnedCopy { words, sent })
         };

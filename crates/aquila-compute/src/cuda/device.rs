@@ -17,8 +17,12 @@ use cudarc::driver::{
 };
 
 use super::c_layout::Address;
+use super::failure::lacking;
+use super::found::device_count;
 use super::kernels::Kernel;
 use crate::{Error, Result};
+
+pub(super) use super::failure::failed;
 
 /// Device memory at a fixed address, freed when nothing names it any more.
 #[derive(Clone)]
@@ -73,11 +77,6 @@ pub(super) struct Device {
     pub(super) capability: (i32, i32),
 }
 
-/// A failure that the driver reported while doing `what`.
-pub(super) fn failed(what: &str) -> impl Fn(DriverError) -> Error + '_ {
-    move |error| Error::Device(format!("{what}: {error}"))
-}
-
 impl Device {
     /// Opens the device, or says what this machine lacks.
     pub(super) fn open(ordinal: usize) -> Result<Self> {
@@ -89,9 +88,16 @@ impl Device {
                     .into(),
             ));
         }
-        let context = CudaContext::new(ordinal).map_err(|error| {
-            Error::Unavailable(format!("CUDA device {ordinal} cannot be opened: {error}"))
-        })?;
+        let count = device_count()?;
+        if count == 0 {
+            return Err(Error::Unavailable(
+                "no CUDA device: the NVIDIA driver is there, but it shows this process none".into(),
+            ));
+        }
+        if ordinal >= count {
+            return Err(Error::NoSuchDevice { ordinal, count });
+        }
+        let context = CudaContext::new(ordinal).map_err(failed("opening the device"))?;
         // SAFETY: all work goes to one stream, so there is nothing to order by events; with them
         // a capture would wait for events from outside of it, which the driver refuses.
         unsafe { context.disable_event_tracking() };
@@ -181,9 +187,9 @@ impl Device {
         self.outside_capture("making room for memory")?;
         let slice = self.stream.alloc_zeros::<u8>(bytes.max(16)).map_err(|error| {
             if error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-                Error::OutOfMemory { what: format!("{what} on the device"), bytes }
+                lacking(format!("{what} on the device"), bytes)(error)
             } else {
-                Error::Device(format!("allocating {what}: {error}"))
+                failed(&format!("allocating {what}"))(error)
             }
         })?;
         let address = slice.device_ptr(&self.stream).0;

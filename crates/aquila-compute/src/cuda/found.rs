@@ -9,7 +9,7 @@ use half::bf16;
 
 use super::device::failed;
 use super::{Arithmetic, CudaBackend, contract};
-use crate::{Accumulate, Backend, HostTensor, Result, WeightFormat};
+use crate::{Accumulate, Backend, Error, HostTensor, Result, WeightFormat};
 
 /// The oldest version of CUDA whose driver loads the kernels of this build.
 pub const NEEDED_CUDA: (u32, u32) = (13, 0);
@@ -66,22 +66,29 @@ pub fn find_driver() -> Result<Option<FoundDriver>> {
     unsafe { cuDriverGetVersion(&mut version) }
         .result()
         .map_err(failed("asking for the driver's version"))?;
-    let count = match result::init() {
-        // No GPU, or none that this process may see.
-        Err(error) if error.0 == CUresult::CUDA_ERROR_NO_DEVICE => 0,
-        started => {
-            started.map_err(failed("starting the driver"))?;
-            result::device::get_count().map_err(failed("counting devices"))?
-        }
-    };
-    let devices = (0..count).map(find_device).collect::<Result<_>>()?;
+    let devices = (0..device_count()?).map(find_device).collect::<Result<_>>()?;
     let version = version.unsigned_abs();
     Ok(Some(FoundDriver { cuda: (version / 1000, version % 1000 / 10), devices }))
 }
 
-fn find_device(ordinal: c_int) -> Result<FoundDevice> {
+/// Starts the driver, whose library must be there, and counts the devices that it shows.
+pub(super) fn device_count() -> Result<usize> {
+    match result::init() {
+        // No GPU, or none that this process may see.
+        Err(error) if error.0 == CUresult::CUDA_ERROR_NO_DEVICE => Ok(0),
+        started => {
+            // Whatever code says so: nothing was there to be lost yet.
+            let not_ready = |error| Error::Device(format!("starting the driver: {error}"));
+            started.map_err(not_ready)?;
+            let count = result::device::get_count().map_err(failed("counting devices"))?;
+            Ok(usize::try_from(count).unwrap_or(0))
+        }
+    }
+}
+
+fn find_device(ordinal: usize) -> Result<FoundDevice> {
     let about = failed("asking about a device");
-    let device = result::device::get(ordinal).map_err(&about)?;
+    let device = result::device::get(ordinal as c_int).map_err(&about)?;
     let name = result::device::get_name(device).map_err(&about)?;
     let number = |attribute| {
         // SAFETY: the driver has just given the device.

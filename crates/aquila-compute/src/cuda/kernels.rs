@@ -234,9 +234,7 @@ impl Kernels {
         let (major, minor) = device.capability;
         let hopper = (major, minor) == (9, 0);
         if major < 8 {
-            return Err(Error::Unavailable(format!(
-                "the CUDA device has compute capability {major}.{minor}; 8.0 (Ampere) is needed"
-            )));
+            return Err(Error::Capability { major, minor });
         }
         let image = match image {
             Some(mut image) => {
@@ -249,15 +247,11 @@ impl Kernels {
         device.context.bind_to_thread().map_err(failed("binding the device"))?;
         // SAFETY: an image that nvcc has made, ending with a zero.
         let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
-        let module = module.map_err(|error| {
-            Error::Unavailable(format!(
-                "the driver cannot load the kernels ({error}); a driver for CUDA 13.0 or newer is \
-                 needed"
-            ))
-        })?;
+        let needs = "loading the kernels, which needs a driver for CUDA 13.0 or newer";
+        let module = module.map_err(failed(needs))?;
         let module = Arc::new(Module { module, context: device.context.clone() });
         let load = |name: &str| -> Result<Kernel> {
-            let missing = |error| Error::Device(format!("kernel {name} is missing: {error}"));
+            let missing = |error| failed(&format!("kernel {name} is missing"))(error);
             let of_driver = CString::new(name).expect("names have no zero");
             // SAFETY: the module is loaded, and the kernel keeps it.
             let function = unsafe { result::module::get_function(module.module, of_driver) };

@@ -17,6 +17,7 @@ mod c_layout;
 mod copies;
 mod device;
 mod experts;
+mod failure;
 mod found;
 mod graph;
 mod kernels;

@@ -6,6 +6,7 @@ use std::ops::Range;
 use cudarc::driver::{PinnedHostSlice, result};
 
 use super::device::{Device, Memory, failed};
+use super::failure::lacking;
 use super::memory::CudaKv;
 use super::rows::CudaRows;
 use crate::{Error, Result};
@@ -31,9 +32,7 @@ impl Staging {
             // Without flags: write-combined memory, the default, is slow for the host to read.
             // SAFETY: every bit pattern is a byte, and none is read before it was written.
             let made = unsafe { device.context.alloc_pinned_with_flags::<u8>(STAGING, 0) };
-            let what = || "rows on their way".into();
-            let lacking = |_| Error::OutOfMemory { what: what(), bytes: STAGING };
-            self.memory = Some(made.map_err(lacking)?);
+            self.memory = Some(made.map_err(lacking("rows on their way", STAGING))?);
         }
         let memory = self.memory.as_mut().expect("it was made");
         memory.as_mut_slice().map_err(failed("reading"))

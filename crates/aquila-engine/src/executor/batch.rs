@@ -14,6 +14,7 @@ use aquila_compute::round::{RequestOutput, RequestParams, RowWork};
 use aquila_spec::Declaration;
 
 use super::graphs::GraphPart;
+use crate::error::RoundError;
 use crate::request::RequestId;
 use crate::times::Times;
 use crate::transfer::{HandOver, KvRows};
@@ -221,7 +222,7 @@ pub struct BatchOutput {
     pub number: u64,
     /// What came of each request, in order: nothing where it had ended before. Or why the round
     /// failed.
-    pub outcome: Result<Vec<Option<RequestOutput>>, String>,
+    pub outcome: Result<Vec<Option<RequestOutput>>, RoundError>,
     /// Whether what was packed for each request could be used, in the order of the batch.
     pub unpacked: Vec<bool>,
     /// What was packed for each request, in the order of the batch.

@@ -26,7 +26,8 @@ pub use graphs::{GraphPart, GraphSettings};
 pub use model::ModelExecutor;
 pub use runner::Runner;
 
-use crate::error::panic_text;
+use crate::error::{RoundError, panic_text};
+use crate::failure::EngineFailure;
 use crate::times::Times;
 
 /// Where the executor is.
@@ -73,7 +74,7 @@ impl Rounds {
         let enqueued = catch_unwind(AssertUnwindSafe(|| self.executor.enqueue(batch)));
         self.enqueued.push_back(match enqueued {
             Ok(()) => Enqueued::Round(number),
-            Err(panic) => Enqueued::Failed(failed(number, panic_text(&panic))),
+            Err(panic) => Enqueued::Failed(failed(number, panic_text(&panic).into())),
         });
     }
 
@@ -85,7 +86,7 @@ impl Rounds {
         Some(match self.enqueued.pop_front()? {
             Enqueued::Failed(output) => output,
             Enqueued::Round(number) => catch_unwind(AssertUnwindSafe(|| self.executor.finish()))
-                .unwrap_or_else(|panic| failed(number, panic_text(&panic))),
+                .unwrap_or_else(|panic| failed(number, panic_text(&panic).into())),
         })
     }
 
@@ -177,7 +178,7 @@ impl ExecutorHandle {
                 overlapped.outputs.recv().ok()
             }
         };
-        let output = output.unwrap_or_else(|| failed(number, "the executor is gone".into()));
+        let output = output.unwrap_or_else(|| failed(number, EngineFailure::ExecutorGone.into()));
         assert_eq!(output.number, number, "rounds come back in the order in which they were sent");
         output
     }
@@ -202,7 +203,7 @@ impl Drop for Overlapped {
     }
 }
 
-fn failed(number: u64, why: String) -> BatchOutput {
+fn failed(number: u64, why: RoundError) -> BatchOutput {
     let (unpacked, packed) = (Vec::new(), Vec::new());
     BatchOutput { number, outcome: Err(why), unpacked, packed, times: Times::default() }
 }

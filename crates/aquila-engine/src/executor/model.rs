@@ -22,7 +22,7 @@ use super::graphs::{GraphSettings, Graphs, PartKey};
 use super::runner::Runner;
 use super::stores::Takers;
 use crate::config::EngineConfig;
-use crate::error::Result;
+use crate::error::{Result, RoundError};
 use crate::request::RequestId;
 use crate::times::Times;
 
@@ -45,7 +45,7 @@ struct EnqueuedRound<M> {
     /// What is left of the batch: its numbers, what ran, and what goes to other engines.
     scheduled: ScheduledBatch,
     /// Why it was not enqueued as a whole.
-    failed: Option<String>,
+    failed: Option<RoundError>,
     /// The moments between its steps; none where it has none.
     moments: Vec<M>,
     unpacked: Vec<bool>,
@@ -114,7 +114,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         });
         let failed = match refused {
             true => Some(FAILED_BEFORE.into()),
-            false => outcome.err().map(|error| error.to_string()),
+            false => outcome.err().map(RoundError::from),
         };
         if failed.is_none() {
             self.broken = None;
@@ -143,7 +143,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
                     self.export(&scheduled, &mut packed)?;
                     Ok(outputs)
                 })
-                .map_err(|error| error.to_string()),
+                .map_err(RoundError::from),
         };
         if outcome.is_ok() {
             self.broken = before;

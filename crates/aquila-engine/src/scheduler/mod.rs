@@ -6,6 +6,7 @@
 //! is planned is in `plan.rs`, what is settled in `settle.rs`.
 
 mod costs;
+mod failed;
 mod hand_over;
 mod output_processor;
 mod params;
@@ -38,6 +39,7 @@ use crate::error::{Error, Result, SubmitError};
 use crate::executor::{
     Departed, Executor, ExecutorHandle, ModelExecutor, Profile, RowWidths, Runner,
 };
+use crate::failure::FailureCell;
 use crate::listener::{FinishReason, Outcome, Token};
 use crate::request::{Request, RequestId};
 use crate::scheduler::output_processor::{Last, OutputProcessor};
@@ -75,6 +77,8 @@ pub struct Scheduler {
     pub(crate) epoch: u64,
     pub(crate) next_id: u64,
     pub(crate) stats: Arc<Stats>,
+    /// Why nothing is served any more, if so.
+    pub(crate) failure: Arc<FailureCell>,
     /// Whether the last step found nothing to do.
     stalled: bool,
     /// Whether trees are filled up to their shape.
@@ -139,6 +143,7 @@ impl Scheduler {
             epoch: 0,
             next_id: 0,
             stats,
+            failure: Arc::default(),
             fill_trees: false,
             last_times: Times::default(),
             settled: Instant::now(),
@@ -213,6 +218,9 @@ impl Scheduler {
     /// Takes a request, or says why not.
     pub fn submit(&mut self, request: Request) -> std::result::Result<RequestId, SubmitError> {
         request.check(&self.profile, &self.config, self.priorities)?;
+        if let Some(failure) = self.failure() {
+            return Err(failure.clone().into());
+        }
         if self.waiting.len() >= self.config.max_queued_requests {
             return Err(SubmitError::QueueFull(self.waiting.len()));
         }
@@ -232,6 +240,10 @@ impl Scheduler {
         let (state, listener) = RequestState::new(id, request, rank, longest, self.draft_limits());
         self.outputs.open(id, listener);
         let mut state = Box::new(state);
+        if let Some(failure) = self.failure() {
+            let why = failure.to_string();
+            return self.finish(state, FinishReason::Abort(why));
+        }
         let stays = state.handing_over.is_none() && state.source.is_none();
         if state.speculates && stays && !self.draft_reads_prompt(&state) {
             state.decode_plainly();
@@ -381,8 +393,12 @@ impl Scheduler {
         self.cache.check_with(running.chain(receiving))
     }
 
-    /// Plans and sends a round, and settles the one that is due; false if there was no round.
+    /// Plans and sends a round, and settles the one that is due; false if there was no round, as
+    /// after a [failure](Scheduler::failure).
     pub fn step(&mut self) -> bool {
+        if self.failure().is_some() {
+            return false;
+        }
         let began = Instant::now();
         if self.running.is_empty() && self.in_flight.is_empty() {
             self.report.begin(began, &self.stats.snapshot());

@@ -248,6 +248,9 @@ impl Scheduler {
         let is_round = !parts.is_empty();
         batch.departed = std::mem::take(&mut self.departed);
         let Decision { setting, expected, .. } = decision;
+        if self.in_flight.is_empty() {
+            self.stats.awaited.begin(began.max(self.settled));
+        }
         self.in_flight.push_back(InFlightBatch {
             number: self.batches,
             epoch: self.epoch,

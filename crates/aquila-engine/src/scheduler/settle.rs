@@ -13,7 +13,7 @@ use aquila_compute::round::{Ended, RequestOutput, RowWork};
 use aquila_compute::sampling::Choice;
 use aquila_spec::policy::{RequestOutcome, RoundOutcome, Setting};
 
-use crate::error::Failure;
+use crate::error::{Failure, RoundError};
 use crate::listener::{FinishReason, StopCause, Token};
 use crate::request::RequestId;
 use crate::scheduler::Scheduler;
@@ -66,14 +66,22 @@ impl Scheduler {
                 self.settle(&in_flight, outputs, done.packed);
                 self.settle_unpacked(&in_flight.unpacking, &done.unpacked);
             }
-            Err(why) => {
+            Err(RoundError::Failed(why)) => {
                 self.learn(&in_flight, &[], &done.times);
                 self.fail(&in_flight, Failure::Round(why));
+            }
+            Err(RoundError::Fatal(failure)) => {
+                self.fail_for_good(failure);
+                self.drop_in_flight();
             }
         }
         self.last_times = done.times;
         let waited_since = in_flight.began.max(self.settled);
         self.settled = Instant::now();
+        match self.in_flight.is_empty() {
+            true => self.stats.awaited.end(),
+            false => self.stats.awaited.begin(self.settled),
+        }
         if in_flight.parts.is_empty() {
             return false;
         }

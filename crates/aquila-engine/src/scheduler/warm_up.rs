@@ -109,6 +109,9 @@ impl Scheduler {
         while !self.is_idle() {
             self.step();
         }
+        if let Some(failure) = self.failure() {
+            return Err(failure.clone().into());
+        }
         match self.stats.snapshot().failed_rounds > failed {
             true => Err(Error::WarmUp("a round failed before anything was served")),
             false => Ok(()),

@@ -7,6 +7,7 @@ mod draft_trees;
 mod ends;
 mod eviction;
 mod executor;
+mod failures;
 mod fairness;
 mod grammar;
 mod heads;

@@ -90,7 +90,7 @@ pub(crate) fn router(app: Shared) -> Router {
     let working = working_routes().router;
     let working = working
         .route_layer(from_fn_with_state(app.clone(), limit_key))
-        .route_layer(from_fn_with_state(app.clone(), refuse_while_draining));
+        .route_layer(from_fn_with_state(app.clone(), refuse_unless_serving));
     working
         .merge(other_routes(app.settings.web_page).router)
         .fallback(unknown_route)
@@ -149,13 +149,13 @@ async fn limit_key(State(app): State<Shared>, request: Request, next: Next) -> R
     next.run(request).await
 }
 
-async fn refuse_while_draining(
+async fn refuse_unless_serving(
     State(app): State<Shared>,
     request: Request,
     next: Next,
 ) -> Response {
-    if app.is_draining() {
-        return Refusal::shutting_down().into_response();
+    if let Err(refusal) = app.check_serving() {
+        return refusal.into_response();
     }
     next.run(request).await
 }

@@ -1,8 +1,15 @@
-//! A round that panics fails its requests, and the server serves on.
+//! A round that panics fails its requests, and the server serves on; an engine that can serve no more
+//! is told by whatever is asked.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use aquila_compute::cpu::CpuBackend;
+use aquila_engine::executor::{BatchOutput, Executor, ModelExecutor, Profile, ScheduledBatch};
+use aquila_engine::{EngineFailure, Scheduler};
 use serde_json::{Value, json};
 
-use crate::support::{Running, engine_config, settings};
+use crate::support::{Running, engine_config, generator_over, settings};
 
 #[test]
 fn a_panic_fails_its_requests_and_the_server_serves_on() {
@@ -40,4 +47,83 @@ fn a_panic_fails_its_requests_and_the_server_serves_on() {
     assert_eq!(server.get("/health_generate").status, 200);
     let after = server.post("/v1/completions", &short).ok();
     assert_eq!(after["choices"], before["choices"]);
+}
+
+/// Runs rounds until it is told to break.
+struct Breaking {
+    compute: ModelExecutor<CpuBackend>,
+    told: Arc<AtomicBool>,
+    breaks: fn(BatchOutput) -> BatchOutput,
+}
+
+impl Executor for Breaking {
+    fn profile(&self) -> Profile {
+        self.compute.profile()
+    }
+
+    fn run(&mut self, batch: ScheduledBatch) -> BatchOutput {
+        let output = self.compute.run(batch);
+        if self.told.load(Ordering::Acquire) { (self.breaks)(output) } else { output }
+    }
+}
+
+/// Breaks a server's engine in the middle of its life; `why` is what the server then says.
+fn breaks(overlapped: bool, breaks: fn(BatchOutput) -> BatchOutput, why: &str) {
+    let told = Arc::new(AtomicBool::new(false));
+    let breaking = told.clone();
+    let generator = generator_over(
+        engine_config(),
+        |cpu| cpu,
+        |runner, config| {
+            let compute = ModelExecutor::new(runner, config.clone());
+            let engine = Scheduler::over(Breaking { compute, told: breaking, breaks }, config);
+            let engine = engine.unwrap();
+            if overlapped { engine.overlapped().unwrap() } else { engine }
+        },
+    );
+    let mut server = Running::start(generator, settings());
+    let short = json!({ "prompt": "fn main", "max_tokens": 8, "temperature": 0 }).to_string();
+    server.post("/v1/completions", &short).ok();
+    for health in ["/health", "/health_generate"] {
+        assert_eq!(server.get(health).status, 200);
+    }
+
+    told.store(true, Ordering::Release);
+    let failed = server.post("/v1/completions", &short);
+    assert_eq!(failed.status, 500);
+    assert!(failed.body.contains(why), "{}", failed.body);
+
+    let message = json!({ "max_tokens": 8, "messages": [{ "role": "user", "content": "hi" }] });
+    for reply in [
+        server.get("/health"),
+        server.get("/health_generate"),
+        server.post("/v1/completions", &short),
+        server.post("/generate", r#"{"text": "fn main"}"#),
+        server.post("/v1/messages", &message.to_string()),
+    ] {
+        assert_eq!(reply.status, 503, "{}", reply.body);
+        let said = reply.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(said.contains("the engine has failed") && said.contains(why), "{said}");
+    }
+    assert_eq!(server.get("/health").json()["error"]["code"], "engine_failed");
+    assert_eq!(server.get("/metrics").status, 200);
+    server.join();
+}
+
+#[test]
+fn a_lost_device_is_told_by_health_and_to_new_requests() {
+    for overlapped in [false, true] {
+        let lose = |output| {
+            let lost = EngineFailure::DeviceLost("it left the bus".into());
+            BatchOutput { outcome: Err(lost.into()), ..output }
+        };
+        breaks(overlapped, lose, "the device is lost: it left the bus");
+    }
+}
+
+#[test]
+fn an_engine_that_panicked_is_told_by_health() {
+    // The engine's thread insists on the order of rounds.
+    let misnumber = |output: BatchOutput| BatchOutput { number: output.number + 1, ..output };
+    breaks(false, misnumber, "rounds come back in the order");
 }

@@ -70,6 +70,17 @@ pub fn generator_of(
     watched: impl FnOnce(CpuBackend) -> CpuBackend,
     change: impl FnOnce(Scheduler) -> Scheduler,
 ) -> Generator {
+    generator_over(config, watched, |runner, config| {
+        change(Scheduler::new(runner, config).unwrap())
+    })
+}
+
+/// The same, over an engine that `engine` makes of what runs the model.
+pub fn generator_over(
+    config: EngineConfig,
+    watched: impl FnOnce(CpuBackend) -> CpuBackend,
+    engine: impl FnOnce(Runner<CpuBackend>, EngineConfig) -> Scheduler,
+) -> Generator {
     let backend = Arc::new(watched(CpuBackend::new(IsaChoice::Auto, 2).unwrap()));
     let checkpoint = Checkpoint::open(&resolve("tiny").unwrap(), LoadFormat::Auto).unwrap();
     let decoder = Decoder::load(
@@ -81,9 +92,8 @@ pub fn generator_of(
     )
     .unwrap();
     let tokenizer = Tokenizer::load(checkpoint.folder().unwrap()).unwrap();
-    let engine =
-        Scheduler::new(Runner::new(backend, decoder, None, &config).unwrap(), config).unwrap();
-    let handle = EngineHandle::start(change(engine)).unwrap();
+    let runner = Runner::new(backend, decoder, None, &config).unwrap();
+    let handle = EngineHandle::start(engine(runner, config)).unwrap();
     let eos = checkpoint.eos_token_ids().to_vec();
     Generator::new(handle, tokenizer, eos, SamplingParams::default())
 }

@@ -136,6 +136,7 @@ impl Decode {
         let mut times = Vec::with_capacity(self.batch);
         let mut spec = SpecStats::default();
         for (outcome, of_one) in ended {
+            Error::check(engine)?;
             if outcome.reason != FinishReason::Length || of_one.len() != self.tokens {
                 return Err(Error::Other(format!(
                     "an answer ended after {} of {} tokens: {:?}",

@@ -41,6 +41,11 @@ impl Conversation {
         Ok(conversation)
     }
 
+    /// Refuses to go on where no question will be answered any more.
+    pub fn check_engine(&self) -> Result<()> {
+        Error::check(self.generator.engine())
+    }
+
     /// Begins anew.
     pub fn reset(&mut self) {
         self.turns.clear();

@@ -85,6 +85,7 @@ impl Chat {
                     Err(error) => line.say(&format!("not answered: {error}")),
                 },
             }
+            conversation.check_engine()?;
         }
     }
 }

@@ -273,16 +273,31 @@ impl ModelFlags {
     }
 }
 
+/// Whether the environment hides all GPUs from this process.
+fn are_hidden() -> bool {
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES");
+    visible.is_ok_and(|visible| ["", "-1"].contains(&visible.as_str()))
+}
+
 /// The first GPU that there are kernels for. The driver is asked once.
 fn first_gpu() -> Option<usize> {
     static FOUND: OnceLock<Option<usize>> = OnceLock::new();
     *FOUND.get_or_init(|| {
         let found = find_driver();
         let served = found.iter().flatten().find_map(FoundDriver::first_served);
-        let no_gpu = found.is_ok_and(|driver| driver.is_none_or(|d| d.devices.is_empty()));
-        if served.is_none() && !no_gpu {
+        let why = match found {
+            _ if served.is_some() => None,
+            // No driver, or none of its devices for this process, as somebody wished.
+            Ok(None) => None,
+            Ok(Some(driver)) if driver.devices.is_empty() && are_hidden() => None,
+            Ok(Some(driver)) if driver.devices.is_empty() => {
+                Some("NVIDIA's driver is there, but it shows this process no GPU")
+            }
+            Ok(Some(_)) | Err(_) => Some("CUDA cannot be used here"),
+        };
+        if let Some(why) = why {
             notice(format_args!(
-                "note: --device auto is the CPU: CUDA cannot be used here, and aquila doctor says why"
+                "note: --device auto is the CPU: {why}, and aquila doctor says more"
             ));
         }
         served

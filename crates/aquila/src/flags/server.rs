@@ -9,8 +9,11 @@ use aquila_text::{ReasoningFormat, ToolCallFormat};
 use clap::Args;
 
 use crate::error::{Error, Result};
-use crate::flags::{LogFormat, LogLevel, whole};
+use crate::flags::{Device, LogFormat, LogLevel, whole};
 use crate::notice::notice;
+
+/// How long a round may take on a GPU, as in SGLang.
+const WATCHDOG_SECONDS: f64 = 300.0;
 
 /// Where a server listens, and how much clients may use up.
 #[derive(Args)]
@@ -68,6 +71,11 @@ pub struct ServerFlags {
     /// Seconds from a request's arrival to its last token; 0 is no limit
     #[arg(long, default_value_t = 3600.0, value_name = "SECONDS")]
     request_timeout: f64,
+
+    /// Seconds that a round may take; where one has not come back by then, as on a device that hangs,
+    /// the process ends with exit code 1. 0 is no limit [default: 300 on a GPU, 0 on the CPU]
+    #[arg(long, value_name = "SECONDS")]
+    watchdog_timeout: Option<f64>,
 
     /// Seconds for a TLS handshake, for the headers of a request, and between two requests of a
     /// connection
@@ -139,6 +147,18 @@ impl ServerFlags {
             unread_pieces: self.max_unread_pieces,
             returned_bytes: self.max_returned_bytes,
         })
+    }
+
+    /// How long a round may take, if that is bounded.
+    pub fn watchdog(&self, device: Device) -> Result<Option<Duration>> {
+        let by_default = match device {
+            // Nothing hangs there, and a long chunk of a large model may take as long as it does.
+            Device::Cpu => 0.0,
+            Device::Cuda(_) => WATCHDOG_SECONDS,
+        };
+        let given = self.watchdog_timeout.unwrap_or(by_default);
+        let time = seconds("--watchdog-timeout", given)?;
+        Ok(Some(time).filter(|time| !time.is_zero()))
     }
 
     /// What requests may get beside tokens.

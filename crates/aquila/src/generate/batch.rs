@@ -41,6 +41,7 @@ pub fn answer(
     };
     batch.run(generator, lines, output)?;
     batch.bar.finish_and_clear();
+    Error::check(generator.engine())?;
     if !quiet {
         let stats = generator.engine().stats().snapshot();
         let seconds = begun.elapsed().as_secs_f64();

@@ -127,6 +127,7 @@ fn take(
         Err(GenerateError::Submit(SubmitError::ShuttingDown)) => {
             Event::End(Err(Error::Other("the engine ended before all prompts were read".into())))
         }
+        Err(GenerateError::Submit(SubmitError::Failed(failure))) => Event::End(Err(failure.into())),
         Err(error) => Event::Refused(number, refused(error)),
     };
     events.send(event).map_err(|_| NobodyListens)

@@ -46,6 +46,7 @@ pub fn answer(generator: &Generator, prompt: &str, quiet: bool) -> Result<ExitCo
             Event::End(end) => {
                 writeln!(out, "{}", end.text).map_err(failed)?;
                 if let Some(why) = end.reason.failure() {
+                    Error::check(generator.engine())?;
                     notice(format_args!("aquila: {why}"));
                     return Ok(ExitCode::from(SOME_FAILED));
                 }

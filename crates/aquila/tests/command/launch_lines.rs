@@ -5,6 +5,7 @@ use aquila_model::{Location, resolve};
 use safetensors::SafeTensors;
 use tempfile::TempDir;
 
+use crate::run::run;
 use crate::server::Served;
 
 fn folder_of(name: &str) -> std::path::PathBuf {
@@ -167,7 +168,7 @@ fn every_ignored_flag_gets_one_line_with_a_reason() {
         ("--attention-backend", "triton"),
         ("--enable-metrics", ""),
         ("--stream-interval", "8"),
-        ("--watchdog-timeout", "600"),
+        ("--soft-watchdog-timeout", "600"),
         ("--log-requests", ""),
         ("--enable-cache-report", ""),
         ("--skip-server-warmup", ""),
@@ -216,7 +217,13 @@ fn more_than_one_device_is_refused() {
 
 #[test]
 fn a_device_that_is_not_there_is_refused() {
-    is_refused("--device cuda:4000", &["--device cuda:4000", "CUDA device"]);
+    let ran = run(&["serve", "--port", "0", "--device", "cuda:4000"]);
+    // A wrong flag where there are GPUs; where there are none, a driver may come.
+    let code = if ran.stderr.contains("there is no CUDA device 4000") { 2 } else { 1 };
+    assert_eq!(ran.code, Some(code), "{}", ran.stderr);
+    for words in ["--device cuda:4000: ", "CUDA device", "aquila doctor"] {
+        assert!(ran.stderr.contains(words), "{}", ran.stderr);
+    }
     for device in ["abacus", "cuda:", "cuda:x", "cuda0"] {
         let line = format!("--device {device}");
         is_refused(&line, &[&line, "expected auto, cpu, cuda or cuda:INDEX"]);

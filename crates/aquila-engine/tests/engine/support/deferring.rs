@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -14,8 +14,8 @@ use aquila_compute::round::{
     ReturnedRows, StateBounds, Tree,
 };
 use aquila_compute::{
-    Accumulate, Activation, AttentionParams, Backend, DraftIds, ForwardPlan, HeadShape, HostTensor,
-    KvShape, PlanBounds, Result, RopeTable, WeightFormat,
+    Accumulate, Activation, AttentionParams, Backend, DraftIds, Error, ForwardPlan, HeadShape,
+    HostTensor, KvShape, PlanBounds, Result, RopeTable, WeightFormat,
 };
 
 #[cfg(feature = "known-bugs")]
@@ -38,6 +38,7 @@ pub struct Deferring {
     /// Rounds whose outputs are not read yet, and how many those were at most.
     unread: AtomicU64,
     most_unread: AtomicU64,
+    lost: AtomicBool,
 }
 
 /// A plan, and what the host knows of its size.
@@ -88,12 +89,18 @@ impl Deferring {
             replays: AtomicU64::new(0),
             unread: AtomicU64::new(0),
             most_unread: AtomicU64::new(0),
+            lost: AtomicBool::new(false),
         }
     }
 
     /// How many rounds were enqueued and not read at most.
     pub fn most_unread(&self) -> u64 {
         self.most_unread.load(Relaxed)
+    }
+
+    /// Loses the device: nothing can be read from now on.
+    pub fn lose(&self) {
+        self.lost.store(true, Relaxed);
     }
 
     /// How often something was read.
@@ -135,6 +142,9 @@ impl Deferring {
     fn catch_up(&self) -> Result<()> {
         self.outside_capture();
         self.reads.fetch_add(1, Relaxed);
+        if self.lost.load(Relaxed) {
+            return Err(Error::DeviceLost("it left the bus".into()));
+        }
         loop {
             let next = self.queue.lock().unwrap().pop_front();
             let Some(operation) = next else { return Ok(()) };

@@ -10,7 +10,7 @@ use aquila_compute::sampling::Choice;
 use aquila_engine::executor::{
     BatchOutput, Executor, Profile, RequestWork, RowWidths, ScheduledBatch,
 };
-use aquila_engine::{EngineConfig, RequestId, Times};
+use aquila_engine::{EngineConfig, EngineFailure, RequestId, Times};
 use aquila_spec::{Declaration, HiddenStates};
 
 use super::VOCABULARY;
@@ -22,6 +22,8 @@ pub struct Simulated {
     pub remembers: bool,
     /// The batch that panics, if one does.
     pub fails: Option<u64>,
+    /// The first batch from which on the device is lost, if it is.
+    pub loses: Option<u64>,
     drafts: bool,
     memory: Vec<u64>,
     rows: HashMap<RequestId, Row>,
@@ -54,6 +56,7 @@ impl Simulated {
             pause: Duration::ZERO,
             remembers: true,
             fails: None,
+            loses: None,
             drafts: config.shape.steps() > 0,
             memory: vec![0; config.slots()],
             rows: HashMap::new(),
@@ -185,9 +188,18 @@ impl Executor for Simulated {
         if self.fails == Some(batch.number) {
             panic!("this round was told to fail");
         }
+        if self.loses.is_some_and(|loses| loses <= batch.number) {
+            return BatchOutput {
+                number: batch.number,
+                outcome: Err(EngineFailure::DeviceLost("it was told to be".into()).into()),
+                unpacked: Vec::new(),
+                packed: Vec::new(),
+                times: Times::default(),
+            };
+        }
         std::thread::sleep(self.pause);
         let outcome = match refused {
-            true => Err("a round before it failed".to_owned()),
+            true => Err("a round before it failed".into()),
             false => Ok(batch.requests.iter().map(|part| self.part(part)).collect()),
         };
         if outcome.is_ok() {

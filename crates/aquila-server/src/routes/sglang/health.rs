@@ -13,15 +13,14 @@ use crate::submit::Submission;
 /// How long one token may take before the server counts as ill.
 const ONE_TOKEN: Duration = Duration::from_secs(20);
 
-pub(crate) async fn health(State(app): State<Shared>) -> Response {
-    if app.is_draining() { Refusal::shutting_down().into_response() } else { ().into_response() }
+pub(crate) async fn health(State(app): State<Shared>) -> Result<Response, Refusal> {
+    app.check_serving()?;
+    Ok(().into_response())
 }
 
 /// Generates one token from one token, which any model can.
 pub(crate) async fn health_generate(State(app): State<Shared>) -> Result<Response, Refusal> {
-    if app.is_draining() {
-        return Err(Refusal::shutting_down());
-    }
+    app.check_serving()?;
     let one = SamplingParams {
         max_tokens: Some(1),
         min_tokens: Some(0),
@@ -34,6 +33,8 @@ pub(crate) async fn health_generate(State(app): State<Shared>) -> Result<Respons
     let name = app.identifiers.next("health-");
     let asking = app.submit_whole(vec![Submission::new(name, vec![0], params)], "health");
     let answered = tokio::time::timeout(ONE_TOKEN, asking).await;
-    answered.map_err(|_| Refusal::busy("no token came in time"))??;
+    let answered = answered.map_err(|_| Refusal::busy("no token came in time")).flatten();
+    // Where the engine failed meanwhile, that is the reason to tell.
+    answered.or_else(|refusal| app.check_serving().and(Err(refusal)))?;
     Ok(().into_response())
 }

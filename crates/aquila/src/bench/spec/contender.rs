@@ -51,6 +51,7 @@ impl Contender {
         all.sort_by_key(|(index, ..)| *index);
         for (_, _, end) in &all {
             if let Some(why) = end.reason.failure() {
+                Error::check(engine)?;
                 return Err(Error::Other(format!("{}: {why}", self.name)));
             }
             pass.spec.add(&end.usage.spec);

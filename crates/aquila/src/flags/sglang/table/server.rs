@@ -22,8 +22,10 @@ pub const ROWS: &[Flags] = &[
         &["--skip-server-warmup", "--warmups NAMES"],
     ),
     flags(
-        Ignored("there is no watchdog; --request-timeout bounds every request"),
-        &["--watchdog-timeout SECONDS", "--soft-watchdog-timeout SECONDS"],
+        Ignored(
+            "a round that hangs ends the process (--watchdog-timeout), and nothing is dumped before",
+        ),
+        &["--soft-watchdog-timeout SECONDS"],
     ),
     flags(Refused("give its flags themselves"), &["--config FILE"]),
     flags(

@@ -56,6 +56,10 @@ pub const ROWS: &[Flags] = &[
     flags(Taken("auto, cpu, cuda or cuda:INDEX"), &["--device DEVICE"]),
     flags(Taken("debug, info, warning, error or critical"), &["--log-level LEVEL"]),
     flags(
+        Taken("of a round on the device; 0 is no limit, which is the default on the CPU"),
+        &["--watchdog-timeout SECONDS"],
+    ),
+    flags(
         Taken("where it is the model; any other is refused: put tokenizer.json into its folder"),
         &["--tokenizer-path PATH"],
     ),

@@ -46,11 +46,7 @@ impl Backend for CudaBackend {
     }
 
     fn kernel_family(&self) -> String {
-        match self.arithmetic {
-            Arithmetic::Tensor => self.description.clone(),
-            // Its bits are the CPU's.
-            Arithmetic::Plain => "cpu".into(),
-        }
+        self.family.clone()
     }
 
     fn pack(&self, parts: &[HostTensor], format: WeightFormat) -> Result<CudaWeight> {

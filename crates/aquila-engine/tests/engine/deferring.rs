@@ -233,6 +233,26 @@ fn a_replayed_round_of_trees_of_any_size_is_the_launched_one() {
 }
 
 #[test]
+fn a_graph_that_cannot_be_replayed_is_launched() {
+    let prompts: Vec<Vec<u32>> = prompts().into_iter().step_by(10).map(|(_, ids)| ids).collect();
+    let config = small(Shape::chain(3));
+    let run = |mut engine: Scheduler| {
+        let answers = answers(&mut engine, &prompts, 24, greedy);
+        (answers, engine.stats().snapshot())
+    };
+    let backend = Arc::new(Deferring::without_replays());
+    let graphs = GraphSettings { batches: vec![1, 2, 4, 8], check: false };
+    let (got, stats) = run(with_graphs("EAGLE3", backend.clone(), &config, graphs));
+    let cpu = Arc::new(CpuBackend::new(IsaChoice::Auto, 1).unwrap());
+    let (want, _) = run(scheduler("EAGLE3", cpu, &config));
+    assert_eq!(got, want);
+    assert_eq!((stats.failed_rounds, backend.replays()), (0, 0));
+    // Each graph was tried once: a round of this chain has three parts.
+    let refused = backend.refused_replays();
+    assert!((1..stats.rounds).contains(&refused), "{refused} of {} rounds", stats.rounds);
+}
+
+#[test]
 fn a_replay_of_any_proposer_leaves_what_its_launch_leaves() {
     let (chain, tree) = (Shape::chain(3), shape(3, 4, 12));
     for (name, shape, change, batches) in [

@@ -14,8 +14,8 @@ use aquila_compute::round::{
     ReturnedRows, StateBounds, Tree,
 };
 use aquila_compute::{
-    Accumulate, Activation, AttentionParams, Backend, DraftIds, ForwardPlan, HeadShape, HostTensor,
-    KvShape, PlanBounds, Result, RopeTable, WeightFormat,
+    Accumulate, Activation, AttentionParams, Backend, DraftIds, Error, ForwardPlan, HeadShape,
+    HostTensor, KvShape, PlanBounds, Result, RopeTable, WeightFormat,
 };
 
 #[cfg(feature = "known-bugs")]
@@ -35,6 +35,9 @@ pub struct Deferring {
     memory: Mutex<Vec<Memory>>,
     reads: AtomicU64,
     replays: AtomicU64,
+    /// Whether replays fail, and how many have.
+    refuses_replays: bool,
+    refused_replays: AtomicU64,
 }
 
 /// A plan, and what the host knows of its size.
@@ -83,7 +86,14 @@ impl Deferring {
             memory: Mutex::default(),
             reads: AtomicU64::new(0),
             replays: AtomicU64::new(0),
+            refuses_replays: false,
+            refused_replays: AtomicU64::new(0),
         }
+    }
+
+    /// A device that captures graphs and cannot replay them.
+    pub fn without_replays() -> Self {
+        Self { refuses_replays: true, ..Self::new() }
     }
 
     /// How often something was read.
@@ -94,6 +104,11 @@ impl Deferring {
     /// How often a graph was replayed.
     pub fn replays(&self) -> u64 {
         self.replays.load(Relaxed)
+    }
+
+    /// How often a replay failed.
+    pub fn refused_replays(&self) -> u64 {
+        self.refused_replays.load(Relaxed)
     }
 
     fn enqueue(&self, operation: Operation) {
@@ -432,6 +447,10 @@ impl Backend for Deferring {
 
     fn replay(&self, graph: &Self::Graph) -> Result<()> {
         self.outside_capture();
+        if self.refuses_replays {
+            self.refused_replays.fetch_add(1, Relaxed);
+            return Err(Error::Device("no room for a graph".into()));
+        }
         self.replays.fetch_add(1, Relaxed);
         self.queue.lock().unwrap().extend(graph.iter().cloned());
         Ok(())

@@ -17,6 +17,7 @@ use cudarc::driver::{
 };
 
 use super::c_layout::Address;
+use super::found;
 use super::kernels::Kernel;
 use crate::{Error, Result};
 
@@ -89,6 +90,7 @@ impl Device {
                     .into(),
             ));
         }
+        found::check_driver()?;
         let context = CudaContext::new(ordinal).map_err(|error| {
             Error::Unavailable(format!("CUDA device {ordinal} cannot be opened: {error}"))
         })?;

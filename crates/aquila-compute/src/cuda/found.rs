@@ -9,7 +9,7 @@ use half::bf16;
 
 use super::device::failed;
 use super::{Arithmetic, CudaBackend, contract};
-use crate::{Accumulate, Backend, HostTensor, Result, WeightFormat};
+use crate::{Accumulate, Backend, Error, HostTensor, Result, WeightFormat};
 
 /// The oldest version of CUDA whose driver loads the kernels of this build.
 pub const NEEDED_CUDA: (u32, u32) = (13, 0);
@@ -61,11 +61,7 @@ pub fn find_driver() -> Result<Option<FoundDriver>> {
     if !unsafe { is_culib_present() } {
         return Ok(None);
     }
-    let mut version: c_int = 0;
-    // SAFETY: writes one number.
-    unsafe { cuDriverGetVersion(&mut version) }
-        .result()
-        .map_err(failed("asking for the driver's version"))?;
+    let cuda = driver_version()?;
     let count = match result::init() {
         // No GPU, or none that this process may see.
         Err(error) if error.0 == CUresult::CUDA_ERROR_NO_DEVICE => 0,
@@ -75,8 +71,31 @@ pub fn find_driver() -> Result<Option<FoundDriver>> {
         }
     };
     let devices = (0..count).map(find_device).collect::<Result<_>>()?;
+    Ok(Some(FoundDriver { cuda, devices }))
+}
+
+/// The newest version of CUDA that the driver serves; its library must be there.
+fn driver_version() -> Result<(u32, u32)> {
+    let mut version: c_int = 0;
+    // SAFETY: writes one number.
+    unsafe { cuDriverGetVersion(&mut version) }
+        .result()
+        .map_err(failed("asking for the driver's version"))?;
     let version = version.unsigned_abs();
-    Ok(Some(FoundDriver { cuda: (version / 1000, version % 1000 / 10), devices }))
+    Ok((version / 1000, version % 1000 / 10))
+}
+
+/// Refuses a driver that is older than what the kernels were compiled for.
+pub(super) fn check_driver() -> Result<()> {
+    let (major, minor) = driver_version()?;
+    if (major, minor) >= NEEDED_CUDA {
+        return Ok(());
+    }
+    let (needed, point) = NEEDED_CUDA;
+    Err(Error::Unavailable(format!(
+        "the NVIDIA driver serves CUDA {major}.{minor}, and CUDA {needed}.{point} is needed: install \
+         driver 580 or newer, or choose the CPU"
+    )))
 }
 
 fn find_device(ordinal: c_int) -> Result<FoundDevice> {

@@ -21,6 +21,7 @@ mod found;
 mod graph;
 mod kernels;
 mod launch;
+mod limits;
 mod memory;
 mod operations;
 mod plan;

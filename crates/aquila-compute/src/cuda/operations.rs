@@ -10,6 +10,7 @@ use super::backend::CudaBackend;
 use super::device::Memory;
 use super::experts::{CudaExperts, CudaRouting};
 use super::launch::GRID_ROWS;
+use super::limits;
 use super::memory::{CudaKv, CudaRope, CudaTable, CudaVector, MOVES};
 use super::plan::CudaPlan;
 use super::projection::Projection;
@@ -47,6 +48,15 @@ impl Backend for CudaBackend {
 
     fn kernel_family(&self) -> String {
         self.family.clone()
+    }
+
+    fn check_limits(
+        &self,
+        passes: PlanBounds,
+        bounds: &StateBounds,
+        heads: HeadShape,
+    ) -> Result<()> {
+        limits::check(passes, bounds, heads)
     }
 
     fn pack(&self, parts: &[HostTensor], format: WeightFormat) -> Result<CudaWeight> {

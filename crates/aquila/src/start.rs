@@ -106,7 +106,9 @@ pub fn build(
             let bytes_per_value = backend.bytes_per_value() as u64;
             let (memory, backend) =
                 (DeviceMemory { free: &free, bytes_per_value }, backend.clone());
-            build_on(backend, memory, model, flags, algorithms, quiet)
+            build_on(backend, memory, model, flags, algorithms, quiet).map_err(|error| {
+                if model.chooses_device() { error.of_chosen_gpu(ordinal) } else { error }
+            })
         }
     }
 }
@@ -194,8 +196,13 @@ where
     }
     // The groups of a draft are not known before it is loaded, and are small beside the rest.
     let rounds = config.state_bounds(Vec::new(), spec.vocab_size);
-    let heads = spec.layers.iter().map(|layer| layer.attention().heads);
-    let rounds = heads.map(|heads| backend.round_bytes(&rounds, heads)).max();
+    let heads = || spec.layers.iter().map(|layer| layer.attention().heads);
+    let mut passes = vec![config.bounds()];
+    passes.extend(opened.as_ref().map(|_| config.draft_bounds()));
+    for heads in heads() {
+        passes.iter().try_for_each(|&passes| backend.check_limits(passes, &rounds, heads))?;
+    }
+    let rounds = heads().map(|heads| backend.round_bytes(&rounds, heads)).max();
     let pass = PlanBounds { outputs: config.logit_rows(), ..config.bounds() };
     let needs = Needs {
         weights: memory::weight_bytes(&spec, format),

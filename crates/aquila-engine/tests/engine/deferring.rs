@@ -253,6 +253,29 @@ fn a_graph_that_cannot_be_replayed_is_launched() {
 }
 
 #[test]
+fn a_warm_up_says_which_batches_were_captured() {
+    let config = EngineConfig { max_total_tokens: 64, ..small(Shape::chain(3)) };
+    let graphs = GraphSettings { batches: vec![1, 2, 8], check: false };
+    let backend = Arc::new(Deferring::new());
+    let mut engine = with_graphs("EAGLE3", backend, &config, graphs);
+    // There is no room for rounds of eight.
+    let (batches, parts) = engine.capture_graphs(&[1, 2, 8], &mut |_| {}).unwrap();
+    assert_eq!((batches, parts.len()), (vec![1, 2], 6));
+}
+
+#[test]
+fn a_warm_up_that_fails_says_why() {
+    let graphs = GraphSettings { batches: vec![1], check: true };
+    let backend = Arc::new(Deferring::without_replays());
+    let mut engine = with_graphs("EAGLE3", backend, &small(Shape::chain(3)), graphs);
+    let why = engine.capture_graphs(&[1], &mut |_| {}).unwrap_err().to_string();
+    assert!(
+        why.contains("before anything was served") && why.contains("no room for a graph"),
+        "{why}"
+    );
+}
+
+#[test]
 fn a_replay_of_any_proposer_leaves_what_its_launch_leaves() {
     let (chain, tree) = (Shape::chain(3), shape(3, 4, 12));
     for (name, shape, change, batches) in [

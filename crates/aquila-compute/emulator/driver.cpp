@@ -151,7 +151,10 @@ int release(uint64_t address) {
 // The device.
 
 API cuInit(unsigned) { return 0; }
-API cuDriverGetVersion(int *version) { return *version = 13000, 0; }
+API cuDriverGetVersion(int *version) {
+    const char *cuda = getenv("AQUILA_EMULATOR_CUDA");  // as the driver numbers versions: 12080 is 12.8
+    return *version = cuda ? atoi(cuda) : 13000, 0;
+}
 API cuDeviceGetCount(int *count) { return *count = 1, 0; }
 API cuDeviceGet(int *device, int ordinal) { return ordinal == 0 ? *device = 0, 0 : INVALID_DEVICE; }
 API cuDeviceGetName(char *name, int bytes, int) { return snprintf(name, bytes, "emulated on the CPU"), 0; }

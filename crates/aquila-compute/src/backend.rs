@@ -90,6 +90,17 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Which kernels it has: two backends that answer alike compute the same bits.
     fn kernel_family(&self) -> String;
 
+    /// Refuses passes and rounds that are larger than what this backend has kernels for, before a
+    /// model is loaded: passes within `passes`, rounds within `bounds`, attention by `heads`.
+    fn check_limits(
+        &self,
+        _passes: PlanBounds,
+        _bounds: &StateBounds,
+        _heads: HeadShape,
+    ) -> Result<()> {
+        Ok(())
+    }
+
     /// Packs matrices `[outputs, inputs]` of equal inputs as one projection whose outputs follow
     /// each other in the order given.
     fn pack(&self, parts: &[HostTensor], format: WeightFormat) -> Result<Self::Weight>;

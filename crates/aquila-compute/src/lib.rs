@@ -32,7 +32,7 @@ mod shape;
 mod tensor;
 
 pub use backend::{Accumulate, Backend, DraftIds, Normed};
-pub use error::{Error, Result};
+pub use error::{Error, Limit, Result};
 pub use forward_plan::{AttentionSpan, BlockTables, ForwardPlan, PlanBounds};
 pub use random_weights::RandomWeights;
 pub use shape::{

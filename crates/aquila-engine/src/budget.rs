@@ -8,17 +8,37 @@ use aquila_model::memory::ByteSize;
 /// Memory that does not suffice.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum BudgetError {
+    /// No room for the weights.
+    #[error(
+        "weights ({}) alone exceed the {} that a memory fraction of {fraction} of {} allows: raise \
+         it, or run a smaller model",
+        ByteSize(*weights), ByteSize(*limit), ByteSize(*available)
+    )]
+    Weights {
+        /// Bytes of weights, of a draft's too.
+        weights: u64,
+        /// Bytes that may be used.
+        limit: u64,
+        /// How much of what is free that is.
+        fraction: f64,
+        /// Bytes that are free.
+        available: u64,
+    },
     /// No room for what does not depend on the size of the KV pool.
     #[error(
-        "weights ({}) and scratch ({}) exceed the {} that a memory fraction of {fraction} of {} \
-         allows: raise it, or read fewer prompt tokens a round",
-        ByteSize(*weights), ByteSize(*scratch), ByteSize(*limit), ByteSize(*available)
+        "weights ({}), scratch of passes ({}) and rows of requests with their logits ({}) exceed the \
+         {} that a memory fraction of {fraction} of {} allows: raise it, read fewer prompt tokens a \
+         round, or run fewer requests at a time",
+        ByteSize(*weights), ByteSize(*scratch), ByteSize(*requests), ByteSize(*limit),
+        ByteSize(*available)
     )]
     Fixed {
-        /// Bytes of weights.
+        /// Bytes of weights, and of texts to draft from.
         weights: u64,
-        /// Bytes of scratch.
+        /// Bytes that grow with the rows of a pass.
         scratch: u64,
+        /// Bytes that grow with the requests that run at a time.
+        requests: u64,
         /// Bytes that may be used.
         limit: u64,
         /// How much of what is free that is.
@@ -92,11 +112,20 @@ impl Budget {
         let limit = (available as f64 * fraction) as u64;
         let all = draft.map_or(needs, |draft| needs + draft);
         let Needs { weights, kv_per_token, .. } = all;
-        let scratch = all.scratch + all.logits + all.hidden + all.rounds;
-        let fixed = weights + scratch + all.texts;
-        let left = limit.checked_sub(fixed);
-        let left =
-            left.ok_or(BudgetError::Fixed { weights, scratch, limit, fraction, available })?;
+        if weights > limit {
+            return Err(BudgetError::Weights { weights, limit, fraction, available });
+        }
+        let weights = weights + all.texts;
+        let (scratch, requests) = (all.scratch + all.hidden, all.logits + all.rounds);
+        let left = limit.checked_sub(weights + scratch + requests);
+        let left = left.ok_or(BudgetError::Fixed {
+            weights,
+            scratch,
+            requests,
+            limit,
+            fraction,
+            available,
+        })?;
         let fitting = (left / kv_per_token.max(1)) as usize;
         let wanted = max_total_tokens.unwrap_or(most_useful.min(fitting));
         let tokens = wanted / page_size * page_size;
@@ -213,11 +242,16 @@ mod tests {
             refused(Budget::plan(NEEDS, None, 2000, 0.5, None, 9, 1)),
             BudgetError::Fixed {
                 weights: 1000,
-                scratch: 200,
+                scratch: 150,
+                requests: 50,
                 limit: 1000,
                 fraction: 0.5,
                 available: 2000
             }
+        );
+        assert_eq!(
+            refused(Budget::plan(NEEDS, None, 1998, 0.5, None, 9, 1)),
+            BudgetError::Weights { weights: 1000, limit: 999, fraction: 0.5, available: 1998 }
         );
         assert_eq!(
             refused(Budget::plan(NEEDS, None, 4000, 0.5, Some(81), 9, 1)),

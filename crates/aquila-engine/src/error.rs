@@ -16,6 +16,9 @@ pub enum Error {
     /// Rounds before anything is served that cannot be run.
     #[error("{0}")]
     WarmUp(&'static str),
+    /// A round that failed before anything was served, and why.
+    #[error("before anything was served, {0}")]
+    WarmUpRound(String),
     /// A tree that no request may get.
     #[error("{0} drafted a tree that is larger than its shape or has unknown tokens")]
     Draft(&'static str),

@@ -99,6 +99,10 @@ pub struct Settings {
     pub limits: Limits,
     /// Why rounds overlap, or why not.
     pub overlap_reason: String,
+    /// What the model runs on, in words.
+    pub device: String,
+    /// The batch sizes that were captured as CUDA graphs.
+    pub captured_batches: Vec<usize>,
     /// This server's part in requests that two workers serve, if it has one.
     pub role: Option<Role>,
     /// The corpora that clients may change, where drafts come from them.

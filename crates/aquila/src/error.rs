@@ -71,6 +71,14 @@ pub enum Error {
     /// A prompt that was not taken.
     #[error("{}", named::generate(.0))]
     Generate(aquila_text::GenerateError),
+    /// A model that does not run on a GPU that no flag has named.
+    #[error("{error} (--device auto chose cuda:{ordinal}; --device cpu does without the GPU)")]
+    ChosenGpu {
+        /// Why it does not run.
+        error: Box<Error>,
+        /// The number of the GPU.
+        ordinal: usize,
+    },
     /// Anything else, said in words.
     #[error("{0}")]
     Other(String),
@@ -95,11 +103,44 @@ impl Error {
         }
     }
 
+    /// The same where `--device auto` chose the GPU, if another device might do.
+    pub fn of_chosen_gpu(self, ordinal: usize) -> Self {
+        match self.is_of_device() {
+            true => Error::ChosenGpu { error: Box::new(self), ordinal },
+            false => self,
+        }
+    }
+
+    /// Whether it is about what a device has or does.
+    fn is_of_device(&self) -> bool {
+        use aquila_compute::Error as Compute;
+        let error = match self {
+            Error::Budget(_) => return true,
+            Error::Compute(error)
+            | Error::Model(aquila_model::Error::Compute(error))
+            | Error::Spec(aquila_spec::Error::Model(aquila_model::Error::Compute(error)))
+            | Error::Engine(
+                aquila_engine::Error::Executor(error)
+                | aquila_engine::Error::Model(aquila_model::Error::Compute(error)),
+            ) => error,
+            _ => return false,
+        };
+        match error {
+            Compute::OutOfMemory { .. }
+            | Compute::Limit { .. }
+            | Compute::Unavailable(_)
+            | Compute::Device(_) => true,
+            Compute::Tensor(_) | Compute::NoSuchIsa(_) => false,
+        }
+    }
+
     /// The code that goes with it, as the help of the command lists them.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Error::Usage(_) | Error::Config(_) | Error::Policy(_) | Error::Ngram(_) => WRONG_FLAGS,
             Error::Engine(aquila_engine::Error::Config(_)) => WRONG_FLAGS,
+            Error::Compute(aquila_compute::Error::Limit { .. }) => WRONG_FLAGS,
+            Error::ChosenGpu { error, .. } => return error.exit_code(),
             Error::Model(aquila_model::Error::Revision { .. }) => WRONG_FLAGS,
             Error::Spec(error) if error.is_usage() => WRONG_FLAGS,
             Error::Generate(_) => SOME_FAILED,

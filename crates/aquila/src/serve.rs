@@ -82,6 +82,8 @@ impl Serve {
             default_max_tokens: defaults.max_tokens.take(),
             limits,
             overlap_reason: self.engine.overlap(self.model.device()?).why.into(),
+            device: String::new(),
+            captured_batches: Vec::new(),
             role: None,
             corpora: None,
             corpus_folder: self.server.corpus_folder()?,
@@ -104,9 +106,10 @@ impl Serve {
         let mut engine = self.engine.clone();
         engine.returned = self.server.returned();
         engine.prefills_only = self.disaggregation.is_prefill();
-        let Started { generator, corpora, kernel_family } =
+        let Started { generator, corpora, kernel_family, device, captured } =
             start_server(&self.model, &engine, defaults, algorithms, false)?;
-        settings.corpora = corpora;
+        (settings.corpora, settings.device, settings.captured_batches) =
+            (corpora, device, captured);
         let identity = || self.identity(kernel_family, algorithms);
         settings.role = self.disaggregation.role(transport, identity, generator.engine())?;
         let role = settings.role.clone();

@@ -50,6 +50,10 @@ pub struct Started {
     pub corpora: Option<Arc<Corpora>>,
     /// Which kernels it runs on.
     pub kernel_family: String,
+    /// What it runs on, in words.
+    pub device: String,
+    /// The batch sizes that were captured as graphs.
+    pub captured: Vec<usize>,
 }
 
 /// As [`start`], with what else a server needs.
@@ -60,7 +64,7 @@ pub fn start_server(
     algorithms: &Algorithms,
     quiet: bool,
 ) -> Result<Started> {
-    let Built { engine, checkpoint, corpora, kernel_family } =
+    let Built { engine, checkpoint, corpora, kernel_family, device, captured } =
         build(model, flags, algorithms, quiet)?;
     let tokenizer = checkpoint.folder().map(Tokenizer::load).transpose()?.flatten();
     let defaults = defaults.or(&model_defaults(&checkpoint)?);
@@ -68,7 +72,7 @@ pub fn start_server(
         .map_err(|e| Error::Other(format!("cannot start the engine's thread: {e}")))?;
     let eos = checkpoint.eos_token_ids().to_vec();
     let generator = Generator::new(handle, tokenizer, eos, defaults);
-    Ok(Started { generator, corpora, kernel_family })
+    Ok(Started { generator, corpora, kernel_family, device, captured })
 }
 
 /// An engine, and what belongs to it.
@@ -81,6 +85,10 @@ pub struct Built {
     pub corpora: Option<Arc<Corpora>>,
     /// Which kernels it runs on.
     pub kernel_family: String,
+    /// What it runs on, in words.
+    pub device: String,
+    /// The batch sizes that were captured as graphs.
+    pub captured: Vec<usize>,
 }
 
 /// Loads the model into an engine that runs when it is stepped.
@@ -106,7 +114,9 @@ pub fn build(
             let bytes_per_value = backend.bytes_per_value() as u64;
             let (memory, backend) =
                 (DeviceMemory { free: &free, bytes_per_value }, backend.clone());
-            build_on(backend, memory, model, flags, algorithms, quiet)
+            build_on(backend, memory, model, flags, algorithms, quiet).map_err(|error| {
+                if model.chooses_device() { error.of_chosen_gpu(ordinal) } else { error }
+            })
         }
     }
 }
@@ -205,8 +215,13 @@ where
     }
     // The groups of a draft are not known before it is loaded, and are small beside the rest.
     let rounds = config.state_bounds(Vec::new(), spec.vocab_size);
-    let heads = spec.layers.iter().map(|layer| layer.attention().heads);
-    let rounds = heads.map(|heads| backend.round_bytes(&rounds, heads)).max();
+    let heads = || spec.layers.iter().map(|layer| layer.attention().heads);
+    let mut passes = vec![config.bounds()];
+    passes.extend(opened.as_ref().map(|_| config.draft_bounds()));
+    for heads in heads() {
+        passes.iter().try_for_each(|&passes| backend.check_limits(passes, &rounds, heads))?;
+    }
+    let rounds = heads().map(|heads| backend.round_bytes(&rounds, heads)).max();
     let pass = PlanBounds { outputs: config.logit_rows(), ..config.bounds() };
     let needs = Needs {
         weights: memory::weight_bytes(&spec, format),
@@ -244,6 +259,9 @@ where
             "note: {flag} is ignored: graphs are captured on a GPU, and the model runs on the CPU"
         ));
     }
+    if let Some(dropped) = flags.graphs.dropped(model.device()?, config.max_running_requests) {
+        notice(format_args!("note: {dropped}"));
+    }
     for warning in speculative.iter().flat_map(Speculative::warnings) {
         notice(format_args!("warning: {warning}"));
     }
@@ -267,9 +285,10 @@ where
         let batches = &graphs.batches;
         set_policy(&mut engine, speculative, &described, batches, flags.prefills_only, quiet)?;
     }
-    if !graphs.batches.is_empty() && !flags.prefills_only {
-        capture_graphs(&mut engine, &graphs.batches, device_memory, quiet)?;
-    }
+    let captured = match !graphs.batches.is_empty() && !flags.prefills_only {
+        true => capture_graphs(&mut engine, &graphs.batches, device_memory, quiet)?,
+        false => Vec::new(),
+    };
     if let (Device::Cuda(_), false) = (model.device()?, quiet) {
         let taken = ByteSize(free.saturating_sub((device_memory.free)()));
         let told = ByteSize(budget.total());
@@ -286,7 +305,7 @@ where
         engine = engine.overlapped().map_err(failed)?;
     }
     let corpora = ngram.map(|sources| sources.corpora);
-    Ok(Built { engine, checkpoint, corpora, kernel_family })
+    Ok(Built { engine, checkpoint, corpora, kernel_family, device: described, captured })
 }
 
 /// Says on standard error what was chosen.
@@ -389,28 +408,43 @@ fn set_policy(
     Ok(())
 }
 
-/// Captures the graphs of these batch sizes, and says which, how long that took and what they take.
+/// Captures the graphs of these batch sizes, and says which, how long that took and what they take;
+/// answers the sizes that were captured.
 fn capture_graphs(
     engine: &mut Scheduler,
     batches: &[usize],
     memory: DeviceMemory<'_>,
     quiet: bool,
-) -> Result<()> {
+) -> Result<Vec<usize>> {
     let (began, free) = (Instant::now(), (memory.free)());
     let bar = progress_bar(quiet, "graphs");
     bar.set_length(batches.len() as u64);
-    let captured = engine.capture_graphs(batches, &mut |done| bar.set_position(done as u64))?;
+    let told = &mut |done| bar.set_position(done as u64);
+    let (captured_batches, captured) = engine.capture_graphs(batches, told)?;
     bar.finish_and_clear();
     if quiet {
-        return Ok(());
+        return Ok(captured_batches);
     }
+    let numbers = |numbers: &[usize]| match numbers.is_empty() {
+        true => "no size".into(),
+        false => numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
+    };
     let taken = ByteSize(free.saturating_sub((memory.free)()));
     let seconds = began.elapsed().as_secs_f64();
     notice(format_args!(
         "graphs    {} captured for batches of {} in {seconds:.1} s, {taken}",
         captured.len(),
-        batches.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
+        numbers(&captured_batches),
     ));
+    let left: Vec<usize> =
+        batches.iter().copied().filter(|batch| !captured_batches.contains(batch)).collect();
+    if !left.is_empty() {
+        notice(format_args!(
+            "note: batches of {} are launched until they have been met: the KV pool has no room for \
+             them at start, or the device refused their graphs",
+            numbers(&left),
+        ));
+    }
     for (part, name) in
         [(GraphPart::Draft, "draft"), (GraphPart::Verify, "verify"), (GraphPart::Extend, "extend")]
     {
@@ -424,11 +458,11 @@ fn capture_graphs(
             notice(format_args!(
                 "  {name:<7} {:>3} graphs in {seconds:.2} s, of {} rows",
                 parts.len(),
-                rows.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
+                numbers(&rows),
             ));
         }
     }
-    Ok(())
+    Ok(captured_batches)
 }
 
 /// Opens what drafts for `target`.

@@ -264,12 +264,5 @@ pub(super) fn fits(heads: HeadShape, plan: &CudaPlan, kv: &CudaKv) -> Result<()>
             plan.slots, kv.shape.slots
         )));
     }
-    // `PLAIN_WIDTH` in `plain.cu`.
-    if heads.head_dim > 512 {
-        return Err(Error::Unavailable(format!(
-            "heads of width {} are not available on CUDA: 512 at most",
-            heads.head_dim
-        )));
-    }
     Ok(())
 }

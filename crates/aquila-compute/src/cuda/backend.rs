@@ -1,5 +1,6 @@
 //! One device as a backend: what it owns, and how it is opened.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys::CUdevice_attribute;
@@ -7,7 +8,7 @@ use cudarc::driver::sys::CUdevice_attribute;
 use super::attention::Attention;
 use super::copies::Mailbox;
 use super::device::{Device, failed};
-use super::kernels::Kernels;
+use super::kernels::{Kernels, SOURCES};
 use super::memory::MOVES;
 use super::projection::Projections;
 use super::rows::CudaRows;
@@ -27,6 +28,7 @@ pub struct CudaBackend {
     /// Keys and values on their way from and to other machines.
     pub(super) staging: Mutex<Staging>,
     pub(super) description: String,
+    pub(super) family: String,
 }
 
 impl CudaBackend {
@@ -51,6 +53,7 @@ impl CudaBackend {
             number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let name = device.context.name().map_err(&about)?;
         let gib = device.context.total_mem().map_err(&about)? as f64 / (1u64 << 30) as f64;
+        let code = image.as_deref().map_or_else(|| SOURCES.trim().into(), fingerprint);
         let kernels = Kernels::load(&device, shared_bytes, image)?;
         let moves = Mutex::new(Mailbox::new(&device, "moves", 2 * MOVES)?);
         Ok(Self {
@@ -65,6 +68,7 @@ impl CudaBackend {
                 "cuda:{ordinal}, {name}, compute capability {major}.{minor}, \
                  {multiprocessors} multiprocessors, {gib:.0} GiB, {arithmetic}"
             ),
+            family: family((major, minor), arithmetic, &code),
         })
     }
 
@@ -147,5 +151,49 @@ impl CudaBackend {
 
     pub(super) fn new_rows(&self, capacity: usize, width: usize) -> Result<CudaRows> {
         CudaRows::new(&self.device, capacity, width, self.arithmetic == Arithmetic::Tensor)
+    }
+}
+
+/// Which kernels a device runs: its index, name and size change no bit. `code` tells kernels apart.
+fn family((major, minor): (i32, i32), arithmetic: Arithmetic, code: &str) -> String {
+    match arithmetic {
+        Arithmetic::Tensor => {
+            format!("cuda, compute capability {major}.{minor}, {arithmetic}, kernels {code}")
+        }
+        // Its bits are the CPU's.
+        Arithmetic::Plain => "cpu".into(),
+    }
+}
+
+/// A number that tells an image of kernels from others.
+fn fingerprint(image: &[u8]) -> String {
+    let mut hasher = DefaultHasher::new();
+    image.hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_of_one_capability_have_one_kernel_family() {
+        let shipped = SOURCES.trim();
+        let hopper = family((9, 0), Arithmetic::Tensor, shipped);
+        assert_eq!(
+            hopper,
+            format!("cuda, compute capability 9.0, tensor cores, kernels {shipped}")
+        );
+        // A step of a tensor core is that of its generation, and other kernels may order sums otherwise.
+        assert_ne!(hopper, family((8, 0), Arithmetic::Tensor, shipped));
+        assert_ne!(hopper, family((9, 0), Arithmetic::Tensor, &fingerprint(b"other kernels")));
+        assert_ne!(fingerprint(b"other kernels"), fingerprint(b"kernels"));
+    }
+
+    #[test]
+    fn plain_arithmetic_is_of_the_family_of_the_cpu() {
+        let cpu = crate::cpu::CpuBackend::new(crate::cpu::IsaChoice::Auto, 1).unwrap();
+        let plain = family((9, 0), Arithmetic::Plain, SOURCES);
+        assert_eq!(plain, crate::Backend::kernel_family(&cpu));
     }
 }

@@ -18,7 +18,7 @@ use cudarc::driver::{
 
 use super::c_layout::Address;
 use super::failure::lacking;
-use super::found::device_count;
+use super::found;
 use super::kernels::Kernel;
 use crate::{Error, Result};
 
@@ -88,7 +88,8 @@ impl Device {
                     .into(),
             ));
         }
-        let count = device_count()?;
+        found::check_driver()?;
+        let count = found::device_count()?;
         if count == 0 {
             return Err(Error::Unavailable(
                 "no CUDA device: the NVIDIA driver is there, but it shows this process none".into(),

@@ -61,14 +61,33 @@ pub fn find_driver() -> Result<Option<FoundDriver>> {
     if !unsafe { is_culib_present() } {
         return Ok(None);
     }
+    let cuda = driver_version()?;
+    let devices = (0..device_count()?).map(find_device).collect::<Result<_>>()?;
+    Ok(Some(FoundDriver { cuda, devices }))
+}
+
+/// The newest version of CUDA that the driver serves; its library must be there.
+fn driver_version() -> Result<(u32, u32)> {
     let mut version: c_int = 0;
     // SAFETY: writes one number.
     unsafe { cuDriverGetVersion(&mut version) }
         .result()
         .map_err(failed("asking for the driver's version"))?;
-    let devices = (0..device_count()?).map(find_device).collect::<Result<_>>()?;
     let version = version.unsigned_abs();
-    Ok(Some(FoundDriver { cuda: (version / 1000, version % 1000 / 10), devices }))
+    Ok((version / 1000, version % 1000 / 10))
+}
+
+/// Refuses a driver that is older than what the kernels were compiled for.
+pub(super) fn check_driver() -> Result<()> {
+    let (major, minor) = driver_version()?;
+    if (major, minor) >= NEEDED_CUDA {
+        return Ok(());
+    }
+    let (needed, point) = NEEDED_CUDA;
+    Err(Error::Unavailable(format!(
+        "the NVIDIA driver serves CUDA {major}.{minor}, and CUDA {needed}.{point} is needed: install \
+         driver 580 or newer, or choose the CPU"
+    )))
 }
 
 /// Starts the driver, whose library must be there, and counts the devices that it shows.

@@ -21,6 +21,8 @@ use crate::{Error, Result};
 const HOPPER: &[u8] = include_bytes!("kernels/built/sm_90a.cubin.zst");
 /// PTX for compute capability 8.0, which the driver compiles for later devices too.
 const PTX: &[u8] = include_bytes!("kernels/built/sm_80.ptx.zst");
+/// The hash of the sources that both were compiled from.
+pub(super) const SOURCES: &str = include_str!("kernels/built/sources.sha256");
 
 /// Bytes of shared memory that a launch may have where no more was set.
 const UNASKED: usize = 48 << 10;
@@ -423,8 +425,7 @@ mod tests {
         let hash = ring::digest::digest(&ring::digest::SHA256, &sources());
         let mut text = String::new();
         hash.as_ref().iter().for_each(|byte| write!(text, "{byte:02x}").expect("a string"));
-        let built = include_str!("kernels/built/sources.sha256").trim();
-        assert_eq!(text, built, "run crates/aquila-compute/build-kernels.sh");
+        assert_eq!(text, super::SOURCES.trim(), "run crates/aquila-compute/build-kernels.sh");
     }
 
     #[test]

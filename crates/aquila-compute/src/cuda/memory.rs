@@ -6,11 +6,10 @@
 use super::copies::Mailbox;
 use super::device::{Device, Memory};
 use super::kernels::Kernels;
+use super::limits;
 use super::random::DeviceRandom;
 use crate::{DType, Error, HostTensor, KvDtype, KvShape, Result, RopeTable};
 
-/// Values that one 16-byte load of bfloat16 brings.
-const ALIGN: usize = 8;
 /// Values converted and sent at a time.
 const PIECE: usize = 1 << 24;
 /// Pairs of slots that one launch moves.
@@ -93,12 +92,7 @@ pub struct CudaKv {
 
 impl CudaKv {
     pub(super) fn new(device: &Device, shape: KvShape) -> Result<Self> {
-        if !shape.head_dim.is_multiple_of(ALIGN) {
-            return Err(Error::Unavailable(format!(
-                "heads of width {} are not available on CUDA: a multiple of {ALIGN} is needed",
-                shape.head_dim
-            )));
-        }
+        limits::check_head(shape.head_dim)?;
         let bytes = shape.bytes_per_slot() / 2 * shape.slots;
         Ok(Self {
             keys: device.allocate("keys", bytes)?,

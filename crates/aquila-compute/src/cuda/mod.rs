@@ -22,6 +22,7 @@ mod found;
 mod graph;
 mod kernels;
 mod launch;
+mod limits;
 mod memory;
 mod operations;
 mod plan;

@@ -10,6 +10,7 @@ use super::backend::CudaBackend;
 use super::device::Memory;
 use super::experts::{CudaExperts, CudaRouting};
 use super::launch::GRID_ROWS;
+use super::limits;
 use super::memory::{CudaKv, CudaRope, CudaTable, CudaVector, MOVES};
 use super::plan::CudaPlan;
 use super::projection::Projection;
@@ -46,11 +47,16 @@ impl Backend for CudaBackend {
     }
 
     fn kernel_family(&self) -> String {
-        match self.arithmetic {
-            Arithmetic::Tensor => self.description.clone(),
-            // Its bits are the CPU's.
-            Arithmetic::Plain => "cpu".into(),
-        }
+        self.family.clone()
+    }
+
+    fn check_limits(
+        &self,
+        passes: PlanBounds,
+        bounds: &StateBounds,
+        heads: HeadShape,
+    ) -> Result<()> {
+        limits::check(passes, bounds, heads)
     }
 
     fn pack(&self, parts: &[HostTensor], format: WeightFormat) -> Result<CudaWeight> {

@@ -6,7 +6,6 @@
 //! replayed from then on. The one invariant: rounds of one key differ in nothing but what lies on
 //! the backend, so a replay is what launching would be.
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use aquila_compute::Backend;
@@ -16,12 +15,12 @@ use aquila_spec::{DraftBound, Shape};
 #[cfg(feature = "known-bugs")]
 use aquila_spec::known_bugs::Bug;
 
+use self::kept::{Entry, Kept};
 use super::batch::CapturedPart;
 use super::stores::Takers;
 use crate::error::{Error, Result};
 
-/// Graphs that are kept at most; parts of other keys are launched.
-const MOST_GRAPHS: usize = 1024;
+mod kept;
 
 /// For which batches parts of rounds are captured.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -53,22 +52,13 @@ pub(super) struct PartKey {
     round: GraphKey,
 }
 
-enum Entry<G> {
-    Launched,
-    /// With its place among what was captured.
-    Captured(G, usize),
-    /// The backend could not capture it.
-    Refused,
-}
-
 /// The graphs of an executor.
 pub(super) struct Graphs<G> {
     settings: GraphSettings,
     /// Rows of the target's pass and of extends that these are enqueued for, ascending.
     target_rows: Vec<usize>,
     extend_rows: Vec<usize>,
-    entries: HashMap<PartKey, Entry<G>>,
-    captured: Vec<CapturedPart>,
+    kept: Kept<PartKey, G>,
 }
 
 impl<G> Graphs<G> {
@@ -81,8 +71,7 @@ impl<G> Graphs<G> {
             target_rows: row_bounds(&settings.batches, shape.nodes()),
             extend_rows: row_bounds(&settings.batches, shape.steps() + 1),
             settings,
-            entries: HashMap::new(),
-            captured: Vec::new(),
+            kept: Kept::new(),
         }
     }
 
@@ -115,45 +104,46 @@ impl<G> Graphs<G> {
         let enqueue = &mut enqueue;
         #[cfg(feature = "known-bugs")]
         let key = key.spoiled();
-        match self.entries.get(&key) {
-            Some(Entry::Captured(graph, at)) => {
-                let part = &mut self.captured[*at];
+        match self.kept.meet(&key) {
+            Some(Entry::Captured(graph, part)) => {
                 return replay(backend, graph, part, self.settings.check, enqueue);
             }
             Some(Entry::Refused) => return enqueue(),
             Some(Entry::Launched) => {}
             None => {
                 enqueue()?;
-                if self.entries.len() < MOST_GRAPHS {
-                    self.entries.insert(key, Entry::Launched);
-                }
+                self.kept.set(key, Entry::Launched);
                 return Ok(());
             }
         }
         let began = Instant::now();
         let captured = backend.capture(&mut || enqueue().map_err(Error::of_backend));
-        match captured {
+        let refused = match captured {
+            Ok(None) => None,
             Ok(Some(graph)) => {
                 let mut part = key.captured(began.elapsed());
-                let outcome = replay(backend, &graph, &mut part, self.settings.check, enqueue);
-                self.entries.insert(key, Entry::Captured(graph, self.captured.len()));
-                self.captured.push(part);
-                outcome
-            }
-            // The stream is as it was before: what was not captured is launched.
-            refused => {
-                if let Err(why) = refused {
-                    tracing::warn!("a part of rounds is launched, not captured: {key:?}: {why}");
+                match replay(backend, &graph, &mut part, self.settings.check, enqueue) {
+                    // It was not begun, unless it was to be checked.
+                    Err(Error::Executor(why)) if !self.settings.check => Some(why),
+                    outcome => {
+                        self.kept.set(key, Entry::Captured(graph, part));
+                        return outcome;
+                    }
                 }
-                self.entries.insert(key, Entry::Refused);
-                enqueue()
             }
+            Err(why) => Some(why),
+        };
+        // The stream is as it was before: what was not captured is launched.
+        if let Some(why) = refused {
+            tracing::warn!("a part of rounds is launched, not captured: {key:?}: {why}");
         }
+        self.kept.set(key, Entry::Refused);
+        enqueue()
     }
 
-    /// What was captured so far.
-    pub fn captured(&self) -> &[CapturedPart] {
-        &self.captured
+    /// The parts that there are graphs of now.
+    pub fn captured(&self) -> Vec<CapturedPart> {
+        self.kept.captured()
     }
 }
 

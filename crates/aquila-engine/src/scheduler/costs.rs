@@ -65,7 +65,8 @@ impl Scheduler {
         self.drafting = Box::new(Fixed::new(shape));
         let failed = self.stats.snapshot().failed_rounds;
         let mut read = 0.0_f64;
-        self.begin_unheard(batch, prompt, |engine| read += engine.last_times.extend.as_secs_f64());
+        let read_by = |engine: &Self| read += engine.last_times.extend.as_secs_f64();
+        let cause = self.begin_unheard(batch, prompt, read_by);
         let rows = batch * shape.nodes();
         let mut timed = Timed { rows, verify: f64::INFINITY, draft: f64::INFINITY };
         for _ in 0..TIMES {
@@ -80,7 +81,7 @@ impl Scheduler {
         if timing == Timing::DraftRow {
             timed.draft = read / prompt as f64;
         }
-        self.end_unheard(failed)?;
+        self.end_unheard(failed, &cause)?;
         if timing == Timing::DraftRow {
             // Nothing of the prompt is to be found the next time.
             self.cache.flush();

@@ -4,8 +4,8 @@
 //! The one invariant: nothing of it stays, neither requests nor cached prefixes, counters or what a
 //! draft learned.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock};
 
 use aquila_spec::Shape;
 use aquila_spec::policy::{Decision, Fixed, Policy, PolicyState, RoundOutcome, RoundView};
@@ -27,8 +27,8 @@ const ROUNDS: usize = 3;
 
 impl Scheduler {
     /// Runs rounds of each of `batches`, with the trees that the policy may choose for it, so that
-    /// the executor captures them; answers all that is captured. `progress` hears how many of the
-    /// batches are done.
+    /// the executor captures them; answers the batches that something was captured for, ascending, and
+    /// all that is captured. `progress` hears how many of the batches are done.
     ///
     /// # Errors
     /// If a round fails, or if rounds overlap or requests are there already.
@@ -36,7 +36,7 @@ impl Scheduler {
         &mut self,
         batches: &[usize],
         progress: &mut dyn FnMut(usize),
-    ) -> Result<Vec<CapturedPart>> {
+    ) -> Result<(Vec<usize>, Vec<CapturedPart>)> {
         if !self.is_idle() || self.overlaps() {
             return Err(Error::WarmUp("graphs are captured before anything is served"));
         }
@@ -44,6 +44,7 @@ impl Scheduler {
         let unused = Box::new(Fixed::new(Shape::PLAIN));
         let policy = std::mem::replace(&mut self.drafting, unused);
         let mut outcome = Ok(());
+        let (mut found, mut captured) = (Vec::new(), self.captured());
         // The largest first, so that the memory of passes is made once.
         for (done, &batch) in batches.iter().rev().enumerate() {
             for shape in policy.shapes_of(batch) {
@@ -51,12 +52,15 @@ impl Scheduler {
                 outcome =
                     outcome.and_then(|()| self.rehearse(batch, WarmUp { shape, bounds_rows }));
             }
+            let before = std::mem::replace(&mut captured, self.captured()).len();
+            if captured.len() > before {
+                found.insert(0, batch);
+            }
             progress(done + 1);
         }
-        let captured = self.captured();
         self.forget(policy);
         self.stats.change_drafting(|now| *now = drafting);
-        outcome.map(|()| captured)
+        outcome.map(|()| (found, captured))
     }
 
     /// What the executor has captured so far; nothing where rounds overlap.
@@ -72,28 +76,29 @@ impl Scheduler {
         }
         self.drafting = Box::new(policy);
         let failed = self.stats.snapshot().failed_rounds;
-        self.begin_unheard(batch, prompt, |_| {});
+        let cause = self.begin_unheard(batch, prompt, |_| {});
         for _ in 0..ROUNDS {
             self.step();
         }
-        self.end_unheard(failed)
+        self.end_unheard(failed, &cause)
     }
 
     /// Admits `batch` requests that share a prompt of `prompt` tokens, all but its last one, and
-    /// runs rounds until all of them decode, each of which `ran` hears.
+    /// runs rounds until all of them decode, each of which `ran` hears. Answers why one of them ends.
     pub(super) fn begin_unheard(
         &mut self,
         batch: usize,
         prompt: usize,
         mut ran: impl FnMut(&Self),
-    ) {
+    ) -> Cause {
+        let cause = Cause::default();
         for request in 0..batch {
             let token = |at: usize| ((at * 37 + 5) % self.vocabulary()) as u32;
             let mut tokens: Vec<u32> = (0..prompt).map(token).collect();
             tokens[prompt - 1] = (request % self.vocabulary()) as u32;
             let id = RequestId(self.next_id);
             self.next_id += 1;
-            self.enqueue(id, Request::new(tokens, usize::MAX, Box::new(Ignored)));
+            self.enqueue(id, Request::new(tokens, usize::MAX, Box::new(Ignored(cause.clone()))));
         }
         while !self.is_idle()
             && (self.waiting() > 0 || self.running.iter().any(Running::is_reading))
@@ -101,10 +106,12 @@ impl Scheduler {
             self.step();
             ran(self);
         }
+        cause
     }
 
-    /// Ends all requests; `failed` is how many rounds had failed before they came.
-    pub(super) fn end_unheard(&mut self, failed: u64) -> Result<()> {
+    /// Ends all requests; `failed` is how many rounds had failed before they came, `cause` why the
+    /// first of them has ended before.
+    pub(super) fn end_unheard(&mut self, failed: u64, cause: &Cause) -> Result<()> {
         self.abort_all("the warm-up is over");
         while !self.is_idle() {
             self.step();
@@ -113,7 +120,7 @@ impl Scheduler {
             return Err(failure.clone().into());
         }
         match self.stats.snapshot().failed_rounds > failed {
-            true => Err(Error::WarmUp("a round failed before anything was served")),
+            true => Err(Error::WarmUpRound(cause.get().cloned().unwrap_or_default())),
             false => Ok(()),
         }
     }
@@ -173,8 +180,11 @@ impl Policy for WarmUp {
     }
 }
 
+/// Why the first of some requests has ended, once one has.
+pub(super) type Cause = Arc<OnceLock<String>>;
+
 /// Takes tokens and forgets them.
-struct Ignored;
+struct Ignored(Cause);
 
 impl Listener for Ignored {
     fn tokens(&mut self, _tokens: &[Token]) -> Verdict {
@@ -183,7 +193,7 @@ impl Listener for Ignored {
 
     fn finished(self: Box<Self>, outcome: Outcome) {
         if let Some(why) = outcome.reason.failure() {
-            tracing::trace!("a request of a warm-up ended: {why}");
+            self.0.get_or_init(|| why.into());
         }
     }
 }

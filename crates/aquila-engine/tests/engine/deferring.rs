@@ -268,6 +268,49 @@ fn a_replayed_round_of_trees_of_any_size_is_the_launched_one() {
 }
 
 #[test]
+fn a_graph_that_cannot_be_replayed_is_launched() {
+    let prompts: Vec<Vec<u32>> = prompts().into_iter().step_by(10).map(|(_, ids)| ids).collect();
+    let config = small(Shape::chain(3));
+    let run = |mut engine: Scheduler| {
+        let answers = answers(&mut engine, &prompts, 24, greedy);
+        (answers, engine.stats().snapshot())
+    };
+    let backend = Arc::new(Deferring::without_replays());
+    let graphs = GraphSettings { batches: vec![1, 2, 4, 8], check: false };
+    let (got, stats) = run(with_graphs("EAGLE3", backend.clone(), &config, graphs));
+    let cpu = Arc::new(CpuBackend::new(IsaChoice::Auto, 1).unwrap());
+    let (want, _) = run(scheduler("EAGLE3", cpu, &config));
+    assert_eq!(got, want);
+    assert_eq!((stats.failed_rounds, backend.replays()), (0, 0));
+    // Each graph was tried once: a round of this chain has three parts.
+    let refused = backend.refused_replays();
+    assert!((1..stats.rounds).contains(&refused), "{refused} of {} rounds", stats.rounds);
+}
+
+#[test]
+fn a_warm_up_says_which_batches_were_captured() {
+    let config = EngineConfig { max_total_tokens: 64, ..small(Shape::chain(3)) };
+    let graphs = GraphSettings { batches: vec![1, 2, 8], check: false };
+    let backend = Arc::new(Deferring::new());
+    let mut engine = with_graphs("EAGLE3", backend, &config, graphs);
+    // There is no room for rounds of eight.
+    let (batches, parts) = engine.capture_graphs(&[1, 2, 8], &mut |_| {}).unwrap();
+    assert_eq!((batches, parts.len()), (vec![1, 2], 6));
+}
+
+#[test]
+fn a_warm_up_that_fails_says_why() {
+    let graphs = GraphSettings { batches: vec![1], check: true };
+    let backend = Arc::new(Deferring::without_replays());
+    let mut engine = with_graphs("EAGLE3", backend, &small(Shape::chain(3)), graphs);
+    let why = engine.capture_graphs(&[1], &mut |_| {}).unwrap_err().to_string();
+    assert!(
+        why.contains("before anything was served") && why.contains("no room for a graph"),
+        "{why}"
+    );
+}
+
+#[test]
 fn a_replay_of_any_proposer_leaves_what_its_launch_leaves() {
     let (chain, tree) = (Shape::chain(3), shape(3, 4, 12));
     for (name, shape, change, batches) in [

@@ -148,6 +148,9 @@ fn a_router_learns_what_it_asks() {
         {
             assert!(info[number].is_u64(), "{number}");
         }
+        assert_eq!(info["device"], settings().device);
+        assert_eq!(info["cuda_graph_bs"], json!(settings().captured_batches));
+        assert_eq!(info["disable_cuda_graph"], false);
     }
     for path in ["/model_info", "/get_model_info"] {
         let info = server.get(path).ok();

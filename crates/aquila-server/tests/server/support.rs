@@ -56,6 +56,8 @@ pub fn settings() -> Settings {
         default_max_tokens: None,
         limits: Limits::default(),
         overlap_reason: "the test says so".into(),
+        device: "a device of the test".into(),
+        captured_batches: vec![1, 4],
         role: None,
         corpora: None,
         tool_calls: None,

@@ -71,8 +71,10 @@ pub struct ModelFlags {
     #[arg(long, hide = true)]
     tokenizer_path: Option<String>,
 
-    /// Where the model runs: cpu, cuda or cuda:INDEX; auto is the first GPU that can run it, else the
-    /// CPU
+    /// Where the model runs: cpu, cuda or cuda:INDEX; auto is the first GPU of compute capability 8.0
+    /// or newer with a driver for CUDA 13.0 or newer, and the CPU where there is none, or where
+    /// --quantization int8 or --kv-cache-dtype float32 without --dtype float32 asks for what the CPU
+    /// alone has. A model that does not run on that GPU is refused, and not moved to the CPU
     #[arg(long, default_value = "auto")]
     device: String,
 
@@ -216,6 +218,11 @@ impl ModelFlags {
                 ))),
             },
         }
+    }
+
+    /// Whether the device was left to choose.
+    pub fn chooses_device(&self) -> bool {
+        self.device == "auto"
     }
 
     /// Whether the CPU alone has what was asked for, as [`Self::check`] says.

@@ -1,6 +1,7 @@
 //! What libraries say, with the flags that it is about: they know settings, and flags are known
 //! here alone.
 
+use aquila_compute::Limit;
 use aquila_engine::{BudgetError, ConfigError, PromptBound, ReturnedKind, SubmitError};
 use aquila_model::Setting;
 use aquila_server::RequestMemory;
@@ -49,7 +50,23 @@ pub fn draft_flag(flag: DraftFlag) -> &'static str {
 pub fn compute(error: &aquila_compute::Error) -> String {
     match error {
         aquila_compute::Error::NoSuchIsa(isa) => format!("--cpu-isa {isa}: {error}"),
+        aquila_compute::Error::Limit { what, .. } => format!("{}: {error}", limit(*what)),
+        aquila_compute::Error::OutOfMemory { .. } => {
+            format!("{error}: lower --mem-fraction-static or --max-total-tokens")
+        }
         _ => error.to_string(),
+    }
+}
+
+/// The flags that what a backend takes only so much of follows from.
+fn limit(limit: Limit) -> &'static str {
+    match limit {
+        Limit::PassRows => {
+            "--chunked-prefill-size, --max-running-requests, --speculative-num-draft-tokens"
+        }
+        Limit::Topk => "--speculative-eagle-topk",
+        Limit::Outputs => "--max-running-requests, --speculative-eagle-topk",
+        Limit::HeadWidth => "--device",
     }
 }
 
@@ -133,9 +150,12 @@ pub fn config(error: &ConfigError) -> String {
 /// What does not fit into memory.
 pub fn budget(error: &BudgetError) -> String {
     match error {
-        BudgetError::Fixed { fraction, .. } => {
-            format!("--mem-fraction-static {fraction}, --chunked-prefill-size: {error}")
+        BudgetError::Weights { fraction, .. } => {
+            format!("--mem-fraction-static {fraction}: {error}")
         }
+        BudgetError::Fixed { fraction, .. } => format!(
+            "--mem-fraction-static {fraction}, --chunked-prefill-size, --max-running-requests: {error}"
+        ),
         BudgetError::Pool { tokens, .. } => format!("--max-total-tokens {tokens}: {error}"),
         BudgetError::NoPage { page_size, .. } => {
             format!("--page-size {page_size}, --mem-fraction-static, --max-total-tokens: {error}")

@@ -77,8 +77,12 @@ fn what_exceeds_memory_is_refused_with_the_flag_to_change() {
     assert!(ran.stderr.contains("--max-total-tokens 2000000000"), "{}", ran.stderr);
     let ran = run(&["generate", "--prompt", "x", "--mem-fraction-static", "0.000001"]);
     assert_eq!(ran.code, Some(1));
-    let flags = "--mem-fraction-static 0.000001, --chunked-prefill-size: ";
-    assert!(ran.stderr.contains(flags), "{}", ran.stderr);
+    let flag = "--mem-fraction-static 0.000001: weights (";
+    assert!(ran.stderr.contains(flag), "{}", ran.stderr);
+    let many = ["--max-running-requests", "60000", "--chunked-prefill-size", "-1"];
+    let ran = run(&[&["generate", "--prompt", "x"][..], &many].concat());
+    let flags = ", --chunked-prefill-size, --max-running-requests: weights (";
+    assert!(ran.code == Some(1) && ran.stderr.contains(flags), "{}", ran.stderr);
 }
 
 #[test]

@@ -39,6 +39,9 @@ pub struct Deferring {
     unread: AtomicU64,
     most_unread: AtomicU64,
     lost: AtomicBool,
+    /// Whether replays fail, and how many have.
+    refuses_replays: bool,
+    refused_replays: AtomicU64,
 }
 
 /// A plan, and what the host knows of its size.
@@ -90,6 +93,8 @@ impl Deferring {
             unread: AtomicU64::new(0),
             most_unread: AtomicU64::new(0),
             lost: AtomicBool::new(false),
+            refuses_replays: false,
+            refused_replays: AtomicU64::new(0),
         }
     }
 
@@ -103,6 +108,11 @@ impl Deferring {
         self.lost.store(true, Relaxed);
     }
 
+    /// A device that captures graphs and cannot replay them.
+    pub fn without_replays() -> Self {
+        Self { refuses_replays: true, ..Self::new() }
+    }
+
     /// How often something was read.
     pub fn reads(&self) -> u64 {
         self.reads.load(Relaxed)
@@ -111,6 +121,11 @@ impl Deferring {
     /// How often a graph was replayed.
     pub fn replays(&self) -> u64 {
         self.replays.load(Relaxed)
+    }
+
+    /// How often a replay failed.
+    pub fn refused_replays(&self) -> u64 {
+        self.refused_replays.load(Relaxed)
     }
 
     fn enqueue(&self, operation: Operation) {
@@ -452,6 +467,10 @@ impl Backend for Deferring {
 
     fn replay(&self, graph: &Self::Graph) -> Result<()> {
         self.outside_capture();
+        if self.refuses_replays {
+            self.refused_replays.fetch_add(1, Relaxed);
+            return Err(Error::Device("no room for a graph".into()));
+        }
         self.replays.fetch_add(1, Relaxed);
         self.queue.lock().unwrap().extend(graph.iter().cloned());
         Ok(())

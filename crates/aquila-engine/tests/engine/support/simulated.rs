@@ -188,19 +188,13 @@ impl Executor for Simulated {
         if self.fails == Some(batch.number) {
             panic!("this round was told to fail");
         }
-        if self.loses.is_some_and(|loses| loses <= batch.number) {
-            return BatchOutput {
-                number: batch.number,
-                outcome: Err(EngineFailure::DeviceLost("it was told to be".into()).into()),
-                unpacked: Vec::new(),
-                packed: Vec::new(),
-                times: Times::default(),
-            };
-        }
         std::thread::sleep(self.pause);
-        let outcome = match refused {
-            true => Err("a round before it failed".into()),
-            false => Ok(batch.requests.iter().map(|part| self.part(part)).collect()),
+        let outcome = if self.loses.is_some_and(|loses| loses <= batch.number) {
+            Err(EngineFailure::DeviceLost("it was told to be".into()).into())
+        } else if refused {
+            Err("a round before it failed".into())
+        } else {
+            Ok(batch.requests.iter().map(|part| self.part(part)).collect())
         };
         if outcome.is_ok() {
             self.broken = None;

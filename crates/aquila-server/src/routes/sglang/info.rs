@@ -26,6 +26,17 @@ pub(crate) async fn server(State(app): State<Shared>) -> Response {
         }
         Priorities::Ignored | Priorities::Refused => (false, false, None),
     };
+    let state = json!({
+        "last_gen_throughput": app.metrics.throughput(),
+        "num_running_reqs": engine.running,
+        "num_waiting_reqs": engine.waiting,
+        "num_used_tokens": engine.used_slots,
+        "num_cached_tokens": engine.cached_tokens,
+        "avg_spec_accept_length": spec.accept_length(),
+        "speculative_num_steps": shape.steps(),
+        "speculative_num_draft_tokens": shape.nodes(),
+        "speculative_policy": policy(&drafting),
+    });
     let info = json!({
         "model_path": model.path,
         "tokenizer_path": model.path,
@@ -49,23 +60,16 @@ pub(crate) async fn server(State(app): State<Shared>) -> Response {
         "disable_radix_cache": !config.prefix_cache,
         "disable_overlap_schedule": !app.generator.engine().overlaps(),
         "overlap_schedule_reason": app.settings.overlap_reason,
+        "device": app.settings.device,
+        "disable_cuda_graph": app.settings.captured_batches.is_empty(),
+        "cuda_graph_bs": app.settings.captured_batches,
         "enable_priority_scheduling": ranked,
         "schedule_low_priority_values_first": low_first,
         "priority_scheduling_preemption_threshold": threshold,
         "enable_return_hidden_states": config.returned.hidden_states,
         "enable_return_routed_experts": config.returned.routed_experts,
         "random_seed": config.random_seed,
-        "internal_states": [{
-            "last_gen_throughput": app.metrics.throughput(),
-            "num_running_reqs": engine.running,
-            "num_waiting_reqs": engine.waiting,
-            "num_used_tokens": engine.used_slots,
-            "num_cached_tokens": engine.cached_tokens,
-            "avg_spec_accept_length": spec.accept_length(),
-            "speculative_num_steps": shape.steps(),
-            "speculative_num_draft_tokens": shape.nodes(),
-            "speculative_policy": policy(&drafting),
-        }],
+        "internal_states": [state],
     });
     respond(&info, None)
 }

@@ -57,7 +57,7 @@ impl CudaState {
         tops: usize,
         returned: &ReturnedRows<'_, CudaRows>,
     ) -> Result<Option<RequestOutput>> {
-        let HostRow { place, steps } = self.round.rows[at];
+        let HostRow { place, steps, .. } = self.round.rows[at];
         let decodes = steps.is_some();
         let words = &self.read_records.values()[at * record..][..record];
         let (row, lists) = (Row::read(words, 0), &words[Row::WORDS..]);

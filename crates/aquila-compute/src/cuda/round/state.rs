@@ -211,12 +211,12 @@ impl CudaState {
             let request = self.requests[row.place].as_mut();
             let request = request.ok_or_else(|| Error::Device("a row without a request".into()))?;
             self.round.take(&request.params, &row.work, request.tokens);
-            let steps = match &row.work {
-                RowWork::Decode { shape, .. } => Some(shape.steps()),
-                RowWork::Prefill { .. } => None,
+            let (steps, nodes) = match &row.work {
+                RowWork::Decode { shape, .. } => (Some(shape.steps()), shape.nodes()),
+                RowWork::Prefill { .. } => (None, 0),
             };
             request.tokens += steps.unwrap_or(0) + 1;
-            self.round.rows.push(HostRow { place: row.place, steps });
+            self.round.rows.push(HostRow { place: row.place, steps, nodes });
             self.round.masked |= request.grammar.is_some();
             self.round.guided |= request.grammar.as_ref().is_some_and(GrammarRow::guides_drafts);
             tasks.push(task(row.place, &row.work));

@@ -312,7 +312,8 @@ impl Scheduler {
         while self.receiving.len() < self.config.max_running_requests {
             let Some(at) = self.next_to_receive() else { break };
             let kept_back = self.kept_back();
-            match self.waiting.take(at).reserve(&mut self.cache, kept_back) {
+            let declared = self.profile.declaration.as_ref().map_or(&[][..], |d| &d.groups);
+            match self.waiting.take(at).reserve(&mut self.cache, kept_back, declared) {
                 Ok((mut state, sequence)) => {
                     self.waiting.overtake(state.id());
                     let claim = Claim {

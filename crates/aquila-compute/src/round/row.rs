@@ -125,7 +125,8 @@ impl RoundRow {
         if forced.len() >= drafted {
             self.seed = None;
             *tree = Tree::root(tree.nodes()[0].token);
-            let chain = forced.iter().take(steps);
+            // A tree may be deeper than it has nodes.
+            let chain = forced.iter().take(steps.min(self.shape.nodes() - 1));
             chain.fold(0, |parent, &token| tree.add(parent, token, 1.0));
         }
     }

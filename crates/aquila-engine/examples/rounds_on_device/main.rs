@@ -299,6 +299,8 @@ where
         let held = [
             ("EAGLE3", Shape::chain(3), Verify::Match),
             ("EAGLE3", shape(5, 4, 16), Verify::Match),
+            // Deeper than it has nodes.
+            ("EAGLE3", shape(5, 4, 4), Verify::Match),
             ("MTP", shape(3, 4, 12), Verify::Match),
             ("NGRAM", shape(5, 4, 16), Verify::Match),
             ("STANDALONE", shape(3, 4, 12), Verify::Rejection),

@@ -40,6 +40,8 @@ struct OnThread {
 
 /// What a listener is told.
 enum Message {
+    /// Answers are counted there from now on.
+    CountIn(Arc<Stats>),
     /// A request begins.
     Open(RequestId, Box<dyn Listener>),
     /// The prompt's tokens.
@@ -109,6 +111,11 @@ impl OutputProcessor {
                 }
             }
         }
+    }
+
+    /// Counts answers there from now on.
+    pub fn count_in(&mut self, stats: Arc<Stats>) {
+        self.tell(Message::CountIn(stats));
     }
 
     /// A request begins.
@@ -187,6 +194,10 @@ impl Processor {
     /// Tells a listener; answers if it ends its request.
     fn deliver(&mut self, message: Message) -> Option<Reply> {
         let (request, verdict) = match message {
+            Message::CountIn(stats) => {
+                self.stats = stats;
+                return None;
+            }
             Message::Open(request, listener) => {
                 self.listeners.insert(request, listener);
                 return None;

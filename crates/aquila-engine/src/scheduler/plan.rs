@@ -115,7 +115,8 @@ impl Scheduler {
                 }
             }
             let kept_back = self.kept_back();
-            match self.waiting.take(at).admit(&mut self.cache, kept_back) {
+            let declared = self.profile.declaration.as_ref().map_or(&[][..], |d| &d.groups);
+            match self.waiting.take(at).admit(&mut self.cache, kept_back, declared) {
                 Ok(request) => {
                     let cached = request.sequence.committed(TARGET) as u64;
                     self.stats.cached_tokens.fetch_add(cached, Relaxed);

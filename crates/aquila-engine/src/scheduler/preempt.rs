@@ -179,9 +179,10 @@ impl Scheduler {
         // What it finds in the cache is locked while slots are counted, as it will be.
         let limit = state.match_limit();
         let sequence = self.cache.admit(&state.namespace, &state.tokens, limit, state.groups());
+        let declared = self.profile.declaration.as_ref().map_or(&[][..], |d| &d.groups);
         let count_slots = |&group: &Group| Slots {
             group,
-            wanted: waiting.rows_to_admit(&sequence, group),
+            wanted: waiting.rows_to_admit(&sequence, group, declared),
             available: self.cache.available(group),
             holders: Vec::new(),
         };

@@ -68,7 +68,11 @@ impl Receiving {
             let (layers, all) = (&rows.layers, shape.layers);
             return Err(format!("layers {layers:?} of {}, which has {all}", there()));
         }
-        let goal = goal_of(self.state.params.prompt, rows.group, declared);
+        let mut goal = goal_of(self.state.params.prompt, rows.group, declared);
+        if let Some(&group) = self.state.groups().get(rows.group) {
+            // A peer may have been asked for another answer, with more rows.
+            goal = goal.min(self.sequence.reserved(group));
+        }
         let got = &mut self.got[rows.group][rows.store][rows.layers.clone()];
         if got.iter().any(|&got| got != rows.rows.start)
             || rows.rows.start > rows.rows.end
@@ -308,7 +312,8 @@ impl Scheduler {
         while self.receiving.len() < self.config.max_running_requests {
             let Some(at) = self.next_to_receive() else { break };
             let kept_back = self.kept_back();
-            match self.waiting.take(at).reserve(&mut self.cache, kept_back) {
+            let declared = self.profile.declaration.as_ref().map_or(&[][..], |d| &d.groups);
+            match self.waiting.take(at).reserve(&mut self.cache, kept_back, declared) {
                 Ok((mut state, sequence)) => {
                     self.waiting.overtake(state.id());
                     let claim = Claim {

@@ -229,16 +229,34 @@ pub(crate) struct Running {
 
 impl Waiting {
     /// How many slots it must get to be admitted with what `sequence` has found in the cache: those
-    /// of the whole prefill and of the row after it.
-    pub fn rows_to_admit(&self, sequence: &Sequence, group: Group) -> usize {
-        let next = usize::from(self.state.remaining() > 0);
-        self.state.prefill_goal() - sequence.committed(group) + next
+    /// of the whole prefill and of the row after it, and of its first tree where it is decoded here,
+    /// so that it is not preempted before it. `declared` are the draft's groups.
+    pub fn rows_to_admit(
+        &self,
+        sequence: &Sequence,
+        group: Group,
+        declared: &[DraftGroup],
+    ) -> usize {
+        let goal = self.state.prefill_goal();
+        let mut rows = goal;
+        if self.state.remaining() > 0 {
+            rows += 1;
+            if self.state.handing_over.is_none() {
+                rows = rows.max(rows_of_round(&self.state.params, goal + 1, group, declared));
+            }
+        }
+        rows - sequence.committed(group)
     }
 
     /// Takes the slots that it must get and leaves `headroom` of them to others, or stays as it was.
-    pub fn admit(self, cache: &mut KvCache, headroom: usize) -> Result<Running, Waiting> {
+    pub fn admit(
+        self,
+        cache: &mut KvCache,
+        headroom: usize,
+        declared: &[DraftGroup],
+    ) -> Result<Running, Waiting> {
         let goal = self.state.prefill_goal();
-        let (mut state, sequence) = self.reserve(cache, headroom)?;
+        let (mut state, sequence) = self.reserve(cache, headroom, declared)?;
         let matched = sequence.committed(TARGET);
         if !state.seen {
             state.seen = true;
@@ -252,12 +270,13 @@ impl Waiting {
         self,
         cache: &mut KvCache,
         headroom: usize,
+        declared: &[DraftGroup],
     ) -> Result<(Box<RequestState>, Sequence), Waiting> {
         let limit = self.state.match_limit();
         let groups = self.state.groups();
         let mut sequence = cache.admit(&self.state.namespace, &self.state.tokens, limit, groups);
         let fits = |cache: &mut KvCache, sequence: &mut Sequence, group: Group| {
-            let wanted = self.rows_to_admit(sequence, group);
+            let wanted = self.rows_to_admit(sequence, group, declared);
             wanted + headroom <= cache.available(group)
                 && cache.reserve(sequence, group, wanted).is_ok()
         };
@@ -326,19 +345,12 @@ impl Running {
         let params = &self.state.params;
         let tokens = self.state.tokens.len();
         let most = (tokens + self.pending.most).min(params.longest - 1);
-        let mut rows = vec![0; self.state.groups().len()];
-        for tokens in tokens + self.pending.least..=most {
-            let shape = params.shape_at(tokens);
-            rows[0] = rows[0].max(tokens - 1 + shape.nodes());
-            for (rows, draft) in rows[1..].iter_mut().zip(declared) {
-                let certain = tokens.saturating_sub(draft.lookahead);
-                *rows = (*rows).max(certain + tree_rows(draft, shape));
-            }
-        }
-        for (rows, &group) in rows.iter_mut().zip(self.state.groups()) {
-            *rows = rows.saturating_sub(self.sequence.committed(group));
-        }
-        rows
+        let rows_of = |&group: &Group| {
+            let rounds = tokens + self.pending.least..=most;
+            let rows = rounds.map(|tokens| rows_of_round(params, tokens, group, declared)).max();
+            rows.unwrap_or(0).saturating_sub(self.sequence.committed(group))
+        };
+        self.state.groups().iter().map(rows_of).collect()
     }
 
     /// Gives its KV back, what is committed to the prefix cache, and waits again.
@@ -360,6 +372,22 @@ impl Running {
     pub fn discard(self, cache: &mut KvCache) -> Box<RequestState> {
         cache.discard(self.sequence);
         self.state
+    }
+}
+
+/// How many rows of a group a round takes that begins with so many tokens.
+fn rows_of_round(
+    params: &RequestParams,
+    tokens: usize,
+    group: Group,
+    declared: &[DraftGroup],
+) -> usize {
+    let shape = params.shape_at(tokens);
+    let of_draft =
+        |draft: &DraftGroup| tokens.saturating_sub(draft.lookahead) + tree_rows(draft, shape);
+    match group.index().checked_sub(1) {
+        None => tokens - 1 + shape.nodes(),
+        Some(draft) => declared.get(draft).map_or(0, of_draft),
     }
 }
 

@@ -105,7 +105,14 @@ impl Scheduler {
             return;
         }
         let mut requests = Vec::with_capacity(in_flight.parts.len());
+        // As in `settle`, requests keep their order.
+        let mut running = self.running.iter();
         for (part, output) in in_flight.parts.iter().zip(outputs) {
+            let mut behind = running.clone();
+            if !behind.any(|request| request.state.id() == part.request) {
+                continue;
+            }
+            running = behind;
             let (&RowWork::Decode { shape, .. }, Some(output)) = (&part.work, output) else {
                 continue;
             };

@@ -149,6 +149,7 @@ impl Scheduler {
         let stats = Stats::default();
         stats.total_slots.store(self.stats.total_slots.load(Relaxed), Relaxed);
         self.stats = Arc::new(stats);
+        self.outputs.count_in(self.stats.clone());
         self.report = Report::new(REPORT_EVERY);
     }
 }

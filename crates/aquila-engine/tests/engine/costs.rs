@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use aquila_engine::EngineConfig;
-use aquila_spec::Shape;
+use aquila_engine::{EngineConfig, Scheduler};
+use aquila_spec::{Shape, SpecStats};
 
 use crate::support::answers::*;
 use crate::support::shipped::{Algorithm, config, engine, inline};
@@ -26,7 +26,33 @@ fn measuring_costs_leaves_the_engine_as_it_was() {
         assert!(algorithm == "NGRAM" || table.draft_row > 0.0, "{algorithm}: {table:?}");
         assert_eq!(engine.stats().snapshot().rounds, 0);
         engine.check().unwrap();
-        assert_eq!(texts(&answers(&mut engine, &prompts, 24, greedy)), texts(&plain));
+        let got = answers(&mut engine, &prompts, 24, greedy);
+        assert_eq!(texts(&got), texts(&plain));
+        all_is_counted(&engine, &got);
+    }
+}
+
+/// Checks that the engine has counted these answers and nothing else.
+fn all_is_counted(engine: &Scheduler, answers: &[Answer]) {
+    let (stats, mut spec) = (engine.stats(), SpecStats::default());
+    answers.iter().for_each(|answer| spec.add(&answer.spec));
+    let tokens = answers.iter().map(|answer| answer.ids.len() as u64).sum();
+    let counts = stats.snapshot();
+    assert_eq!((counts.completion_tokens, counts.finished), (tokens, answers.len() as u64));
+    assert_eq!(stats.speculation(), spec);
+}
+
+#[test]
+fn answers_are_counted_after_a_warm_up() {
+    let prompts: Vec<Vec<u32>> = prompts().into_iter().map(|(_, ids)| ids).step_by(10).collect();
+    for on_thread in [false, true] {
+        let mut engine = inline("EAGLE3", config(Shape::chain(3)));
+        if on_thread {
+            engine = engine.with_output_thread().unwrap();
+        }
+        engine.capture_graphs(&[1, 4], &mut |_| ()).unwrap();
+        let got = answers(&mut engine, &prompts, 24, greedy);
+        all_is_counted(&engine, &got);
     }
 }
 

@@ -20,7 +20,7 @@ fn some_prompts() -> Vec<Vec<u32>> {
     prompts().into_iter().map(|(_, ids)| ids).step_by(5).collect()
 }
 
-const CASES: [(&str, (usize, usize, usize), Verify); 14] = [
+const CASES: [(&str, (usize, usize, usize), Verify); 15] = [
     ("EAGLE3", (3, 1, 4), Verify::Match),
     ("EAGLE3", (5, 4, 16), Verify::Match),
     ("EAGLE3", (3, 4, 12), Verify::Match),
@@ -35,6 +35,8 @@ const CASES: [(&str, (usize, usize, usize), Verify); 14] = [
     ("STANDALONE", (4, 1, 5), Verify::Match),
     ("NGRAM", (4, 2, 8), Verify::Match),
     ("EAGLE3+NGRAM", (3, 4, 12), Verify::Match),
+    // Deeper than it has nodes.
+    ("EAGLE3", (5, 4, 4), Verify::Match),
 ];
 
 fn plain_answers(change: Change) -> Vec<Answer> {

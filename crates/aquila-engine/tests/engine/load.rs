@@ -218,3 +218,23 @@ fn a_stopped_engine_ends_every_request() {
         assert!(heard.lock().unwrap().end.is_some());
     }
 }
+
+#[test]
+fn a_request_whose_tree_does_not_fit_waits() {
+    use crate::support::{answers, shipped};
+    let shape = answers::shape(5, 16, 64);
+    // Of 150 slots two prompts and one tree leave too few for the other tree.
+    let prompts = [vec![40; 10], vec![41; 10]];
+    let want = answers::answers(
+        &mut shipped::inline("EAGLE3", shipped::config(shape)),
+        &prompts,
+        40,
+        answers::greedy,
+    );
+    let small = EngineConfig { max_total_tokens: 150, ..shipped::config(shape) };
+    let mut engine = shipped::inline("EAGLE3", small);
+    let got = answers::answers(&mut engine, &prompts, 40, answers::greedy);
+    assert_eq!(answers::texts(&got), answers::texts(&want));
+    let counts = engine.stats().snapshot();
+    assert!(counts.preemptions <= 2, "{} preemptions", counts.preemptions);
+}

@@ -3,20 +3,22 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
-use aquila_engine::{EngineConfig, Scheduler, Speculation};
+use aquila_engine::{EngineConfig, Request, Scheduler, Speculation};
 use aquila_spec::Shape;
 use aquila_spec::policy::{
-    Adaptive, AdaptiveTable, Policy, PromptRows, RequestOutcome, RequestView, RoundOutcome,
-    RoundView,
+    Adaptive, AdaptiveTable, Decision, Fixed, Policy, PolicyState, PromptRows, RequestOutcome,
+    RequestView, RoundOutcome, RoundView,
 };
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::support::Numbers;
 use crate::support::answers::*;
 use crate::support::logged::logged;
 use crate::support::scripted::{Round, Script, Scripted};
 use crate::support::shipped::{Algorithm, config, engine, named};
+use crate::support::simulated::Simulated;
+use crate::support::{Notes, Numbers};
 
 fn switching(parked_rows: usize) -> EngineConfig {
     EngineConfig { parked_rows, ..config(Shape::chain(3)) }
@@ -315,4 +317,72 @@ fn the_shapes_of_sglangs_policy_are_reproduced_from_the_log() {
         again.learn(&RoundOutcome { setting, requests: &outcomes, seconds: None });
     }
     assert!(seen.len() > 1, "it switched among {seen:?}");
+}
+
+/// What a policy heard of requests, in order.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Note {
+    Learned(u64),
+    Left(u64),
+}
+
+/// A policy of one shape that writes down what it hears.
+struct Noting {
+    shape: Shape,
+    notes: Arc<Mutex<Vec<Note>>>,
+}
+
+impl Policy for Noting {
+    fn choose(&mut self, round: &RoundView<'_>) -> Decision {
+        Fixed::new(self.shape).choose(round)
+    }
+
+    fn learn(&mut self, outcome: &RoundOutcome<'_>) {
+        let learned = outcome.requests.iter().map(|request| Note::Learned(request.id));
+        self.notes.lock().unwrap().extend(learned);
+    }
+
+    fn leave(&mut self, request: u64) {
+        self.notes.lock().unwrap().push(Note::Left(request));
+    }
+
+    fn shapes(&self) -> Vec<Shape> {
+        vec![self.shape]
+    }
+
+    fn state(&self) -> PolicyState {
+        PolicyState::default()
+    }
+}
+
+#[test]
+fn a_policy_hears_nothing_of_requests_that_have_left() {
+    let config = EngineConfig { max_running_requests: 12, ..config(Shape::chain(3)) };
+    let mut engine = Scheduler::over(Simulated::new(&config), config).unwrap();
+    engine = engine.overlapped().unwrap();
+    let notes: Arc<Mutex<Vec<Note>>> = Arc::default();
+    let policy = Noting { shape: Shape::chain(3), notes: notes.clone() };
+    engine.draft_by(Box::new(policy)).unwrap();
+    let mut aborted = Vec::new();
+    for index in 0..12 {
+        let heard = Arc::default();
+        // Some end by their listener, some are aborted, and some come to their end.
+        let stop_after = (index % 3 == 0).then_some(7 + index as usize);
+        let listener = Box::new(Notes { heard, stop_after });
+        let request = Request::new(vec![5, 6, 7 + index], 40, listener);
+        let id = engine.submit(request).unwrap();
+        aborted.extend((index % 3 == 1).then_some(id));
+    }
+    for _ in 0..6 {
+        engine.step();
+    }
+    aborted.into_iter().for_each(|id| assert!(engine.abort(id)));
+    crate::support::run(&mut engine);
+    let notes = notes.lock().unwrap();
+    for request in 0..12 {
+        let left = notes.iter().position(|&note| note == Note::Left(request)).unwrap();
+        assert!(notes[..left].contains(&Note::Learned(request)), "request {request} has run");
+        let late = notes[left..].iter().filter(|&&note| note == Note::Learned(request));
+        assert_eq!(late.count(), 0, "rounds of request {request} after it had left");
+    }
 }

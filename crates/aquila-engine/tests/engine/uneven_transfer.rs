@@ -276,3 +276,32 @@ fn engines_without_requests_have_nothing_to_do() {
     assert_eq!(across(&mut pair, &prompts, 8, warm), want);
     idle(&mut pair);
 }
+
+#[test]
+fn rows_beyond_what_is_reserved_end_their_request_alone() {
+    // Slots of two prompts in pages of one token, with nothing behind them.
+    let prompts = [vec![40; 30], vec![41; 30]];
+    let config = config(Shape::chain(3));
+    assert_eq!(config.page_size, 1);
+    let want = answers(&mut inline("STANDALONE", config.clone()), &prompts, 16, greedy);
+    // Its rows come some rounds before anything else does.
+    let alter: Alter = Box::new(|number, delivery| match &delivery {
+        Delivery::Prefilled(_) if number == 0 => Vec::new(),
+        _ => vec![delivery],
+    });
+    let mut pair = pair("STANDALONE", config.clone(), config).altered(alter);
+    let mut all = Vec::new();
+    for (index, prompt) in prompts.iter().enumerate() {
+        let (first, _) = request(prompt, 16, greedy, index);
+        // The first one wants no answer of the engine that decodes, where the other gives one.
+        let wanted = if index == 0 { 0 } else { 16 };
+        let (second, heard) = request(prompt, wanted, greedy, index);
+        pair.submit(first, second).unwrap();
+        all.push(heard);
+    }
+    run_pair(&mut pair);
+    let refused = all[0].lock().unwrap();
+    let FinishReason::Abort(why) = refused.reason() else { panic!("{refused:?}") };
+    assert!(why.contains("rows 0..31 of store 0 of group 1, not of 0..30"), "{why}");
+    assert_eq!(Answer::of(&all[1].lock().unwrap()), want[1]);
+}

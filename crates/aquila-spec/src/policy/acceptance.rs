@@ -20,7 +20,7 @@ const OF_ALL: f64 = 16.0;
 /// How likely a candidate of rank 1 or later is to be right where those before it were not, before
 /// anything is known.
 const FIRST_LATER_RATE: f64 = 0.2;
-/// A rate is never taken to be certain.
+/// A rate is never taken to be certain, nor its opposite.
 const MOST: f64 = 0.99;
 /// Answers whose lengths are remembered, and the tokens of one before any has ended.
 const ANSWERS: f64 = 16.0;
@@ -46,7 +46,7 @@ impl Tally {
 
     fn rate(&self, prior: f64) -> f64 {
         let missing = (ENOUGH - self.trials).max(0.0);
-        ((self.right + missing * prior) / (self.trials + missing)).min(MOST)
+        ((self.right + missing * prior) / (self.trials + missing)).clamp(1.0 - MOST, MOST)
     }
 }
 

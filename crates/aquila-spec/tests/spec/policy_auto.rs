@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use aquila_spec::Shape;
 use aquila_spec::policy::{
-    Auto, AutoSettings, CostTable, Decision, Policy, PromptRows, RequestOutcome, RequestView,
-    RoundOutcome, RoundView, Timed, Timing,
+    Acceptance, Auto, AutoSettings, CostTable, Decision, Policy, PromptRows, RequestOutcome,
+    RequestView, RoundOutcome, RoundView, Timed, Timing,
 };
 use proptest::prelude::*;
 
@@ -273,4 +273,22 @@ fn a_broken_table_says_what_is_wrong() {
     assert!(error(&table(3, "[1, 2]", "[1.0]")).contains("lengths of their axes"));
     assert!(error(&table(3, "[1]", "[0.0]")).contains("above 0 for verify"));
     assert!(error("{").contains("not valid JSON"));
+}
+
+#[test]
+fn drafts_that_were_never_right_are_expected_to_be_wrong() {
+    let mut acceptance = Acceptance::new(0.6);
+    for _ in 0..6 {
+        acceptance.learn(&[RequestOutcome::chain(1, Shape::chain(7), 0)]);
+    }
+    assert!(acceptance.of_request(1).is_finite(), "{}", acceptance.of_request(1));
+    assert!(acceptance.rate_of(1) < 0.02, "{}", acceptance.rate_of(1));
+
+    for batch in [1, 8] {
+        let mut auto = auto(&worlds()[0]);
+        for n in 0..200 {
+            let expected = round(&mut auto, &views(batch), |_, _| 0).expected.unwrap();
+            assert!(n < 8 || expected < 1.2 * batch as f64, "round {n}: {expected} of {batch}");
+        }
+    }
 }

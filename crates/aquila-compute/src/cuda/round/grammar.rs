@@ -46,7 +46,7 @@ impl CudaState {
     /// tokens that must come next, as `RoundRow::keep_to` does. Whether a draft of the device would go
     /// further is not known here; where there may be one, all its steps must be certain.
     pub(super) fn keep_to_grammars(&mut self, given: &mut Vec<(usize, Tree)>) {
-        for &HostRow { place, steps, .. } in &self.round.rows {
+        for &HostRow { place, steps, nodes, .. } in &self.round.rows {
             let (
                 Some(steps),
                 Some(HostRequest { grammar: Some(grammar), params, known, last, .. }),
@@ -76,7 +76,8 @@ impl CudaState {
                 continue;
             }
             let mut tree = Tree::root(*last);
-            let chain = forced.iter().take(steps);
+            // A tree may be deeper than it has nodes.
+            let chain = forced.iter().take(steps.min(nodes - 1));
             chain.fold(0, |parent, &token| tree.add(parent, token, 1.0));
             match at {
                 Some(at) => given[at].1 = tree,

@@ -8,6 +8,8 @@ pub(super) struct HostRow {
     pub place: usize,
     /// The steps of its tree at most, where it decodes.
     pub steps: Option<usize>,
+    /// The nodes of that tree at most.
+    pub nodes: usize,
     /// Which admission to its place it is of.
     pub admission: u64,
 }

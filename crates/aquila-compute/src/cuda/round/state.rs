@@ -212,11 +212,12 @@ impl CudaState {
             let request = self.requests[row.place].as_mut();
             let request = request.ok_or_else(|| Error::Device("a row without a request".into()))?;
             self.round.take(&request.params, &row.work, request.known + request.unread);
-            let steps = match &row.work {
-                RowWork::Decode { shape, .. } => Some(shape.steps()),
-                RowWork::Prefill { .. } => None,
+            let (steps, nodes) = match &row.work {
+                RowWork::Decode { shape, .. } => (Some(shape.steps()), shape.nodes()),
+                RowWork::Prefill { .. } => (None, 0),
             };
-            let host_row = HostRow { place: row.place, steps, admission: request.admission };
+            let (place, admission) = (row.place, request.admission);
+            let host_row = HostRow { place, steps, nodes, admission };
             request.unread += host_row.most_tokens();
             self.round.rows.push(host_row);
             self.round.masked |= request.grammar.is_some();

@@ -273,7 +273,10 @@ impl Policy for Auto {
             let steps = outcome.setting.shape.steps();
             let seconds = self.seconds(batch, rows, round.drafting, steps);
             let extra = (seconds / self.plain(batch) - 1.0).max(0.0);
-            self.account.pay_back((round.charged - extra).max(0.0));
+            // What the rows of void requests cost is not known, and stays charged.
+            if outcome.requests.len() == batch {
+                self.account.pay_back((round.charged - extra).max(0.0));
+            }
             self.account.pay_back(correct as f64 / batch as f64);
             self.choice = None;
         }

@@ -85,7 +85,8 @@ impl Refusal {
 
     /// An origin whose pages may not ask.
     pub fn foreign_origin() -> Self {
-        let message = "pages of this origin may not ask: it is not among the allowed origins";
+        let message = "pages of this origin may not ask: it is neither this server's nor one that \
+                       --allowed-origins names";
         Self::new(StatusCode::FORBIDDEN, "invalid_request_error", message)
             .code("origin_not_allowed")
     }
@@ -141,6 +142,12 @@ impl Refusal {
         let message = "the body did not arrive in time";
         let refusal = Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message);
         Self { closes: true, ..refusal.code("request_timeout") }
+    }
+
+    /// More answers, to prompts that came as `param`, than may wait.
+    pub fn too_many_answers(answers: usize, most: usize, param: &str) -> Self {
+        let why = format!("asks for {answers} answers at once, but at most {most} may wait");
+        Self::param(param, why)
     }
 
     /// Refuses a request because all places are taken.

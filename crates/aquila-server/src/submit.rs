@@ -158,8 +158,9 @@ impl App {
                 sink(first + choice as usize, stopwatch)
             };
             let transfer = |_| transfers.next();
-            let Submission { prompt, params, .. } = &submission;
-            match self.generator.submit_across(prompt.clone(), params, deadline, sink, transfer) {
+            let answers = submission.answers();
+            let Submission { prompt, params, .. } = submission;
+            match self.generator.submit_across(prompt, &params, deadline, sink, transfer) {
                 Ok(ids) => {
                     transfers.admitted(&ids);
                     hold.add(ids);
@@ -171,7 +172,7 @@ impl App {
                 }
             }
             guards.guards.push(hold);
-            guards.prompts.extend(std::iter::repeat_n(number, submission.answers()));
+            guards.prompts.extend(std::iter::repeat_n(number, answers));
         }
         Ok(guards)
     }
@@ -191,12 +192,11 @@ impl App {
     }
 
     /// Refuses what could never be queued at once, and prompts beyond the server's own limit.
-    fn check_size(&self, submissions: &[Submission], param: &str) -> Result<(), Refusal> {
+    pub fn check_size(&self, submissions: &[Submission], param: &str) -> Result<(), Refusal> {
         let answers: usize = submissions.iter().map(Submission::answers).sum();
         let most = self.generator.engine().config().max_queued_requests;
         if answers > most {
-            let why = format!("asks for {answers} answers at once, but at most {most} may wait");
-            return Err(Refusal::param(param, why));
+            return Err(Refusal::too_many_answers(answers, most, param));
         }
         let Some(limit) = self.settings.limits.prompt_tokens else { return Ok(()) };
         match submissions

@@ -46,6 +46,16 @@ fn messages(messages: Value, param: &str, says: &'static str) -> Case {
     case(CHAT, json!({ "messages": messages }), param, says)
 }
 
+fn many_biases() -> Value {
+    (0..4097).map(|id: u32| (id.to_string(), json!(1))).collect::<serde_json::Map<_, _>>().into()
+}
+
+fn response(extra: Value, param: &str, says: &'static str) -> Case {
+    let mut body = json!({ "input": "hi" });
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    case("/v1/responses", body, param, says)
+}
+
 fn cases() -> Vec<Case> {
     let long = "word ".repeat(2000);
     vec![
@@ -77,6 +87,19 @@ fn cases() -> Vec<Case> {
         chat(json!({ "max_completion_tokens": "9" }), "max_completion_tokens", "whole number"),
         chat(json!({ "stop": 5 }), "stop", "expected a string"),
         chat(json!({ "stop": [""] }), "stop", "empty"),
+        chat(json!({ "stop": vec!["x"; 257] }), "stop", "at most 256 strings"),
+        chat(json!({ "stop": "x".repeat(16385) }), "stop", "16384 bytes"),
+        chat(json!({ "stop_token_ids": vec![1; 4097] }), "stop_token_ids", "at most 4096"),
+        chat(json!({ "logit_bias": many_biases() }), "logit_bias", "at most 4096"),
+        chat(json!({ "rid": "x".repeat(257) }), "rid", "at most 256"),
+        completion(json!({ "rid": "x".repeat(257) }), "rid", "at most 256"),
+        generation(json!({ "rid": "x".repeat(257) }), "rid", "at most 256"),
+        generation(json!({ "rid": ["x".repeat(257)] }), "rid", "at most 256"),
+        generation(
+            json!({ "return_logprob": true, "top_logprobs_num": 101 }),
+            "top_logprobs_num",
+            "at most 100",
+        ),
         chat(json!({ "stream": "yes" }), "stream", "boolean"),
         chat(json!({ "seed": "x" }), "seed", "whole number"),
         chat(json!({ "presence_penalty": 3 }), "presence_penalty", "from -2 to 2"),
@@ -225,6 +248,19 @@ fn cases() -> Vec<Case> {
             "`max_new_tokens`",
         ),
         // OpenAI's responses.
+        response(json!({ "metadata": { "a": "x".repeat(513) } }), "metadata", "values of 512"),
+        response(json!({ "metadata": { "x".repeat(65): "a" } }), "metadata", "keys of 64"),
+        response(
+            json!({ "metadata": (0..17).map(|i| (i.to_string(), json!("a"))).collect::<serde_json::Map<_, _>>() }),
+            "metadata",
+            "16 pairs",
+        ),
+        response(json!({ "user": "x".repeat(513) }), "user", "at most 512"),
+        response(
+            json!({ "text": { "format": { "type": "json_schema", "name": "a", "schema": {}, "description": "x".repeat(1 << 20) } } }),
+            "",
+            "are repeated",
+        ),
         case("/v1/responses", "{}", "input", "required"),
         case("/v1/responses", json!({ "input": 5 }), "input", "string"),
         case(

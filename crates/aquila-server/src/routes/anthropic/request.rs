@@ -57,7 +57,7 @@ pub(super) fn take(mut fields: Fields, is_counted: bool) -> Result<ChatRequest, 
         stream: fields.flag("stream")?,
         speculation: fields.speculation()?,
         priority: fields.take("priority")?,
-        name: fields.take("rid")?,
+        name: fields.name()?,
         params,
         constraint: constraint(&mut fields)?,
         ..GenerationSettings::default()

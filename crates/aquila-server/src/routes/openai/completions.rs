@@ -44,9 +44,9 @@ struct Completion {
 }
 
 impl Completion {
-    fn take(mut fields: Fields) -> Result<Self, Refusal> {
+    fn take(mut fields: Fields, most: usize) -> Result<Self, Refusal> {
         let prompts = list(fields.require_prompts("prompt")?)?;
-        fields.check_settings(prompts.len())?;
+        fields.check_prompts(prompts.len(), most, "prompt")?;
         let mut common = OpenAiSettings::take(&mut fields)?;
         let params = &mut common.settings.params;
         fields.set(params, "max_tokens", "max_tokens")?;
@@ -70,7 +70,8 @@ pub(crate) async fn completions(
     request: Request,
 ) -> Result<Response, Refusal> {
     let body = body::read(request, &app).await?;
-    let take = |body: &[u8]| Completion::take(Fields::parse_with(body, &["prompt"])?);
+    let most = app.generator.engine().config().max_queued_requests;
+    let take = move |body: &[u8]| Completion::take(Fields::parse_with(body, &["prompt"])?, most);
     let completion = body.work(take).await?;
     let OpenAiSettings { settings, reported } = completion.common;
     app.check_model(settings.model.as_deref())?;
@@ -85,6 +86,7 @@ pub(crate) async fn completions(
     let id = settings.name.unwrap_or_else(|| app.identifiers.next("cmpl-"));
     let submission = |prompt| Submission::new(id.clone(), prompt, params.clone());
     let mut submissions: Vec<Submission> = prompts.into_iter().map(submission).collect();
+    app.check_size(&submissions, "prompt")?;
     settings.bootstrap.assign(&app, &mut submissions)?;
     if app.hands_over() {
         return app.hand_over(submissions, "prompt").await;

@@ -15,7 +15,7 @@ use crate::body;
 use crate::constraint::Constraint;
 use crate::disaggregation::Bootstrap;
 use crate::draft_round::{self, RoundReporter};
-use crate::fields::{Fields, OneOrMany};
+use crate::fields::{Fields, OneOrMany, checked_name};
 use crate::generation::GenerationSettings;
 use crate::intake::Received;
 use crate::refusal::Refusal;
@@ -173,13 +173,21 @@ async fn submissions(
     param: &'static str,
 ) -> Result<(Vec<Submission>, Vec<Plan>), Refusal> {
     let count = prompts.len();
-    fields.check_settings(count)?;
+    fields.check_prompts(count, app.generator.engine().config().max_queued_requests, param)?;
     let objects: Option<OneOrMany<Map<String, Value>>> = fields.take("sampling_params")?;
-    let objects = objects.unwrap_or(OneOrMany::One(Map::new())).spread(count, "sampling_params")?;
+    // Settings for all prompts are read and checked once.
+    let objects = match objects {
+        None => vec![Map::new()],
+        Some(OneOrMany::One(object)) => vec![object],
+        Some(objects) => objects.spread(count, "sampling_params")?,
+    };
     let names: Option<OneOrMany<String>> = fields.take("rid")?;
     let names: Vec<String> = match names {
-        Some(OneOrMany::Many(names)) => OneOrMany::Many(names).spread(count, "rid")?,
-        Some(OneOrMany::One(name)) => vec![name; count],
+        Some(OneOrMany::Many(names)) => {
+            let names = OneOrMany::Many(names).spread(count, "rid")?;
+            names.into_iter().map(checked_name).collect::<Result<_, _>>()?
+        }
+        Some(OneOrMany::One(name)) => vec![checked_name(name)?; count],
         None => (0..count).map(|_| app.identifiers.next("")).collect(),
     };
     let wanted = fields.take("return_logprob")?.unwrap_or(OneOrMany::One(false));
@@ -201,25 +209,30 @@ async fn submissions(
     fields.finish("", WITHOUT_EFFECT)?;
 
     let tokens = app.tokens(&body, prompts, param).await?;
+    let mut checked = Vec::with_capacity(objects.len());
+    for object in objects {
+        let PromptSettings { mut settings, keep_stop } = PromptSettings::take(object)?;
+        (settings.speculation, settings.priority) = (speculation, priority);
+        checked.push((settings.check(app, None, param).await?, keep_stop));
+    }
     let mut submissions = Vec::with_capacity(count);
     let mut plans = Vec::with_capacity(count);
-    let settings = objects.into_iter().zip(wanted).zip(start).zip(top);
+    let settings = checked.iter().cycle().zip(wanted).zip(start).zip(top);
     let rows = states.into_iter().zip(experts).zip(experts_from);
-    for (((name, prompt), (((object, wanted), start), top)), ((states, experts), experts_from)) in
-        names.into_iter().zip(tokens).zip(settings).zip(rows)
+    for (
+        ((name, prompt), ((((params, keep_stop), wanted), start), top)),
+        ((states, experts), experts_from),
+    ) in names.into_iter().zip(tokens).zip(settings).zip(rows)
     {
         if experts && experts_from > prompt.len() {
             let why = format!("must be at most the {} tokens of the prompt", prompt.len());
             return Err(Refusal::param("routed_experts_start_len", why));
         }
-        let mut prompt_settings = PromptSettings::take(object)?;
         let from = usize::try_from(start).ok().filter(|_| wanted);
-        let settings = &mut prompt_settings.settings;
-        settings.params.logprobs = Some(wanted);
-        settings.params.top_logprobs = Some(if wanted { top } else { 0 });
-        settings.params.prompt_logprobs = Some(from.is_some());
-        (settings.speculation, settings.priority) = (speculation, priority);
-        let mut params = settings.check(app, None, param).await?;
+        let mut params = params.clone();
+        params
+            .set_logprobs(wanted.then_some(top), from.is_some())
+            .map_err(|error| Refusal::param("top_logprobs_num", error.why))?;
         params.returned = Returned { hidden_states: states, routed_experts: experts };
         params.returned_from = if states || !experts { 0 } else { experts_from };
         let report = Report {
@@ -232,9 +245,10 @@ async fn submissions(
             hidden_states: states,
             routed_experts_from: experts.then_some(experts_from),
         };
-        plans.push(Plan { report, keep_stop: prompt_settings.keep_stop, n: params.n as usize });
+        plans.push(Plan { report, keep_stop: *keep_stop, n: params.n as usize });
         submissions.push(Submission::new(name, prompt, params));
     }
+    app.check_size(&submissions, param)?;
     bootstrap.assign(app, &mut submissions)?;
     Ok((submissions, plans))
 }

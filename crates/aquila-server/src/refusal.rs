@@ -91,6 +91,14 @@ impl Refusal {
             .code("origin_not_allowed")
     }
 
+    /// A name of the server that anybody may own.
+    pub fn foreign_host() -> Self {
+        let message = "the Host header has a public name, by which a page could reach this server \
+                       behind its user's back: ask for localhost or an address, name the server's \
+                       origin with --allowed-origins, or ask for keys with --api-key";
+        Self::new(StatusCode::FORBIDDEN, "invalid_request_error", message).code("host_not_allowed")
+    }
+
     /// A key with as many requests under way as a key may have.
     pub fn too_many(most: usize) -> Self {
         let message = format!("{most} requests of this key are under way, which is what a key may");

@@ -103,7 +103,7 @@ pub(crate) fn router(app: Shared) -> Router {
 }
 
 /// The keys that a route asks for, as in SGLang.
-fn level(route: Option<&str>) -> Level {
+pub(crate) fn level(route: Option<&str>) -> Level {
     match route {
         Some("/health" | "/health_generate" | "/metrics") => Level::Open,
         Some(

@@ -443,6 +443,19 @@ fn half_closed_sockets_hold_no_slot() {
 }
 
 #[test]
+fn clients_that_leave_bytes_behind_hold_no_slot() {
+    let server = Running::held(crate::support::engine_config(), settings());
+    let body = json!({ "prompt": "fn main", "max_tokens": 400, "ignore_eos": true }).to_string();
+    let connection = server.connect().post(COMPLETIONS, body.as_bytes());
+    server.wait_until("it runs", |s| s.running == 1);
+    // The rest of a request that nobody reads yet, and the end.
+    drop(connection.send("GET /health HTTP/1.1\r\n"));
+    server.wait_until_idle();
+    let finished = server.stats().completion_tokens;
+    assert!(finished < 400, "{finished} tokens were made for nobody");
+}
+
+#[test]
 fn slow_senders_are_cut_in_time() {
     let short = Duration::from_millis(300);
     // Of headers and bodies apart: a busy machine may take longer than that for a whole request.

@@ -51,6 +51,8 @@ impl Body {
         if params.logprobs != Some(true) {
             params.top_logprobs = None;
         }
+        // A response is one answer, whatever the server's default.
+        params.n = Some(1);
         let (tools, tools_echo) = tools(&mut fields)?;
         let tool_choice = tool_choice_echo(&tools.choice);
         let (format, text) = text(&mut fields)?;

@@ -156,6 +156,8 @@ async fn refuse_while_draining(
 ) -> Response {
     if app.is_draining() {
         return Refusal::shutting_down().into_response();
+    // Counted before the question, so that the server waits for whatever it does not refuse.
+    let _accepted = app.active_requests.accept();
     }
     next.run(request).await
 }

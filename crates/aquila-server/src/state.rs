@@ -34,6 +34,8 @@ pub(crate) struct App {
     pub returned_room: ReturnedRoom,
     /// One corpus is loaded at a time.
     pub corpus_turn: Arc<Semaphore>,
+    /// One probe of the engine runs at a time.
+    pub probe: crate::routes::Probe,
     /// When the server was started, in seconds of Unix time.
     pub started: u64,
     draining: AtomicBool,
@@ -49,6 +51,7 @@ impl App {
             returned_room: ReturnedRoom::new(limits.returned_bytes),
             corpus_turn: Arc::new(Semaphore::new(1)),
             generator,
+            probe: Default::default(),
             settings,
             active_requests: Arc::default(),
             metrics: Arc::default(),

@@ -20,6 +20,8 @@ use crate::keys::Level;
 use crate::refusal::Refusal;
 use crate::state::Shared;
 
+pub(crate) use self::sglang::health::Probe;
+
 /// Where the web page is.
 const PAGE: &str = "/";
 

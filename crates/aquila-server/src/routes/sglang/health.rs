@@ -1,17 +1,21 @@
 //! Whether the server is well: a glance, and a real token.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aquila_text::SamplingParams;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use tokio::sync::Mutex;
 
 use crate::refusal::Refusal;
-use crate::state::Shared;
+use crate::state::{App, Shared};
 use crate::submit::Submission;
 
 /// How long one token may take before the server counts as ill.
 const ONE_TOKEN: Duration = Duration::from_secs(20);
+
+/// The last probe of the engine: when it ended, and how. The lock is held while one runs.
+pub(crate) type Probe = Mutex<Option<(Instant, Result<(), Refusal>)>>;
 
 pub(crate) async fn health(State(app): State<Shared>) -> Response {
     if app.is_draining() { Refusal::shutting_down().into_response() } else { ().into_response() }
@@ -22,6 +26,21 @@ pub(crate) async fn health_generate(State(app): State<Shared>) -> Result<Respons
     if app.is_draining() {
         return Err(Refusal::shutting_down());
     }
+    // Anybody may ask, without a key: whoever waits while another's probe runs shares its answer.
+    let asked = Instant::now();
+    let mut last = app.probe.lock().await;
+    let probed = match &*last {
+        Some((ended, probed)) if *ended >= asked => probed.clone(),
+        _ => {
+            let probed = probe(&app).await;
+            *last = Some((Instant::now(), probed.clone()));
+            probed
+        }
+    };
+    probed.map(IntoResponse::into_response)
+}
+
+async fn probe(app: &App) -> Result<(), Refusal> {
     let one = SamplingParams {
         max_tokens: Some(1),
         min_tokens: Some(0),
@@ -34,6 +53,5 @@ pub(crate) async fn health_generate(State(app): State<Shared>) -> Result<Respons
     let name = app.identifiers.next("health-");
     let asking = app.submit_whole(vec![Submission::new(name, vec![0], params)], "health");
     let answered = tokio::time::timeout(ONE_TOKEN, asking).await;
-    answered.map_err(|_| Refusal::busy("no token came in time"))??;
-    Ok(().into_response())
+    answered.map_err(|_| Refusal::busy("no token came in time"))?.map(drop)
 }

@@ -12,7 +12,6 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use crate::connection::Peer;
 use crate::keys::Level;
 use crate::refusal::Refusal;
 use crate::routes::level;
@@ -87,10 +86,8 @@ fn refusal(app: &App, request: &Request) -> Option<Refusal> {
     }
     let authority = request.uri().authority().map(|authority| authority.as_str());
     let host = text("host").or(authority).unwrap_or_default();
-    let peer = request.extensions().get::<Peer>();
-    let is_local = peer.is_some_and(|Peer(peer)| peer.ip().to_canonical().is_loopback());
     let is_open = !app.settings.keys.are_asked_for() && app.settings.tls.is_none();
-    if is_local && is_open && !is_own_name(host) && !allowed.has_host(host) {
+    if app.is_local && is_open && !is_own_name(host) && !allowed.has_host(host) {
         return Some(Refusal::foreign_host());
     }
     let may_ask = match headers.get(header::ORIGIN) {

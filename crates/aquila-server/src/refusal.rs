@@ -9,6 +9,9 @@ use serde::Serialize;
 /// Seconds after which a client may try again when all places are taken.
 const RETRY_AFTER: &str = "1";
 
+/// Bytes of a message, and of the name of a parameter, that repeat what a client sent.
+const LONGEST: (usize, usize) = (2048, 256);
+
 /// A request that gets an error for an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
@@ -39,7 +42,8 @@ struct Detail<'a> {
 
 impl Refusal {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        Self { status, kind, code: None, param: None, message: message.into(), closes: false }
+        let message = shortened(message.into(), LONGEST.0);
+        Self { status, kind, code: None, param: None, message, closes: false }
     }
 
     fn code(mut self, code: &'static str) -> Self {
@@ -54,7 +58,7 @@ impl Refusal {
 
     /// A parameter that cannot be served as it is.
     pub fn param(param: impl Into<String>, why: impl std::fmt::Display) -> Self {
-        let param = param.into();
+        let param = shortened(param.into(), LONGEST.1);
         let message = format!("{param}: {why}");
         Self { param: Some(param), ..Self::invalid(message) }
     }
@@ -266,6 +270,15 @@ impl Refusal {
     fn may_retry(&self) -> bool {
         matches!(self.status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS)
     }
+}
+
+/// A text, cut where it is too long.
+fn shortened(mut text: String, longest: usize) -> String {
+    if text.len() > longest {
+        text.truncate(text.floor_char_boundary(longest));
+        text.push('…');
+    }
+    text
 }
 
 impl From<ParamError> for Refusal {

@@ -286,6 +286,8 @@ fn cases() -> Vec<Case> {
         Case { status: 404, ..case("/v1/audio/speech", "{}", "", "audio is not supported") },
         case("/abort_request", "{}", "rid", "abort_all"),
         case("/detokenize", json!({ "tokens": "x" }), "tokens", "expected"),
+        case("/detokenize", json!({ "tokens": vec![1; 513] }), "tokens", "at most 512"),
+        case("/detokenize", json!({ "tokens": vec![vec![1; 500]; 600] }), "tokens", "262144"),
         Case {
             status: 404,
             ..chat(json!({ "model": "gpt-4" }), "model", "`gpt-4` does not exist")
@@ -486,4 +488,18 @@ fn slow_senders_are_cut_in_time() {
     assert_eq!((reply.status, &reply.json()["error"]["code"]), (408, &json!("request_timeout")));
     assert!(slow.is_closed());
     assert_eq!(server.get("/health").status, 200);
+}
+
+#[test]
+fn refusals_repeat_no_more_than_a_line_of_what_was_sent() {
+    let server = Running::usual();
+    let long = "x".repeat(1 << 20);
+    for body in [
+        json!({ "prompt": "a", "model": long }),
+        json!({ "prompt": "a", &long: 1 }),
+        json!({ "prompt": "a", "temperature": long }),
+    ] {
+        let reply = server.post(COMPLETIONS, &body.to_string());
+        assert!(reply.status >= 400 && reply.body.len() < 4096, "{}", reply.body.len());
+    }
 }

@@ -263,7 +263,7 @@ impl App {
         param: &str,
     ) -> Result<Response, Refusal> {
         let name = submissions[0].name.clone();
-        let answers = self.submit_whole(submissions, param).await?;
+        let answers = self.submit_whole(submissions, param).await?.list;
         let prompt: usize = answers.iter().map(|answer| answer.usage.prompt_tokens).sum();
         let cached: usize = answers.iter().map(|answer| answer.usage.cached_tokens).sum();
         let answer = json!({

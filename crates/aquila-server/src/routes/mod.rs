@@ -156,10 +156,10 @@ async fn refuse_while_draining(
     request: Request,
     next: Next,
 ) -> Response {
-    if app.is_draining() {
-        return Refusal::shutting_down().into_response();
     // Counted before the question, so that the server waits for whatever it does not refuse.
     let _accepted = app.active_requests.accept();
+    if app.is_draining() {
+        return Refusal::shutting_down().into_response();
     }
     next.run(request).await
 }

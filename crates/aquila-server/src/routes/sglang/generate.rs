@@ -1,5 +1,6 @@
 //! `/generate`: texts or tokens, and how they go on, in SGLang's form.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,7 +20,6 @@ use crate::fields::{Fields, OneOrMany, checked_name};
 use crate::generation::GenerationSettings;
 use crate::intake::Received;
 use crate::refusal::Refusal;
-use crate::returned::keep_room;
 use crate::routes::json as respond;
 use crate::state::{App, Shared};
 use crate::stream::{self, EventWriter, ResponseFormat};
@@ -92,7 +92,6 @@ pub(crate) async fn generate(
     let (mut submissions, plans) = submissions(&app, body, fields, prompts, param).await?;
     submissions.iter_mut().for_each(|submission| submission.params.draft_trees = draft_trees);
     is_list |= plans.iter().any(|plan| plan.n > 1);
-    let room = app.returned_room.hold(app.generator.engine(), &submissions)?;
     if app.hands_over() {
         return app.hand_over(submissions, param).await;
     }
@@ -103,19 +102,25 @@ pub(crate) async fn generate(
             RoundReporter::for_answers(&app, &submission.params, submission.answers())
         });
         let rounds = reporters.flatten().collect();
-        let pieces = app.submit_streaming(submissions, param)?;
+        let pieces = app.submit_streaming(submissions, param, true)?;
         let items =
             plans.iter().flat_map(|plan| std::iter::repeat_n(&plan.report, plan.n).map(Item::new));
         let items = items.collect();
-        let format = Updates { app, asked, plans, items, rounds, is_list };
-        return Ok(keep_room(stream::respond(pieces, format, &name), room));
+        let put_off = BTreeSet::new();
+        let format = Updates { app, asked, plans, items, put_off, rounds, is_list };
+        return Ok(stream::respond(pieces, format, &name));
     }
     let answers = app.submit_whole(submissions, param).await?;
-    let write = move || {
-        let plan_of = plans.iter().flat_map(|plan| std::iter::repeat_n(plan, plan.n));
-        let items = plan_of.zip(answers).map(|(plan, answer)| {
+    let write = move |answers: Vec<Answer>| {
+        let plan_of = plans.iter().flat_map(|plan| (0..plan.n).map(move |choice| (plan, choice)));
+        let mut prompt = Arc::default();
+        let items = plan_of.zip(answers).map(|((plan, choice), answer)| {
             let mut item = Item::new(&plan.report);
-            item.prompt(&answer.prompt);
+            // The prompt's tokens come with the first of the answers to it.
+            if choice == 0 {
+                prompt = plan.report.prompt(&answer.prompt);
+            }
+            item.set_prompt(prompt.clone());
             item.add(&answer.text, answer.tokens);
             let Answer { reason, stop, usage, rows, .. } = answer;
             Finish { asked, reason, stop, usage, rows }.put(&mut item, plan);
@@ -129,13 +134,7 @@ pub(crate) async fn generate(
             answers => respond(&answers, Some(&name)),
         }
     };
-    if room.is_none() {
-        return Ok(write());
-    }
-    // Rows are so many that writing them would keep others waiting.
-    let written = tokio::task::spawn_blocking(write).await;
-    let response = written.map_err(|_| Refusal::failed("the answer could not be written"))?;
-    Ok(keep_room(response, room))
+    answers.respond(write).await
 }
 
 /// The prompts, whether they came as a list, and as which parameter.
@@ -289,12 +288,15 @@ impl Finish {
     }
 }
 
-/// Answers as they grow: every event holds the whole text so far.
+/// Answers as they grow: every event holds the whole text so far, so that of pieces that wait
+/// together one is written.
 struct Updates {
     app: Shared,
     asked: Instant,
     plans: Vec<Plan>,
     items: Vec<Item>,
+    /// Answers that have grown since their last event.
+    put_off: BTreeSet<usize>,
     /// Of each answer, where draft trees are asked for.
     rounds: Vec<RoundReporter>,
     is_list: bool,
@@ -310,13 +312,24 @@ impl ResponseFormat for Updates {
     ) {
         let item = &mut self.items[index];
         match event {
-            StreamEvent::Prompt(tokens) => return item.prompt(&tokens),
+            StreamEvent::Prompt(tokens) => {
+                // They come with the first of the answers to it.
+                let plan = &self.plans[guards.prompt_of(index)];
+                let prompt = plan.report.prompt(&tokens);
+                let items = self.items.iter_mut().skip(index).take(plan.n);
+                return items.for_each(|item| item.set_prompt(prompt.clone()));
+            }
             StreamEvent::Delta(delta) => {
                 let round = self.rounds.get_mut(index).map(|rounds| rounds.report(&delta));
-                item.set_round(round);
                 item.add(&delta.text, delta.tokens);
+                if round.is_none() {
+                    self.put_off.insert(index);
+                    return;
+                }
+                item.set_round(round);
             }
             StreamEvent::End(end) => {
+                self.put_off.remove(&index);
                 item.set_round(None);
                 item.add(&end.text, Vec::<Token>::new());
                 let aquila_text::End { reason, stop, usage, rows, .. } = end;
@@ -326,6 +339,15 @@ impl ResponseFormat for Updates {
         }
         let tokenizer: Option<&Tokenizer> = self.app.generator.tokenizer();
         out.event(&item.so_far(tokenizer, self.is_list.then_some(index)));
+    }
+
+    fn flush(&mut self, out: &mut EventWriter) {
+        let tokenizer = self.app.generator.tokenizer();
+        while !out.is_full()
+            && let Some(index) = self.put_off.pop_first()
+        {
+            out.event(&self.items[index].so_far(tokenizer, self.is_list.then_some(index)));
+        }
     }
 
     fn close(&mut self, _: &mut EventWriter) {}

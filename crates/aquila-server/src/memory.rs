@@ -27,7 +27,7 @@ pub struct RequestMemory {
     pub connections: u64,
     /// Longer bodies, until their prompts are tokenized, and the values of those that are worked on
     /// at a time. The values of others, which were parsed and wait for a worker, are not counted:
-    /// they may take up to [`PER_VALUE`] bytes for every two of their bodies.
+    /// they may take up to 160 bytes for every two of their bodies.
     pub bodies: u64,
     /// Texts while they are tokenized.
     pub tokenizing: u64,

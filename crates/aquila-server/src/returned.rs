@@ -29,6 +29,8 @@ const PER_EXPERT: usize = 2 * 4 + 4 + 2 * 6;
 const PER_LOGPROB: usize = 512;
 /// Bytes that a permit stands for.
 const UNIT: usize = 1 << 10;
+/// Bytes from which on answers take long to write.
+const LONG: usize = 1 << 20;
 /// Bytes of an answer that are handed to its connection at a time.
 const PIECE: usize = 64 << 10;
 
@@ -91,6 +93,11 @@ impl HeldRoom {
         } else {
             busy(bytes, self.most)
         }
+    }
+
+    /// Whether what it is for takes long to write.
+    pub fn is_long(&self) -> bool {
+        self.held().bytes >= LONG
     }
 
     /// Why the request is given up, if it is.

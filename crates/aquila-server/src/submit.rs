@@ -111,15 +111,15 @@ pub(crate) struct WholeAnswers {
 }
 
 impl WholeAnswers {
-    /// The response that `write` makes of them; where there may be much to write, on a thread where
-    /// it keeps no other request waiting.
+    /// The response that `write` makes of them; where there is much to write, on a thread where it
+    /// keeps no other request waiting.
     pub async fn respond(
         self,
         write: impl FnOnce(Vec<Answer>) -> Response + Send + 'static,
     ) -> Result<Response, Refusal> {
         let Self { list, room } = self;
-        if room.is_none() {
-            return Ok(write(list));
+        if !room.as_ref().is_some_and(|room| room.is_long()) {
+            return Ok(keep_room(write(list), room));
         }
         let written = tokio::task::spawn_blocking(move || write(list)).await;
         let response = written.map_err(|_| Refusal::failed("the answer could not be written"))?;

@@ -72,9 +72,9 @@ impl AsyncRead for Unstalled {
     ) -> Poll<io::Result<()>> {
         loop {
             ready!(self.socket.poll_read_ready(context))?;
-            match self.socket.try_read(buffer.initialize_unfilled()) {
+            match self.socket.try_read_buf(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                read => return Poll::Ready(read.map(|bytes| buffer.advance(bytes))),
+                read => return Poll::Ready(read.map(drop)),
             }
         }
     }

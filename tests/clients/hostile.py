@@ -31,7 +31,8 @@ NORMAL = {"prompt": "fn main", "max_tokens": 8, "temperature": 0}
 class Server:
     def __init__(self, binary, folder, flags):
         command = [binary, "serve", "tiny", "--port", "0", "--speculative-algorithm", "NGRAM"]
-        command += ["--max-queued-requests", "256", "--external-corpus-folder", folder, *flags]
+        command += ["--max-queued-requests", "256", "--max-returned-bytes", str(MIB)]
+        command += ["--external-corpus-folder", folder, *flags]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.budget = 0
         for line in self.process.stderr:

@@ -1,6 +1,6 @@
 //! The requests under way: who may be aborted by name, and when none is left.
 //!
-//! The invariant: a request that ends in any way, by its last token or because its client is gone,
+//! A request is accepted before it is read, and begins when it is submitted. The invariant: a request that ends in any way, by its last token or because its client is gone,
 //! leaves this list and gives up what the engine still does for it.
 
 use std::collections::HashMap;
@@ -21,7 +21,15 @@ pub(crate) struct ActiveRequests {
 #[derive(Debug, Default)]
 struct Entries {
     next: u64,
+    /// Requests whose handlers have not answered yet.
+    accepted: usize,
     by_key: HashMap<u64, Entry>,
+}
+
+impl Entries {
+    fn is_empty(&self) -> bool {
+        self.accepted == 0 && self.by_key.is_empty()
+    }
 }
 
 #[derive(Debug)]
@@ -65,30 +73,51 @@ impl ActiveRequests {
             .count()
     }
 
+    /// Counts a request as under way until it is answered or has begun to be.
+    pub fn accept(self: &Arc<Self>) -> Accepted {
+        self.entries().accepted += 1;
+        Accepted(self.clone())
+    }
+
     /// How many there are.
     pub fn count(&self) -> usize {
         self.entries().by_key.len()
     }
 
-    /// Waits until there is none.
+    /// Waits until there is none, not even one that is accepted.
     pub async fn wait_for_none(&self) {
-        self.wait(&self.none_left, |count| count == 0).await;
+        self.wait(&self.none_left, Entries::is_empty).await;
     }
 
     /// Waits until there is one.
     pub async fn wait_for_some(&self) {
-        self.wait(&self.begun, |count| count > 0).await;
+        self.wait(&self.begun, |entries| !entries.by_key.is_empty()).await;
     }
 
-    async fn wait(&self, changed: &Notify, wished: impl Fn(usize) -> bool) {
+    async fn wait(&self, changed: &Notify, wished: impl Fn(&Entries) -> bool) {
         loop {
             let mut told = std::pin::pin!(changed.notified());
             // Enabled before the count, so that no change is missed between the two.
             told.as_mut().enable();
-            if wished(self.count()) {
+            if wished(&self.entries()) {
                 return;
             }
             told.await;
+        }
+    }
+}
+
+/// A request that is accepted, until it is dropped.
+pub(crate) struct Accepted(Arc<ActiveRequests>);
+
+impl Drop for Accepted {
+    fn drop(&mut self) {
+        let mut entries = self.0.entries();
+        entries.accepted -= 1;
+        let is_last = entries.is_empty();
+        drop(entries);
+        if is_last {
+            self.0.none_left.notify_waiters();
         }
     }
 }
@@ -130,12 +159,12 @@ impl Drop for Hold {
     fn drop(&mut self) {
         let mut entries = self.list.entries();
         let entry = entries.by_key.remove(&self.key);
-        let left = entries.by_key.len();
+        let is_last = entries.is_empty();
         drop(entries);
         if let Some(entry) = entry.filter(|_| !self.complete) {
             entry.ids.into_iter().for_each(|id| self.engine.abort(id));
         }
-        if left == 0 {
+        if is_last {
             self.list.none_left.notify_waiters();
         }
     }

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 use crate::connections::{Answering, Place};
 use crate::state::App;
-use crate::unstalled::Unstalled;
+use crate::unstalled::{Unstalled, left};
 
 /// Bytes of a connection's buffer, which the headers of a request must fit into.
 pub(crate) const BUFFER: usize = 32 << 10;
@@ -42,8 +42,9 @@ impl Serving {
         // Small events must not wait for each other; a socket that refuses is only slower.
         let _ = socket.set_nodelay(true);
         let limits = &self.app.settings.limits;
-        let socket = Unstalled::new(socket, limits.stall_time);
-        let Some(tls) = &self.app.settings.tls else { return self.answer(socket).await };
+        let watched = Arc::new(socket);
+        let socket = Unstalled::new(watched.clone(), limits.stall_time);
+        let Some(tls) = &self.app.settings.tls else { return self.answer(socket, &watched).await };
         let mut closing = self.closing.clone();
         let secured = tokio::select! {
             secured = tls.accept(socket, limits.header_time) => secured,
@@ -51,7 +52,7 @@ impl Serving {
             () = self.place.closed() => return,
         };
         match secured {
-            Ok(socket) => self.answer(socket).await,
+            Ok(socket) => self.answer(socket, &watched).await,
             Err(error) => {
                 self.app.metrics.http.handshake_failed();
                 tracing::debug!(%error, peer = %self.peer.0, "a TLS handshake failed");
@@ -59,7 +60,8 @@ impl Serving {
         }
     }
 
-    async fn answer(&mut self, socket: impl AsyncRead + AsyncWrite + Unpin) {
+    /// Answers requests on `socket`, which may be a secured form of `watched`.
+    async fn answer(&mut self, socket: impl AsyncRead + AsyncWrite + Unpin, watched: &TcpStream) {
         let Self { app, router, place, peer, closing } = self;
         let router = TowerToHyperService::new(router.clone());
         let answer = |mut request: hyper::Request<Incoming>| {
@@ -82,15 +84,29 @@ impl Serving {
             .header_read_timeout(app.settings.limits.header_time)
             .serve_connection(TokioIo::new(socket), service_fn(answer));
         let mut connection = std::pin::pin!(connection);
-        let ended = tokio::select! {
-            ended = connection.as_mut() => ended,
-            () = told(closing) => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
-            }
-            () = place.closed() => {
-                tracing::debug!("a connection made place for another");
-                return;
+        // hyper hears of a client that leaves only while nothing of what it sent is unread.
+        let gone = async {
+            left(watched).await;
+            place.busy().await;
+        };
+        let mut gone = std::pin::pin!(gone);
+        let mut is_closing = false;
+        let ended = loop {
+            tokio::select! {
+                biased;
+                ended = connection.as_mut() => break ended,
+                () = gone.as_mut() => {
+                    tracing::debug!(peer = %peer.0, "a client left before its answer");
+                    return;
+                }
+                () = told(closing), if !is_closing => {
+                    connection.as_mut().graceful_shutdown();
+                    is_closing = true;
+                }
+                () = place.closed() => {
+                    tracing::debug!("a connection made place for another");
+                    return;
+                }
             }
         };
         if let Err(error) = ended {

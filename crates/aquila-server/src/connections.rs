@@ -71,7 +71,12 @@ impl Connections {
             return None;
         }
         self.state().open += 1;
-        let place = Place { all: self.clone(), wait: Mutex::new(None), close: Arc::default() };
+        let place = Place {
+            all: self.clone(),
+            wait: Mutex::new(None),
+            close: Arc::default(),
+            begun: Notify::new(),
+        };
         place.set_waiting();
         Some(Arc::new(place))
     }
@@ -90,6 +95,8 @@ pub(crate) struct Place {
     /// Which wait for its client this is, if it is one.
     wait: Mutex<Option<u64>>,
     close: Arc<Notify>,
+    /// Hears when it begins to be busy.
+    begun: Notify,
 }
 
 impl Place {
@@ -97,7 +104,19 @@ impl Place {
     pub fn set_busy(&self) {
         if let Some(wait) = self.wait().take() {
             self.all.state().waiting.remove(&wait);
+            self.begun.notify_one();
         }
+    }
+
+    /// Waits until the client waits for the server.
+    pub async fn busy(&self) {
+        while !self.is_busy() {
+            self.begun.notified().await;
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        self.wait().is_none()
     }
 
     /// Notes that the server waits for the client.
@@ -112,9 +131,16 @@ impl Place {
         }
     }
 
-    /// Waits until the connection is to make place for another.
+    /// Waits until the connection is to make place for another. Where a request came meanwhile, the
+    /// next one that waits makes place instead.
     pub async fn closed(&self) {
-        self.close.notified().await;
+        loop {
+            self.close.notified().await;
+            if !self.is_busy() {
+                return;
+            }
+            self.all.close_one();
+        }
     }
 
     fn wait(&self) -> MutexGuard<'_, Option<u64>> {
@@ -184,5 +210,16 @@ mod tests {
         places[0].set_waiting();
         assert!(all.place().is_some());
         assert!(is_told(&places[0]));
+    }
+
+    #[test]
+    fn a_request_that_comes_first_is_not_closed() {
+        let all = Connections::new(2);
+        let places = [(); 2].map(|()| all.place().unwrap());
+        let third = all.place().unwrap();
+        places[0].set_busy();
+        assert!(!is_told(&places[0]));
+        assert!(is_told(&places[1]), "the next one that waits makes place instead");
+        assert!(!is_told(&third));
     }
 }

@@ -18,6 +18,9 @@ use crate::routes::json as respond;
 use crate::state::App;
 use crate::submit::Submission;
 
+/// Bytes of the longest name of a host.
+const LONGEST_HOST: usize = 255;
+
 /// This server's part in requests that two workers serve.
 #[derive(Clone)]
 pub enum Role {
@@ -104,8 +107,18 @@ pub(crate) struct Bootstrap {
 
 impl Bootstrap {
     pub fn take(fields: &mut Fields) -> Result<Self, Refusal> {
+        let host: Option<OneOrMany<Option<String>>> = fields.take("bootstrap_host")?;
+        let hosts = match &host {
+            None => &[],
+            Some(OneOrMany::One(host)) => std::slice::from_ref(host),
+            Some(OneOrMany::Many(hosts)) => hosts.as_slice(),
+        };
+        if hosts.iter().flatten().any(|host| host.len() > LONGEST_HOST) {
+            let why = format!("a name of a host has at most {LONGEST_HOST} bytes");
+            return Err(Refusal::param("bootstrap_host", why));
+        }
         Ok(Self {
-            host: fields.take("bootstrap_host")?,
+            host,
             port: fields.take("bootstrap_port")?,
             room: fields.take("bootstrap_room")?,
         })
@@ -250,7 +263,7 @@ impl App {
         param: &str,
     ) -> Result<Response, Refusal> {
         let name = submissions[0].name.clone();
-        let answers = self.submit_whole(submissions, param).await?;
+        let answers = self.submit_whole(submissions, param).await?.list;
         let prompt: usize = answers.iter().map(|answer| answer.usage.prompt_tokens).sum();
         let cached: usize = answers.iter().map(|answer| answer.usage.cached_tokens).sum();
         let answer = json!({

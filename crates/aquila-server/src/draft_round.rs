@@ -91,7 +91,7 @@ impl RoundReporter {
     fn token(&mut self, token: &Token) -> RoundToken {
         // The token that ends a text is not part of it.
         let text = match &mut self.text {
-            Some(text) if !self.stop_ids.contains(&token.id) => text.push(token.id),
+            Some(text) if self.stop_ids.binary_search(&token.id).is_err() => text.push(token.id),
             _ => Ok(String::new()),
         };
         RoundToken {

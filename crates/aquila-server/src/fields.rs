@@ -16,6 +16,8 @@ use crate::unserved::Unserved;
 
 /// Values of one body, each counted once for every prompt.
 const MOST_SETTINGS: usize = 1 << 20;
+/// Bytes of a request's name, which each of its answers and each event of a stream repeats.
+const LONGEST_NAME: usize = 256;
 
 /// Sampling settings that bodies have by our own names.
 const SAMPLING: [&str; 12] = [
@@ -84,8 +86,12 @@ impl Fields {
         Some(self.prompts.swap_remove(index).1)
     }
 
-    /// Refuses settings that are too many to be kept for each of so many prompts.
-    pub fn check_settings(&self, prompts: usize) -> Result<(), Refusal> {
+    /// Refuses prompts, which came as `param`, of which more than `most` would wait, and settings
+    /// that are too many to be kept for each of them.
+    pub fn check_prompts(&self, prompts: usize, most: usize, param: &str) -> Result<(), Refusal> {
+        if prompts > most {
+            return Err(Refusal::too_many_answers(prompts, most, param));
+        }
         if self.count.saturating_mul(prompts) <= MOST_SETTINGS {
             return Ok(());
         }
@@ -120,6 +126,11 @@ impl Fields {
     /// Takes a field that must be there.
     pub fn require<T: DeserializeOwned>(&mut self, name: &'static str) -> Result<T, Refusal> {
         self.take(name)?.ok_or_else(|| Refusal::param(name, "is required"))
+    }
+
+    /// Takes the name by which the client may abort the request.
+    pub fn name(&mut self) -> Result<Option<String>, Refusal> {
+        self.take("rid")?.map(checked_name).transpose()
     }
 
     /// Takes a flag that is off unless given.
@@ -186,6 +197,15 @@ impl Fields {
         };
         Err(Refusal::param(format!("{within}{name}"), why))
     }
+}
+
+/// A request's name, unless it is too long.
+pub(crate) fn checked_name(name: String) -> Result<String, Refusal> {
+    if name.len() <= LONGEST_NAME {
+        return Ok(name);
+    }
+    let why = format!("has {} bytes, but a name has at most {LONGEST_NAME}", name.len());
+    Err(Refusal::param("rid", why))
 }
 
 /// The name that is most like `typed`, if a few slips explain the difference.

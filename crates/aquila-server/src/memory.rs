@@ -1,6 +1,5 @@
 //! What requests may take beside the engine: told at start, as the engine's own budget is.
 
-use aquila_engine::Returned;
 use aquila_text::Generator;
 
 use crate::connection::BUFFER;
@@ -26,11 +25,13 @@ const PER_TEXT_BYTE: usize = 400;
 pub struct RequestMemory {
     /// Connections, with their buffers and short bodies.
     pub connections: u64,
-    /// Longer bodies, until their prompts are tokenized.
+    /// Longer bodies, until their prompts are tokenized, and the values of those that are worked on
+    /// at a time. The values of others, which were parsed and wait for a worker, are not counted:
+    /// they may take up to 160 bytes for every two of their bodies.
     pub bodies: u64,
     /// Texts while they are tokenized.
     pub tokenizing: u64,
-    /// Hidden states and routed experts, where they are returned.
+    /// Hidden states, routed experts and log-probabilities that are returned.
     pub returned: u64,
 }
 
@@ -51,10 +52,7 @@ impl RequestMemory {
             ),
             bodies: bytes(bodies.saturating_mul(PER_BODY_BYTE).saturating_add(values)),
             tokenizing: bytes(texts.saturating_mul(PER_TEXT_BYTE)),
-            returned: bytes(match generator.engine().config().returned {
-                Returned { hidden_states: false, routed_experts: false } => 0,
-                _ => limits.returned_bytes,
-            }),
+            returned: bytes(limits.returned_bytes),
         }
     }
 

@@ -9,6 +9,9 @@ use serde::Serialize;
 /// Seconds after which a client may try again when all places are taken.
 const RETRY_AFTER: &str = "1";
 
+/// Bytes of a message, and of the name of a parameter, that repeat what a client sent.
+const LONGEST: (usize, usize) = (2048, 256);
+
 /// A request that gets an error for an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
@@ -39,7 +42,8 @@ struct Detail<'a> {
 
 impl Refusal {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        Self { status, kind, code: None, param: None, message: message.into(), closes: false }
+        let message = shortened(message.into(), LONGEST.0);
+        Self { status, kind, code: None, param: None, message, closes: false }
     }
 
     fn code(mut self, code: &'static str) -> Self {
@@ -54,7 +58,7 @@ impl Refusal {
 
     /// A parameter that cannot be served as it is.
     pub fn param(param: impl Into<String>, why: impl std::fmt::Display) -> Self {
-        let param = param.into();
+        let param = shortened(param.into(), LONGEST.1);
         let message = format!("{param}: {why}");
         Self { param: Some(param), ..Self::invalid(message) }
     }
@@ -85,9 +89,18 @@ impl Refusal {
 
     /// An origin whose pages may not ask.
     pub fn foreign_origin() -> Self {
-        let message = "pages of this origin may not ask: it is not among the allowed origins";
+        let message = "pages of this origin may not ask: it is neither this server's nor one that \
+                       --allowed-origins names";
         Self::new(StatusCode::FORBIDDEN, "invalid_request_error", message)
             .code("origin_not_allowed")
+    }
+
+    /// A name of the server that anybody may own.
+    pub fn foreign_host() -> Self {
+        let message = "the Host header has a public name, by which a page could reach this server \
+                       behind its user's back: ask for localhost or an address, name the server's \
+                       origin with --allowed-origins, or ask for keys with --api-key";
+        Self::new(StatusCode::FORBIDDEN, "invalid_request_error", message).code("host_not_allowed")
     }
 
     /// A key with as many requests under way as a key may have.
@@ -141,6 +154,12 @@ impl Refusal {
         let message = "the body did not arrive in time";
         let refusal = Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message);
         Self { closes: true, ..refusal.code("request_timeout") }
+    }
+
+    /// More answers, to prompts that came as `param`, than may wait.
+    pub fn too_many_answers(answers: usize, most: usize, param: &str) -> Self {
+        let why = format!("asks for {answers} answers at once, but at most {most} may wait");
+        Self::param(param, why)
     }
 
     /// Refuses a request because all places are taken.
@@ -259,6 +278,15 @@ impl Refusal {
     fn may_retry(&self) -> bool {
         matches!(self.status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS)
     }
+}
+
+/// A text, cut where it is too long.
+fn shortened(mut text: String, longest: usize) -> String {
+    if text.len() > longest {
+        text.truncate(text.floor_char_boundary(longest));
+        text.push('…');
+    }
+    text
 }
 
 impl From<ParamError> for Refusal {

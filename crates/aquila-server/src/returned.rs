@@ -1,14 +1,15 @@
-//! Room for the rows that answers return: hidden states and routed experts, which are far larger
-//! than tokens.
+//! Room for what answers return beside their tokens, and is far larger: hidden states, routed
+//! experts and log-probabilities.
 //!
-//! The invariant: a request has room for all rows that it may get before it is submitted, and keeps
-//! it until its client has taken the answer or has left. So what all of them take is bounded.
+//! The invariant: a request has room for all rows that it may get before it is submitted, and for
+//! log-probabilities before they are kept; it keeps the room until its client has taken the answer
+//! or has left. So what all of them take is bounded. An answer that finds no more room is given up.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
-use aquila_engine::EngineHandle;
+use aquila_engine::{EngineHandle, Token};
 use axum::body::Body;
 use axum::response::Response;
 use bytes::{Buf, Bytes};
@@ -23,21 +24,102 @@ use crate::submit::Submission;
 const PER_STATE: usize = 2 * (4 + 16);
 /// Bytes of the id of an expert: as it is kept, as an int32, and in base64.
 const PER_EXPERT: usize = 2 * 4 + 4 + 2 * 6;
+/// Bytes of a log-probability with its token: as it is kept, as an API's object, and as JSON, in
+/// lists that may have grown to twice their size.
+const PER_LOGPROB: usize = 512;
 /// Bytes that a permit stands for.
 const UNIT: usize = 1 << 10;
+/// Bytes from which on answers take long to write.
+const LONG: usize = 1 << 20;
 /// Bytes of an answer that are handed to its connection at a time.
 const PIECE: usize = 64 << 10;
 
-/// Room for the rows of all answers.
+/// Room for what all answers return.
 #[derive(Debug)]
 pub(crate) struct ReturnedRoom {
     bytes: usize,
     units: Arc<Semaphore>,
 }
 
-/// Room for the rows of one request's answers.
+/// Room for what one request's answers return.
 #[derive(Debug)]
-pub(crate) struct HeldRoom(#[expect(dead_code)] OwnedSemaphorePermit);
+pub(crate) struct HeldRoom {
+    /// Bytes of all answers together.
+    most: usize,
+    held: Mutex<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    bytes: usize,
+    units: OwnedSemaphorePermit,
+    /// Why the request is given up, once it has found no room.
+    refusal: Option<Refusal>,
+}
+
+impl HeldRoom {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        // A panic between two changes could only leave too much room held.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes room for the log-probabilities of `tokens`, of which an answer has `copies`; false
+    /// from where there is none.
+    pub fn take(&self, tokens: &[Token], copies: usize) -> bool {
+        let of_token = |token: &Token| token.logprob.map_or(0, |_| 1 + token.top.len());
+        let count: usize = tokens.iter().map(of_token).sum();
+        let mut held = self.held();
+        if count == 0 || held.refusal.is_some() {
+            return held.refusal.is_none();
+        }
+        let more = count.saturating_mul(copies).saturating_mul(PER_LOGPROB);
+        let bytes = held.bytes.saturating_add(more);
+        let missing = (bytes / UNIT + 1).saturating_sub(held.units.num_permits());
+        let units = held.units.semaphore().clone();
+        let taken = u32::try_from(missing).ok().and_then(|n| units.try_acquire_many_owned(n).ok());
+        match taken {
+            Some(units) => {
+                held.units.merge(units);
+                held.bytes = bytes;
+            }
+            None => held.refusal = Some(self.refuse(bytes)),
+        }
+        held.refusal.is_none()
+    }
+
+    fn refuse(&self, bytes: usize) -> Refusal {
+        if bytes >= self.most {
+            too_many_logprobs(bytes, self.most)
+        } else {
+            busy(bytes, self.most)
+        }
+    }
+
+    /// Whether what it is for takes long to write.
+    pub fn is_long(&self) -> bool {
+        self.held().bytes >= LONG
+    }
+
+    /// Why the request is given up, if it is.
+    pub fn refusal(&self) -> Option<Refusal> {
+        self.held().refusal.clone()
+    }
+}
+
+fn too_many_logprobs(bytes: usize, most: usize) -> Refusal {
+    Refusal::invalid(format!(
+        "the log-probabilities of the answers take {bytes} bytes or more, and this server has room \
+         for {most} of all answers together (--max-returned-bytes): ask for fewer answers, tokens \
+         or likely tokens at a time"
+    ))
+}
+
+fn busy(bytes: usize, most: usize) -> Refusal {
+    Refusal::busy(format!(
+        "no room for {bytes} bytes of log-probabilities, hidden states and routed experts: other \
+         answers have most of the {most} bytes that they may take together"
+    ))
+}
 
 impl ReturnedRoom {
     /// Room for so many bytes.
@@ -46,18 +128,23 @@ impl ReturnedRoom {
         Self { bytes, units: Arc::new(Semaphore::new(units)) }
     }
 
-    /// Room for the rows of `submissions`, if they ask for any.
+    /// Room for what `submissions` are to be returned beside tokens, if they ask for any.
     pub fn hold(
         &self,
         engine: &EngineHandle,
         submissions: &[Submission],
-    ) -> Result<Option<HeldRoom>, Refusal> {
+    ) -> Result<Option<Arc<HeldRoom>>, Refusal> {
         let wanted = submissions
             .iter()
             .map(|submission| bytes_of(engine, submission))
             .fold(0, usize::saturating_add);
-        if wanted == 0 {
+        let prompts = submissions.iter().map(prompt_logprobs).fold(0, usize::saturating_add);
+        if wanted == 0 && submissions.iter().all(|submission| submission.params.logprobs.is_none())
+        {
             return Ok(None);
+        }
+        if prompts >= self.bytes {
+            return Err(too_many_logprobs(prompts, self.bytes));
         }
         if wanted / UNIT >= self.bytes / UNIT {
             return Err(Refusal::invalid(format!(
@@ -66,16 +153,20 @@ impl ReturnedRoom {
                 self.bytes
             )));
         }
-        let units = (wanted / UNIT + 1) as u32;
-        let held = self.units.clone().try_acquire_many_owned(units).map_err(|_| {
-            Refusal::busy(format!(
-                "no room for {wanted} bytes of hidden states and routed experts: other answers \
-                 have most of the {} bytes that they may take together",
-                self.bytes
-            ))
-        });
-        Ok(Some(HeldRoom(held?)))
+        let units = if wanted > 0 { (wanted / UNIT + 1) as u32 } else { 0 };
+        let units = self.units.clone().try_acquire_many_owned(units);
+        let units = units.map_err(|_| busy(wanted, self.bytes))?;
+        let held = Mutex::new(Held { bytes: wanted, units, refusal: None });
+        Ok(Some(Arc::new(HeldRoom { most: self.bytes, held })))
     }
+}
+
+/// Bytes that the log-probabilities of a prompt certainly take.
+fn prompt_logprobs(submission: &Submission) -> usize {
+    let params = &submission.params;
+    let Some(top) = params.prompt_logprobs else { return 0 };
+    let tokens = submission.prompt.len().saturating_mul(1 + top);
+    tokens.saturating_mul(params.n as usize).saturating_mul(PER_LOGPROB)
 }
 
 /// Bytes that the rows of the answers to one prompt may take.
@@ -93,7 +184,7 @@ fn bytes_of(engine: &EngineHandle, submission: &Submission) -> usize {
 }
 
 /// A response whose body keeps room until its last byte is handed over.
-pub(crate) fn keep_room(response: Response, room: Option<HeldRoom>) -> Response {
+pub(crate) fn keep_room(response: Response, room: Option<Arc<HeldRoom>>) -> Response {
     match room {
         Some(room) => {
             response.map(|body| Body::new(HeldBody { body, left: Bytes::new(), _room: room }))
@@ -102,12 +193,12 @@ pub(crate) fn keep_room(response: Response, room: Option<HeldRoom>) -> Response 
     }
 }
 
-/// A body that is handed over in pieces, as its connection takes them, with the room of its rows.
+/// A body that is handed over in pieces, as its connection takes them, with the room that it takes.
 struct HeldBody {
     body: Body,
     /// The rest of a frame.
     left: Bytes,
-    _room: HeldRoom,
+    _room: Arc<HeldRoom>,
 }
 
 impl http_body::Body for HeldBody {

@@ -45,7 +45,8 @@ impl Server {
     /// Listens. Must be called on the threads of a runtime.
     pub fn listen(address: Address, generator: Generator, settings: Settings) -> Result<Self> {
         let (listener, address) = address.listen()?;
-        Ok(Self { listener, address, app: Arc::new(App::new(generator, settings)) })
+        let app = App::new(generator, settings, address.ip().to_canonical().is_loopback());
+        Ok(Self { listener, address, app: Arc::new(app) })
     }
 
     /// Where it listens.

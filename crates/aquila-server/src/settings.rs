@@ -33,8 +33,8 @@ pub struct Limits {
     pub stall_time: Duration,
     /// AnswerStream of one answer that wait for its client; one more gives the answer up.
     pub unread_pieces: usize,
-    /// Bytes that hidden states and routed experts of all answers together may take until they are
-    /// sent.
+    /// Bytes that hidden states, routed experts and log-probabilities of all answers together may
+    /// take until they are sent.
     pub returned_bytes: usize,
 }
 

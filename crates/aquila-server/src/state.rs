@@ -22,6 +22,8 @@ pub(crate) type Shared = Arc<App>;
 pub(crate) struct App {
     pub generator: Generator,
     pub settings: Settings,
+    /// Whether it listens to this machine alone.
+    pub is_local: bool,
     pub active_requests: Arc<ActiveRequests>,
     pub metrics: Arc<Metrics>,
     #[cfg(feature = "otel")]
@@ -32,6 +34,8 @@ pub(crate) struct App {
     /// How the model writes calls of tools.
     pub tool_calls: ToolCallFormat,
     pub returned_room: ReturnedRoom,
+    /// One probe of the engine runs at a time.
+    pub probe: crate::routes::Probe,
     /// One corpus is loaded at a time.
     pub corpus_turn: Arc<Semaphore>,
     /// When the server was started, in seconds of Unix time.
@@ -40,16 +44,18 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub fn new(generator: Generator, settings: Settings) -> Self {
+    pub fn new(generator: Generator, settings: Settings, is_local: bool) -> Self {
         let limits = &settings.limits;
         Self {
             intake: Intake::new(limits.bodies_bytes.max(limits.body_bytes)),
             tool_calls: ToolCalls::of(&generator, &settings).format,
             longest_text: LongestText::of(&generator, limits.prompt_tokens),
             returned_room: ReturnedRoom::new(limits.returned_bytes),
+            probe: Default::default(),
             corpus_turn: Arc::new(Semaphore::new(1)),
             generator,
             settings,
+            is_local,
             active_requests: Arc::default(),
             metrics: Arc::default(),
             #[cfg(feature = "otel")]
@@ -164,7 +170,7 @@ impl LongestText {
     }
 
     /// Refuses token ids, which came as `param`, that are too many.
-    fn check_ids(&self, ids: &[u32], param: &str) -> Result<(), Refusal> {
+    pub fn check_ids(&self, ids: &[u32], param: &str) -> Result<(), Refusal> {
         if ids.len() <= self.tokens {
             return Ok(());
         }

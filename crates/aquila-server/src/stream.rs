@@ -16,16 +16,24 @@ use serde::Serialize;
 
 use crate::answer::{Event, StreamEvent};
 use crate::refusal::Refusal;
+use crate::returned::keep_room;
 use crate::submit::{AnswerStream, RequestGuards};
 
 /// Events that are put together when several wait.
 const AT_ONCE: usize = 64;
+/// Bytes from which on a frame takes no further event, which waits for the next one.
+const FRAME: usize = 256 << 10;
 
 /// Writes events.
 #[derive(Debug, Default)]
 pub(crate) struct EventWriter(Vec<u8>);
 
 impl EventWriter {
+    /// Whether further events should wait until these are sent.
+    pub fn is_full(&self) -> bool {
+        self.0.len() >= FRAME
+    }
+
     /// Writes one event.
     pub fn event(&mut self, value: &impl Serialize) {
         self.0.extend_from_slice(b"data: ");
@@ -51,7 +59,8 @@ impl EventWriter {
 
 /// How one API writes what became of answers.
 pub(crate) trait ResponseFormat: Send + Unpin + 'static {
-    /// Writes what became of the answer `index`; most pieces are one event, some are none.
+    /// Writes what became of the answer `index`; most pieces are one event, some are none, and some
+    /// are put off until it is known whether more follows at once.
     fn write(
         &mut self,
         index: usize,
@@ -59,6 +68,9 @@ pub(crate) trait ResponseFormat: Send + Unpin + 'static {
         guards: &RequestGuards,
         out: &mut EventWriter,
     );
+
+    /// Writes what was put off, as far as `out` has room.
+    fn flush(&mut self, _: &mut EventWriter) {}
 
     /// Writes what comes after all answers have ended.
     fn close(&mut self, out: &mut EventWriter);
@@ -77,6 +89,7 @@ pub(crate) trait ResponseFormat: Send + Unpin + 'static {
 /// A response that streams `pieces` in this format, with the request's name in its headers.
 pub(crate) fn respond(pieces: AnswerStream, format: impl ResponseFormat, name: &str) -> Response {
     let left = pieces.guards.answers();
+    let room = pieces.guards.room();
     let body = EventBody { pieces: Some(pieces), format, left, waiting: Vec::new() };
     let mut response = Response::new(Body::new(body));
     let headers = response.headers_mut();
@@ -85,7 +98,7 @@ pub(crate) fn respond(pieces: AnswerStream, format: impl ResponseFormat, name: &
     if let Ok(name) = name.parse() {
         headers.insert("x-request-id", name);
     }
-    response
+    keep_room(response, room)
 }
 
 struct EventBody<W> {
@@ -94,14 +107,15 @@ struct EventBody<W> {
     format: W,
     /// Answers that have not ended.
     left: usize,
+    /// Events that are not written yet, the last one first.
     waiting: Vec<Event>,
 }
 
 impl<W: ResponseFormat> EventBody<W> {
-    /// Writes what has come; false if the stream ends with it.
+    /// Writes what has come, as far as a frame takes it; false if the stream ends with it.
     fn write(&mut self, out: &mut EventWriter) -> bool {
         let Some(pieces) = &mut self.pieces else { return false };
-        for Event { index, event } in self.waiting.drain(..) {
+        while let Some(Event { index, event }) = self.waiting.pop_if(|_| !out.is_full()) {
             if let StreamEvent::End(end) = &event {
                 if let Some(refusal) = pieces.guards.failure(index, &end.reason) {
                     pieces.metrics.stream_failed(&refusal);
@@ -113,6 +127,7 @@ impl<W: ResponseFormat> EventBody<W> {
             self.format.write(index, event, &pieces.guards, out);
         }
         if self.left > 0 {
+            self.format.flush(out);
             return true;
         }
         pieces.guards.complete();
@@ -133,10 +148,16 @@ impl<W: ResponseFormat> http_body::Body for EventBody<W> {
         let this = self.get_mut();
         loop {
             let Some(pieces) = &mut this.pieces else { return Poll::Ready(None) };
-            let received = pieces.events.poll_recv_many(context, &mut this.waiting, AT_ONCE);
-            let Poll::Ready(count) = received else { return Poll::Pending };
             let mut out = EventWriter::default();
-            let goes_on = if count == 0 {
+            this.format.flush(&mut out);
+            let mut count = this.waiting.len();
+            if count == 0 && out.0.is_empty() {
+                let received = pieces.events.poll_recv_many(context, &mut this.waiting, AT_ONCE);
+                let Poll::Ready(received) = received else { return Poll::Pending };
+                this.waiting.reverse();
+                count = received;
+            }
+            let goes_on = if count == 0 && out.0.is_empty() {
                 // The answers were given up before their end came through.
                 let refusal = Refusal::too_slow();
                 pieces.metrics.stream_failed(&refusal);

@@ -9,13 +9,16 @@ use std::time::Instant;
 use aquila_disagg::PrefillAddress;
 use aquila_engine::FinishReason;
 use aquila_text::{AnswerSink, CheckedParams};
-use tokio::sync::mpsc;
+use axum::response::Response;
+use tokio::sync::{Semaphore, mpsc};
 
 use crate::active_requests::Hold;
-use crate::answer::{Answer, Collector, Event, Relay};
+use crate::answer::{Answer, Collector, Event, LogprobRoom, Relay};
 use crate::disaggregation::Transfers;
 use crate::http_metrics::HttpMetrics;
+use crate::metrics::Stopwatch;
 use crate::refusal::Refusal;
+use crate::returned::{HeldRoom, keep_room};
 use crate::state::App;
 
 /// One prompt, and how it is to be answered.
@@ -48,6 +51,8 @@ pub(crate) struct RequestGuards {
     /// Which prompt each answer belongs to.
     prompts: Vec<usize>,
     deadline: Option<Instant>,
+    /// For what the answers return beside tokens.
+    room: Option<Arc<HeldRoom>>,
 }
 
 impl RequestGuards {
@@ -64,6 +69,9 @@ impl RequestGuards {
     /// Why an answer that ended like this is no answer; an abort that the client asked for leaves
     /// it one.
     pub fn failure(&self, answer: usize, reason: &FinishReason) -> Option<Refusal> {
+        if let Some(refusal) = self.room.as_ref().and_then(|room| room.refusal()) {
+            return Some(refusal);
+        }
         if let FinishReason::GrammarFailed(why) = reason {
             return Some(Refusal::invalid(why.clone()));
         }
@@ -75,6 +83,11 @@ impl RequestGuards {
             return Some(Refusal::out_of_time());
         }
         Some(Refusal::failed(why.clone()))
+    }
+
+    /// The room for what the answers return beside tokens.
+    pub fn room(&self) -> Option<Arc<HeldRoom>> {
+        self.room.clone()
     }
 
     /// Notes that all answers have ended.
@@ -91,18 +104,44 @@ pub(crate) struct AnswerStream {
     pub metrics: Arc<HttpMetrics>,
 }
 
+/// Answers that are whole, with the room of what they return beside tokens.
+pub(crate) struct WholeAnswers {
+    pub list: Vec<Answer>,
+    room: Option<Arc<HeldRoom>>,
+}
+
+impl WholeAnswers {
+    /// The response that `write` makes of them; where there is much to write, on a thread where it
+    /// keeps no other request waiting.
+    pub async fn respond(
+        self,
+        write: impl FnOnce(Vec<Answer>) -> Response + Send + 'static,
+    ) -> Result<Response, Refusal> {
+        let Self { list, room } = self;
+        if !room.as_ref().is_some_and(|room| room.is_long()) {
+            return Ok(keep_room(write(list), room));
+        }
+        let written = tokio::task::spawn_blocking(move || write(list)).await;
+        let response = written.map_err(|_| Refusal::failed("the answer could not be written"))?;
+        Ok(keep_room(response, room))
+    }
+}
+
 impl App {
-    /// Submits prompts, and hands the answers on as they come. `param` is what the prompts came as.
+    /// Submits prompts, and hands the answers on as they come. `param` is what the prompts came as;
+    /// `keeps_tokens` says whether the stream keeps the tokens that it was handed.
     pub fn submit_streaming(
         &self,
         submissions: Vec<Submission>,
         param: &str,
+        keeps_tokens: bool,
     ) -> Result<AnswerStream, Refusal> {
         let answers: usize = submissions.iter().map(Submission::answers).sum();
         let room = self.settings.limits.unread_pieces.max(1).saturating_mul(answers.max(1));
-        let (sender, events) = mpsc::channel(room);
-        let guards = self.submit(submissions, param, |index, stopwatch| {
-            Box::new(Relay { index, events: sender.clone(), stopwatch, broken: false })
+        let (sender, events) = mpsc::channel(room.min(Semaphore::MAX_PERMITS));
+        let guards = self.submit(submissions, param, |index, stopwatch, room| {
+            let events = sender.clone();
+            Box::new(Relay { index, events, stopwatch, room, keeps_tokens, broken: false })
         })?;
         Ok(AnswerStream { events, guards, metrics: self.metrics.http.clone() })
     }
@@ -112,9 +151,9 @@ impl App {
         &self,
         submissions: Vec<Submission>,
         param: &str,
-    ) -> Result<Vec<Answer>, Refusal> {
+    ) -> Result<WholeAnswers, Refusal> {
         let (done, mut inbox) = mpsc::unbounded_channel();
-        let mut guards = self.submit(submissions, param, |index, stopwatch| {
+        let mut guards = self.submit(submissions, param, |index, stopwatch, room| {
             Box::new(Collector {
                 index,
                 prompt: Vec::new(),
@@ -122,6 +161,7 @@ impl App {
                 text: String::new(),
                 done: done.clone(),
                 stopwatch,
+                room,
             })
         })?;
         drop(done);
@@ -134,32 +174,37 @@ impl App {
         }
         let answers: Option<Vec<Answer>> = answers.into_iter().collect();
         guards.complete();
-        answers.ok_or_else(|| Refusal::failed("the engine ended before the answer was complete"))
+        let list = answers
+            .ok_or_else(|| Refusal::failed("the engine ended before the answer was complete"))?;
+        Ok(WholeAnswers { list, room: guards.room() })
     }
 
     fn submit(
         &self,
         submissions: Vec<Submission>,
         param: &str,
-        mut sink: impl FnMut(usize, crate::metrics::Stopwatch) -> Box<dyn AnswerSink>,
+        mut sink: impl FnMut(usize, Stopwatch, LogprobRoom) -> Box<dyn AnswerSink>,
     ) -> Result<RequestGuards, Refusal> {
         self.check_size(&submissions, param)?;
         submissions.iter().try_for_each(|submission| self.check_ids(&submission.params))?;
         let asked = Instant::now();
         let deadline = self.settings.limits.request_time.map(|time| asked + time);
         let engine = self.generator.engine();
-        let mut guards = RequestGuards { guards: Vec::new(), prompts: Vec::new(), deadline };
+        let room = self.returned_room.hold(engine, &submissions)?;
+        let mut guards = RequestGuards { guards: Vec::new(), prompts: Vec::new(), deadline, room };
         for (number, submission) in submissions.into_iter().enumerate() {
             let first = guards.prompts.len();
             let mut transfers = Transfers::open(self, &submission.prefill)?;
             let hold = self.active_requests.begin(engine, &submission.name);
+            let answers = submission.answers();
             let sink = |choice: u32| {
                 let stopwatch = self.metrics.stopwatch(asked, choice == 0);
-                sink(first + choice as usize, stopwatch)
+                let room = LogprobRoom { room: guards.room(), copies: answers };
+                sink(first + choice as usize, stopwatch, room)
             };
             let transfer = |_| transfers.next();
-            let Submission { prompt, params, .. } = &submission;
-            match self.generator.submit_across(prompt.clone(), params, deadline, sink, transfer) {
+            let Submission { prompt, params, .. } = submission;
+            match self.generator.submit_across(prompt, &params, deadline, sink, transfer) {
                 Ok(ids) => {
                     transfers.admitted(&ids);
                     hold.add(ids);
@@ -171,7 +216,7 @@ impl App {
                 }
             }
             guards.guards.push(hold);
-            guards.prompts.extend(std::iter::repeat_n(number, submission.answers()));
+            guards.prompts.extend(std::iter::repeat_n(number, answers));
         }
         Ok(guards)
     }
@@ -191,12 +236,11 @@ impl App {
     }
 
     /// Refuses what could never be queued at once, and prompts beyond the server's own limit.
-    fn check_size(&self, submissions: &[Submission], param: &str) -> Result<(), Refusal> {
+    pub fn check_size(&self, submissions: &[Submission], param: &str) -> Result<(), Refusal> {
         let answers: usize = submissions.iter().map(Submission::answers).sum();
         let most = self.generator.engine().config().max_queued_requests;
         if answers > most {
-            let why = format!("asks for {answers} answers at once, but at most {most} may wait");
-            return Err(Refusal::param(param, why));
+            return Err(Refusal::too_many_answers(answers, most, param));
         }
         let Some(limit) = self.settings.limits.prompt_tokens else { return Ok(()) };
         match submissions

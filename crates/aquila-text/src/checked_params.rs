@@ -13,6 +13,10 @@ use crate::{ParamError, SamplingParams, StopStrings};
 const MAX_N: u32 = 128;
 /// The most tokens reported at each place.
 const MAX_TOP_LOGPROBS: usize = 100;
+/// The most stop strings, and bytes of all of them.
+const MOST_STOPS: (usize, usize) = (256, 16 << 10);
+/// The most entries of a list of token ids: each token of an answer is compared with them.
+const MOST_TOKEN_IDS: usize = 4096;
 /// Tokens of an answer where nothing says how many.
 const DEFAULT_MAX_TOKENS: usize = 128;
 
@@ -69,21 +73,37 @@ impl SamplingParams {
         if !(1..=MAX_N).contains(&n) {
             return Err(error("n", format!("must be from 1 to {MAX_N}, found {n}")));
         }
-        let top = self.top_logprobs.unwrap_or(0);
-        if top > MAX_TOP_LOGPROBS {
-            let why = format!("must be at most {MAX_TOP_LOGPROBS}, found {top}");
-            return Err(error("top_logprobs", why));
-        }
+        let top = checked_top(self.top_logprobs.unwrap_or(0))?;
         let max_tokens = self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
         let min_tokens = self.min_tokens.unwrap_or(0);
         if min_tokens > max_tokens {
             let why = format!("must be at most max_tokens ({max_tokens}), found {min_tokens}");
             return Err(error("min_tokens", why));
         }
+        let entries = [
+            ("stop_token_ids", self.stop_token_ids.as_ref().map_or(0, Vec::len)),
+            ("logit_bias", self.logit_bias.as_ref().map_or(0, Vec::len)),
+        ];
+        if let Some((name, count)) = entries.into_iter().find(|(_, n)| *n > MOST_TOKEN_IDS) {
+            let why = format!("must have at most {MOST_TOKEN_IDS} tokens, found {count}");
+            return Err(error(name, why));
+        }
         let bias = self.logit_bias.clone().unwrap_or_default();
         if let Some((id, value)) = bias.iter().find(|(_, value)| !value.is_finite()) {
             let why = format!("must be finite numbers, but token {id} has {value}");
             return Err(error("logit_bias", why));
+        }
+        let (count, bytes) = self
+            .stop
+            .iter()
+            .flatten()
+            .fold((0, 0), |(count, bytes), stop| (count + 1, bytes + stop.len()));
+        if count > MOST_STOPS.0 || bytes > MOST_STOPS.1 {
+            let why = format!(
+                "must have at most {} strings of {} bytes together, found {count} of {bytes}",
+                MOST_STOPS.0, MOST_STOPS.1
+            );
+            return Err(error("stop", why));
         }
         let stop = StopStrings::new(self.stop.clone().unwrap_or_default())
             .map_err(|e| error("stop", e.to_string()))?;
@@ -145,6 +165,14 @@ impl SamplingParams {
 }
 
 impl CheckedParams {
+    /// Sets whether log-probabilities of the answer are reported, with how many of the most likely
+    /// tokens, and whether those of the prompt are.
+    pub fn set_logprobs(&mut self, top: Option<usize>, prompt: bool) -> Result<(), ParamError> {
+        self.logprobs = top.map(checked_top).transpose()?;
+        self.prompt_logprobs = prompt.then_some(self.logprobs.unwrap_or(0));
+        Ok(())
+    }
+
     /// The request for one of the `n` answers.
     pub fn request(
         &self,
@@ -173,6 +201,13 @@ impl CheckedParams {
             ..Request::new(prompt, 0, listener)
         }
     }
+}
+
+fn checked_top(top: usize) -> Result<usize, ParamError> {
+    if top <= MAX_TOP_LOGPROBS {
+        return Ok(top);
+    }
+    Err(error("top_logprobs", format!("must be at most {MAX_TOP_LOGPROBS}, found {top}")))
 }
 
 fn error(name: &str, why: String) -> ParamError {

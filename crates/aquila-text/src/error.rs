@@ -57,6 +57,9 @@ pub enum Error {
     /// A stop string is empty, and would stop before the first character.
     #[error("a stop string must not be empty")]
     EmptyStop,
+    /// Stop strings of gigabytes.
+    #[error("stop strings must have less than 4 GiB together")]
+    LongStops,
     /// The chat template does not parse.
     #[error("the chat template of {origin} does not parse: {reason}")]
     TemplateSyntax {

@@ -210,6 +210,7 @@ struct TextListener {
     stream: Option<TextStream>,
     stops: StopMatcher,
     stop_strings: StopStrings,
+    /// Sorted.
     stop_ids: Vec<u32>,
     min_tokens: usize,
     received: usize,
@@ -224,7 +225,7 @@ impl TextListener {
     fn push(&mut self, token: u32) -> crate::Result<String> {
         self.received += 1;
         // The token that ends a text is not part of it.
-        if self.stop_ids.contains(&token) {
+        if self.stop_ids.binary_search(&token).is_ok() {
             return Ok(String::new());
         }
         let Some(stream) = &mut self.stream else { return Ok(String::new()) };

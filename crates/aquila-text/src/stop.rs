@@ -22,19 +22,19 @@ struct Automaton {
     states: Vec<State>,
 }
 
+/// Small, since there is one for each byte of the strings. States are numbered, the beginning is 0,
+/// which is no state's child.
 #[derive(Debug, Default)]
 struct State {
-    children: Vec<(u8, usize)>,
-    fallback: usize,
-    depth: usize,
+    /// The byte that leads here.
+    byte: u8,
+    first_child: u32,
+    /// The next child of the state that this is a child of.
+    next_child: u32,
+    fallback: u32,
+    depth: u32,
     /// The longest stop string that ends here.
-    complete: Option<usize>,
-}
-
-impl State {
-    fn child(&self, byte: u8) -> Option<usize> {
-        self.children.iter().find(|(edge, _)| *edge == byte).map(|(_, next)| *next)
-    }
+    complete: Option<u32>,
 }
 
 impl StopStrings {
@@ -44,24 +44,11 @@ impl StopStrings {
         if strings.iter().any(String::is_empty) {
             return Err(Error::EmptyStop);
         }
-        let mut states = vec![State::default()];
-        for (which, string) in strings.iter().enumerate() {
-            let mut at = 0;
-            for &byte in string.as_bytes() {
-                at = match states[at].child(byte) {
-                    Some(next) => next,
-                    None => {
-                        let next = states.len();
-                        let depth = states[at].depth + 1;
-                        states.push(State { depth, ..State::default() });
-                        states[at].children.push((byte, next));
-                        next
-                    }
-                };
-            }
-            states[at].complete.get_or_insert(which);
+        if strings.iter().map(String::len).sum::<usize>() >= u32::MAX as usize {
+            return Err(Error::LongStops);
         }
-        let mut automaton = Automaton { strings, states };
+        let mut automaton = Automaton { strings, states: vec![State::default()] };
+        automaton.grow();
         automaton.link();
         Ok(Self(Arc::new(automaton)))
     }
@@ -83,28 +70,68 @@ impl StopStrings {
 }
 
 impl Automaton {
-    /// Links every state to its longest proper suffix that is a state, shallow states first.
-    fn link(&mut self) {
-        let mut queue: Vec<usize> = self.states[0].children.iter().map(|(_, next)| *next).collect();
-        let mut next_in_queue = 0;
-        while let Some(&at) = queue.get(next_in_queue) {
-            next_in_queue += 1;
-            for (byte, child) in self.states[at].children.clone() {
-                let fallback = self.step(self.states[at].fallback, byte);
-                self.states[child].fallback = fallback;
-                queue.push(child);
+    fn state(&self, at: u32) -> &State {
+        &self.states[at as usize]
+    }
+
+    /// The children of a state.
+    fn children(&self, at: u32) -> impl Iterator<Item = u32> {
+        let real = |child: u32| (child != 0).then_some(child);
+        let first = real(self.state(at).first_child);
+        std::iter::successors(first, move |&child| real(self.state(child).next_child))
+    }
+
+    fn child(&self, at: u32, byte: u8) -> Option<u32> {
+        self.children(at).find(|&child| self.state(child).byte == byte)
+    }
+
+    /// Makes the states of all strings.
+    fn grow(&mut self) {
+        for which in 0..self.strings.len() {
+            let mut at = 0;
+            for index in 0..self.strings[which].len() {
+                let byte = self.strings[which].as_bytes()[index];
+                at = self.child(at, byte).unwrap_or_else(|| self.add(at, byte));
             }
-            let fallback = self.states[at].fallback;
-            self.states[at].complete = self.states[at].complete.or(self.states[fallback].complete);
+            self.states[at as usize].complete.get_or_insert(which as u32);
         }
     }
 
-    fn step(&self, mut at: usize, byte: u8) -> usize {
+    /// Adds a child to a state.
+    fn add(&mut self, at: u32, byte: u8) -> u32 {
+        let new = self.states.len() as u32;
+        let parent = &mut self.states[at as usize];
+        let (depth, next_child) = (parent.depth + 1, parent.first_child);
+        parent.first_child = new;
+        self.states.push(State { byte, depth, next_child, ..State::default() });
+        new
+    }
+
+    /// Links every state to its longest proper suffix that is a state, shallow states first.
+    fn link(&mut self) {
+        let mut queue: Vec<u32> = self.children(0).collect();
+        let mut next_in_queue = 0;
+        while let Some(&at) = queue.get(next_in_queue) {
+            next_in_queue += 1;
+            let fallback = self.state(at).fallback;
+            let mut next = self.state(at).first_child;
+            while next != 0 {
+                let child = next;
+                self.states[child as usize].fallback = self.step(fallback, self.state(child).byte);
+                queue.push(child);
+                next = self.state(child).next_child;
+            }
+            let complete = self.state(at).complete.or(self.state(fallback).complete);
+            self.states[at as usize].complete = complete;
+        }
+    }
+
+    fn step(&self, mut at: u32, byte: u8) -> u32 {
         loop {
-            match self.states[at].child(byte) {
+            match self.child(at, byte) {
                 Some(next) => return next,
                 None if at == 0 => return 0,
-                None => at = self.states[at].fallback,
+                None => at = self.state(at).fallback,
             }
         }
     }
@@ -123,7 +150,7 @@ pub struct Piece {
 #[derive(Debug, Clone)]
 pub struct StopMatcher {
     stops: StopStrings,
-    state: usize,
+    state: u32,
     held: String,
     stopped: Option<usize>,
 }
@@ -139,7 +166,8 @@ impl StopMatcher {
         self.held.push_str(text);
         for (read, &byte) in text.as_bytes().iter().enumerate() {
             self.state = automaton.step(self.state, byte);
-            if let Some(which) = automaton.states[self.state].complete {
+            if let Some(which) = automaton.state(self.state).complete {
+                let which = which as usize;
                 let end = held_before + read + 1;
                 let start = end - automaton.strings[which].len();
                 let mut emit = std::mem::take(&mut self.held);
@@ -150,7 +178,7 @@ impl StopMatcher {
         }
         // A match begins with the first byte of a stop string, which begins a character, so this
         // is a character's boundary.
-        let certain = self.held.len() - automaton.states[self.state].depth;
+        let certain = self.held.len() - automaton.state(self.state).depth as usize;
         let still_held = self.held.split_off(certain);
         let emit = std::mem::replace(&mut self.held, still_held);
         Piece { emit, stopped: None }

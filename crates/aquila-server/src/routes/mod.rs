@@ -20,6 +20,8 @@ use crate::keys::Level;
 use crate::refusal::Refusal;
 use crate::state::Shared;
 
+pub(crate) use self::sglang::health::Probe;
+
 /// Where the web page is.
 const PAGE: &str = "/";
 
@@ -103,7 +105,7 @@ pub(crate) fn router(app: Shared) -> Router {
 }
 
 /// The keys that a route asks for, as in SGLang.
-fn level(route: Option<&str>) -> Level {
+pub(crate) fn level(route: Option<&str>) -> Level {
     match route {
         Some("/health" | "/health_generate" | "/metrics") => Level::Open,
         Some(
@@ -154,6 +156,8 @@ async fn refuse_unless_serving(
     request: Request,
     next: Next,
 ) -> Response {
+    // Counted before the question, so that the server waits for whatever it does not refuse.
+    let _accepted = app.active_requests.accept();
     if let Err(refusal) = app.check_serving() {
         return refusal.into_response();
     }

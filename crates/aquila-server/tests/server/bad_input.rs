@@ -46,6 +46,16 @@ fn messages(messages: Value, param: &str, says: &'static str) -> Case {
     case(CHAT, json!({ "messages": messages }), param, says)
 }
 
+fn many_biases() -> Value {
+    (0..4097).map(|id: u32| (id.to_string(), json!(1))).collect::<serde_json::Map<_, _>>().into()
+}
+
+fn response(extra: Value, param: &str, says: &'static str) -> Case {
+    let mut body = json!({ "input": "hi" });
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    case("/v1/responses", body, param, says)
+}
+
 fn cases() -> Vec<Case> {
     let long = "word ".repeat(2000);
     vec![
@@ -77,6 +87,19 @@ fn cases() -> Vec<Case> {
         chat(json!({ "max_completion_tokens": "9" }), "max_completion_tokens", "whole number"),
         chat(json!({ "stop": 5 }), "stop", "expected a string"),
         chat(json!({ "stop": [""] }), "stop", "empty"),
+        chat(json!({ "stop": vec!["x"; 257] }), "stop", "at most 256 strings"),
+        chat(json!({ "stop": "x".repeat(16385) }), "stop", "16384 bytes"),
+        chat(json!({ "stop_token_ids": vec![1; 4097] }), "stop_token_ids", "at most 4096"),
+        chat(json!({ "logit_bias": many_biases() }), "logit_bias", "at most 4096"),
+        chat(json!({ "rid": "x".repeat(257) }), "rid", "at most 256"),
+        completion(json!({ "rid": "x".repeat(257) }), "rid", "at most 256"),
+        generation(json!({ "rid": "x".repeat(257) }), "rid", "at most 256"),
+        generation(json!({ "rid": ["x".repeat(257)] }), "rid", "at most 256"),
+        generation(
+            json!({ "return_logprob": true, "top_logprobs_num": 101 }),
+            "top_logprobs_num",
+            "at most 100",
+        ),
         chat(json!({ "stream": "yes" }), "stream", "boolean"),
         chat(json!({ "seed": "x" }), "seed", "whole number"),
         chat(json!({ "presence_penalty": 3 }), "presence_penalty", "from -2 to 2"),
@@ -225,6 +248,19 @@ fn cases() -> Vec<Case> {
             "`max_new_tokens`",
         ),
         // OpenAI's responses.
+        response(json!({ "metadata": { "a": "x".repeat(513) } }), "metadata", "values of 512"),
+        response(json!({ "metadata": { "x".repeat(65): "a" } }), "metadata", "keys of 64"),
+        response(
+            json!({ "metadata": (0..17).map(|i| (i.to_string(), json!("a"))).collect::<serde_json::Map<_, _>>() }),
+            "metadata",
+            "16 pairs",
+        ),
+        response(json!({ "user": "x".repeat(513) }), "user", "at most 512"),
+        response(
+            json!({ "text": { "format": { "type": "json_schema", "name": "a", "schema": {}, "description": "x".repeat(1 << 20) } } }),
+            "",
+            "are repeated",
+        ),
         case("/v1/responses", "{}", "input", "required"),
         case("/v1/responses", json!({ "input": 5 }), "input", "string"),
         case(
@@ -250,6 +286,8 @@ fn cases() -> Vec<Case> {
         Case { status: 404, ..case("/v1/audio/speech", "{}", "", "audio is not supported") },
         case("/abort_request", "{}", "rid", "abort_all"),
         case("/detokenize", json!({ "tokens": "x" }), "tokens", "expected"),
+        case("/detokenize", json!({ "tokens": vec![1; 513] }), "tokens", "at most 512"),
+        case("/detokenize", json!({ "tokens": vec![vec![1; 500]; 600] }), "tokens", "262144"),
         Case {
             status: 404,
             ..chat(json!({ "model": "gpt-4" }), "model", "`gpt-4` does not exist")
@@ -407,6 +445,19 @@ fn half_closed_sockets_hold_no_slot() {
 }
 
 #[test]
+fn clients_that_leave_bytes_behind_hold_no_slot() {
+    let server = Running::held(crate::support::engine_config(), settings());
+    let body = json!({ "prompt": "fn main", "max_tokens": 400, "ignore_eos": true }).to_string();
+    let connection = server.connect().post(COMPLETIONS, body.as_bytes());
+    server.wait_until("it runs", |s| s.running == 1);
+    // The rest of a request that nobody reads yet, and the end.
+    drop(connection.send("GET /health HTTP/1.1\r\n"));
+    server.wait_until_idle();
+    let finished = server.stats().completion_tokens;
+    assert!(finished < 400, "{finished} tokens were made for nobody");
+}
+
+#[test]
 fn slow_senders_are_cut_in_time() {
     let short = Duration::from_millis(300);
     // Of headers and bodies apart: a busy machine may take longer than that for a whole request.
@@ -437,4 +488,18 @@ fn slow_senders_are_cut_in_time() {
     assert_eq!((reply.status, &reply.json()["error"]["code"]), (408, &json!("request_timeout")));
     assert!(slow.is_closed());
     assert_eq!(server.get("/health").status, 200);
+}
+
+#[test]
+fn refusals_repeat_no_more_than_a_line_of_what_was_sent() {
+    let server = Running::usual();
+    let long = "x".repeat(1 << 20);
+    for body in [
+        json!({ "prompt": "a", "model": long }),
+        json!({ "prompt": "a", &long: 1 }),
+        json!({ "prompt": "a", "temperature": long }),
+    ] {
+        let reply = server.post(COMPLETIONS, &body.to_string());
+        assert!(reply.status >= 400 && reply.body.len() < 4096, "{}", reply.body.len());
+    }
 }

@@ -53,3 +53,29 @@ fn an_idle_server_ends_at_once_though_connections_are_open() {
     server.join();
     assert!(connection.is_closed());
 }
+
+#[test]
+fn a_request_that_is_still_being_read_is_answered() {
+    let mut server = Running::usual();
+    let body = r#"{"prompt": "fn main", "max_tokens": 2}"#;
+    let (half, rest) = body.split_at(9);
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{half}",
+        body.len()
+    );
+    let slow = server.connect().send(&head);
+    let is_active = || {
+        let page = server.get("/metrics").body;
+        let active = |line: &str| {
+            line.starts_with("sglang:http_requests_active")
+                && line.contains("/v1/completions")
+                && line.ends_with(" 1")
+        };
+        page.lines().any(active)
+    };
+    while !is_active() {}
+    server.stop();
+    while server.get("/health").status == 200 {}
+    slow.send(rest).reply().ok();
+    server.join();
+}

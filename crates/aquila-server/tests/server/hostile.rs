@@ -142,14 +142,42 @@ fn settings_are_not_multiplied_by_prompts_without_bound() {
     let prompts = vec!["a"; 200];
     let body = json!({ "prompt": prompts, "logit_bias": bias, "max_tokens": 1 }).to_string();
     server.post("/v1/completions", &body).ok();
-    let prompts = vec!["a"; 4000];
-    let completion = json!({ "prompt": prompts, "logit_bias": bias });
-    let generate = json!({ "text": prompts, "sampling_params": { "logit_bias": bias } });
+    let prompts = vec!["a"; 250];
+    let stops = vec![1; 4000];
+    let completion = json!({ "prompt": prompts, "logit_bias": bias, "stop_token_ids": stops });
+    let params = json!({ "logit_bias": bias, "stop_token_ids": stops });
+    let generate = json!({ "text": prompts, "sampling_params": params });
     for (path, body) in [("/v1/completions", completion), ("/generate", generate)] {
         let reply = server.post(path, &body.to_string());
         assert_eq!(reply.status, 400);
         assert!(reply.body.contains("fewer prompts"), "{}", reply.body);
     }
+}
+
+#[test]
+fn more_prompts_than_may_wait_are_refused_before_anything_is_made_of_them() {
+    let server = Process::start();
+    let prompts = vec!["a"; 100_000];
+    let before = server.peak();
+    let long = "x".repeat(4 * MIB);
+    let stops: Vec<String> = (0..100).map(|i| format!("{i}{}", "y".repeat(30_000))).collect();
+    let settings = json!({ "stop": &long[MIB..], "json_schema": &long[MIB..] });
+    for (path, body) in [
+        ("/v1/completions", json!({ "prompt": prompts, "rid": long })),
+        ("/v1/completions", json!({ "prompt": prompts, "stop": stops })),
+        ("/generate", json!({ "text": prompts, "rid": long })),
+        ("/generate", json!({ "text": prompts, "sampling_params": settings })),
+        ("/generate", json!({ "text": &prompts[..200], "sampling_params": settings })),
+        ("/generate", json!({ "text": &prompts[..200], "rid": long })),
+        ("/v1/completions", json!({ "prompt": &prompts[..200], "rid": long })),
+        ("/v1/completions", json!({ "prompt": "a", "stop": stops })),
+    ] {
+        let reply = server.post(path, body.to_string().as_bytes());
+        assert_eq!(reply.status, 400, "{path}: {}", reply.body);
+    }
+    // A few bodies' worth, where a copy for each prompt would be gigabytes.
+    let grown = server.peak() - before;
+    assert!(grown < 400 * MIB as u64, "{grown} bytes more");
 }
 
 /// A server in a process of its own.
@@ -208,7 +236,9 @@ fn as_server() {
     if std::env::var_os(AS_SERVER).is_none() {
         return;
     }
-    let (generator, settings) = (generator(), settings());
+    let (generator, mut settings) = (generator(), settings());
+    // What no attack here asks for would hide what it takes.
+    settings.limits.returned_bytes = MIB;
     let requests = RequestMemory::of(&generator, &settings).total();
     let told = |address| eprintln!("{address} {requests}");
     let address = Address::take("127.0.0.1", 0).unwrap();

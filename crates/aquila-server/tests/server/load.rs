@@ -209,3 +209,12 @@ fn prompts_may_be_limited_below_the_context() {
     assert_eq!(reply.json()["error"]["code"], "context_length_exceeded");
     server.post("/v1/completions", r#"{"prompt": [1, 2, 3, 4]}"#).ok();
 }
+
+#[test]
+fn any_number_of_unread_pieces_may_be_allowed() {
+    let mut settings = settings();
+    settings.limits.unread_pieces = usize::MAX;
+    let server = Running::start(crate::support::generator(), settings);
+    let body = json!({ "prompt": "fn main", "max_tokens": 3, "stream": true, "n": 2 }).to_string();
+    server.post("/v1/completions", &body).events();
+}

@@ -114,9 +114,9 @@ fn pages_of_other_origins_ask_only_where_allowed() {
     };
     let server = with(&[]);
     let reply = ask(&server, &format!("{preflight} https://a.example"));
-    assert_eq!((reply.status, allows(&reply)), (401, None));
+    assert_eq!((reply.status, allows(&reply)), (403, None));
     let reply = ask(&server, "GET /health HTTP/1.1\r\nOrigin: https://a.example");
-    assert_eq!((reply.status, allows(&reply)), (200, None));
+    assert_eq!((reply.status, allows(&reply)), (403, None));
     drop(server);
 
     let server = with(&["https://a.example", "http://localhost:3000"]);
@@ -134,11 +134,76 @@ fn pages_of_other_origins_ask_only_where_allowed() {
         let reply = ask(&server, &format!("{preflight} {foreign}"));
         assert_eq!((reply.status, allows(&reply)), (403, None), "{foreign}");
         let reply = ask(&server, &format!("GET /health HTTP/1.1\r\nOrigin: {foreign}"));
-        assert_eq!((reply.status, allows(&reply)), (200, None), "{foreign}");
+        assert_eq!((reply.status, allows(&reply)), (403, None), "{foreign}");
     }
     drop(server);
 
     let server = with(&["*"]);
     let reply = ask(&server, &format!("{preflight} https://b.example"));
     assert_eq!((reply.status, allows(&reply).as_deref()), (204, Some("*")));
+}
+
+#[test]
+fn pages_of_strangers_change_nothing() {
+    let server = Running::usual();
+    let port = server.address.port();
+    let own = format!("Host: localhost:{port}\r\n");
+    let status = |request: &str, headers: &str| {
+        let (route, body) = request
+            .split_once(" {")
+            .map_or((request, ""), |(route, _)| (route, r#"{"abort_all": true}"#));
+        let length = body.len();
+        let head = format!("{route} HTTP/1.1\r\nContent-Length: {length}\r\n{headers}\r\n{body}");
+        server.connect().send(&head).reply().status
+    };
+    let image =
+        "Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: no-cors\r\nSec-Fetch-Dest: image\r\n";
+    let link = "Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: navigate\r\nSec-Fetch-Dest: \
+                document\r\nAccept: text/html\r\n";
+    let abort = "POST /abort_request {}";
+    for (request, headers, expected) in [
+        // What no browser sends.
+        (abort, own.clone(), 200),
+        ("GET /flush_cache", own.clone(), 200),
+        // A page that sends what needs no leave, an image, a link, and a page without an origin.
+        (abort, format!("{own}Origin: https://evil.example\r\n"), 403),
+        (abort, format!("{own}Origin: null\r\n"), 403),
+        (abort, format!("{own}Origin: http://localhost:1\r\n"), 403),
+        ("GET /flush_cache", format!("{own}{image}"), 403),
+        ("GET /flush_cache", format!("{own}{link}"), 403),
+        ("GET /", format!("{own}{link}"), 200),
+        // The server's own page, also behind proxies that write another Host.
+        (abort, format!("{own}Origin: http://localhost:{port}\r\n"), 200),
+        (abort, format!("{own}Origin: https://a.example\r\nSec-Fetch-Site: same-origin\r\n"), 200),
+        (abort, format!("{own}Origin: http://a.example\r\nX-Forwarded-Host: a.example\r\n"), 200),
+        // A name that a stranger has made lead here.
+        (abort, "Host: evil.example\r\nOrigin: http://evil.example\r\n".into(), 403),
+        ("GET /v1/models", "Host: evil.example:30000\r\n".into(), 403),
+        ("GET /v1/models", "Host: 127.0.0.1\r\n".into(), 200),
+        ("GET /v1/models", format!("Host: [::1]:{port}\r\n"), 200),
+    ] {
+        assert_eq!(status(request, &headers), expected, "{request}\n{headers}");
+    }
+    drop(server);
+
+    // Behind a proxy that keeps the name, its origin is named.
+    let allowed_origins = AllowedOrigins::parse(&["https://chat.example".to_owned()]).unwrap();
+    let server = Running::start(generator(), Settings { allowed_origins, ..settings() });
+    let get = |host: &str| {
+        server.connect().send(&format!("GET /v1/models HTTP/1.1\r\nHost: {host}\r\n\r\n")).reply()
+    };
+    assert_eq!(get("chat.example").status, 200);
+    let refused = get("evil.example");
+    assert_eq!(
+        (refused.status, &refused.json()["error"]["code"]),
+        (403, &json!("host_not_allowed"))
+    );
+    drop(server);
+
+    // With keys, a page of a stranger has none.
+    let keys = vec![aquila_server::ApiKey::new("alice", "secret").unwrap()];
+    let keys = aquila_server::Keys::new(keys, None);
+    let server = Running::start(generator(), Settings { keys, ..settings() });
+    let head = "GET /v1/models HTTP/1.1\r\nHost: chat.example\r\nx-api-key: secret\r\n\r\n";
+    assert_eq!(server.connect().send(head).reply().status, 200);
 }

@@ -1,9 +1,10 @@
 //! OpenAI's API: the shape of answers, whole and streamed, and that both say the same.
 
+use aquila_server::{Limits, Settings};
 use aquila_text::SamplingParams;
 use serde_json::{Value, json};
 
-use crate::support::{Running, offline};
+use crate::support::{Running, generator, offline, settings};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -248,4 +249,82 @@ fn the_model_is_listed_and_found_by_its_name() {
     assert_eq!(server.get("/v1/models/tiny").ok(), list["data"][0]);
     assert_eq!(server.get("/v1/models/models/tiny").ok(), list["data"][0]);
     assert_eq!(server.get("/v1/models/other").status, 404);
+}
+
+#[test]
+fn log_probabilities_past_the_room_for_them_are_refused() {
+    let limits = Limits { returned_bytes: 1 << 20, ..Limits::default() };
+    let server = Running::start(generator(), Settings { limits, ..settings() });
+    let chat = json!([{ "role": "user", "content": "hi" }]);
+    let long = "word ".repeat(200);
+    let answers = json!({ "n": 8, "max_tokens": 100, "ignore_eos": true });
+    let params = json!({ "max_new_tokens": 400, "ignore_eos": true });
+    let mut cases = [
+        ("/v1/completions", json!({ "prompt": "fn main", "logprobs": 20 }), answers.clone()),
+        (
+            "/v1/completions",
+            json!({ "prompt": long, "logprobs": 20, "echo": true }),
+            json!({ "n": 8 }),
+        ),
+        (
+            "/v1/chat/completions",
+            json!({ "messages": chat, "logprobs": true, "top_logprobs": 20 }),
+            answers,
+        ),
+        (
+            "/v1/responses",
+            json!({ "input": "hi", "include": ["message.output_text.logprobs"], "top_logprobs": 20 }),
+            json!({ "max_output_tokens": 400, "ignore_eos": true }),
+        ),
+        (
+            "/generate",
+            json!({ "text": "fn main", "return_logprob": true, "top_logprobs_num": 20 }),
+            json!({ "sampling_params": params }),
+        ),
+    ];
+    for (path, body, more) in &mut cases {
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let reply = server.post(path, &body.to_string());
+        assert_eq!(reply.status, 400, "{path}: {}", reply.body);
+        assert!(reply.body.contains("1048576"), "{}", reply.body);
+    }
+    // A stream that keeps what it has written is given up, one that does not goes on.
+    let (path, body, _) = &mut cases[4];
+    body["stream"] = true.into();
+    let reply = server.post(path, &body.to_string());
+    let last = reply.body.trim_end().rsplit("\n\n").next().unwrap();
+    assert!(last.contains("error") && last.contains("1048576"), "{last}");
+    let body = json!({
+        "prompt": "fn main", "logprobs": 20, "max_tokens": 200, "ignore_eos": true, "stream": true,
+    });
+    let events = server.post("/v1/completions", &body.to_string()).events();
+    assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "length");
+    // All of them in turn: none leaves anything behind.
+    let body = json!({ "prompt": "fn main", "logprobs": 20, "max_tokens": 60, "ignore_eos": true });
+    for _ in 0..8 {
+        server.post("/v1/completions", &body.to_string()).ok();
+    }
+}
+
+#[test]
+fn offsets_count_special_tokens_where_the_text_has_them() {
+    let server = Running::usual();
+    let text = |id: usize, skip: bool| {
+        let body = json!({ "tokens": [id], "skip_special_tokens": skip }).to_string();
+        server.post("/detokenize", &body).ok()["text"].as_str().unwrap().to_owned()
+    };
+    let special = (0..2000).find(|&id| text(id, true).is_empty() && !text(id, false).is_empty());
+    let special = special.expect("a special token");
+    let mut body = json!({
+        "prompt": "fn main", "logprobs": 0, "max_tokens": 3, "ignore_eos": true, "temperature": 0,
+        "logit_bias": { special.to_string(): 100 }, "skip_special_tokens": false,
+    });
+    let choice = &server.post("/v1/completions", &body.to_string()).ok()["choices"][0];
+    let word = text(special, false);
+    assert_eq!(choice["text"], word.repeat(3));
+    let length = word.chars().count();
+    assert_eq!(choice["logprobs"]["text_offset"], json!([0, length, 2 * length]));
+    body["skip_special_tokens"] = true.into();
+    let choice = &server.post("/v1/completions", &body.to_string()).ok()["choices"][0];
+    assert_eq!(choice["logprobs"]["text_offset"], json!([0, 0, 0]));
 }

@@ -1,8 +1,9 @@
 //! OpenAI's responses: items, events, and that a stream says what a whole response does.
 
+use aquila_text::{Generator, SamplingParams};
 use serde_json::{Value, json};
 
-use crate::support::Running;
+use crate::support::{Running, generator, settings};
 use crate::tools::add;
 
 const RESPONSES: &str = "/v1/responses";
@@ -119,4 +120,35 @@ fn conversations_with_calls_and_results_go_on() {
     let reply = server.get(&format!("{RESPONSES}/{}", response["id"].as_str().unwrap()));
     assert_eq!(reply.status, 404);
     assert!(reply.body.contains("not stored"), "{}", reply.body);
+}
+
+#[test]
+fn responses_and_messages_are_one_answer_whatever_the_default() {
+    let usual = generator();
+    let defaults = SamplingParams { n: Some(2), ..SamplingParams::default() };
+    let (engine, tokenizer) = (usual.engine().clone(), usual.tokenizer().cloned());
+    let server =
+        Running::start(Generator::new(engine, tokenizer, Vec::new(), defaults), settings());
+    let message = json!([{ "role": "user", "content": "hi" }]);
+    for (path, mut body) in [
+        ("/v1/responses", json!({ "input": "hi", "max_output_tokens": 5, "temperature": 0 })),
+        ("/v1/messages", json!({ "messages": message, "max_tokens": 5, "temperature": 0 })),
+    ] {
+        let whole = server.post(path, &body.to_string()).ok();
+        assert_eq!(whole["usage"]["output_tokens"], 5, "{path}");
+        body["stream"] = true.into();
+        let (events, _) = server.post(path, &body.to_string()).named_events();
+        let texts = events.iter().filter_map(|(name, event)| match name.as_str() {
+            "response.output_text.delta" => event["delta"].as_str(),
+            "content_block_delta" => event["delta"]["text"].as_str(),
+            _ => None,
+        });
+        let text: String = texts.collect();
+        let path_of_text = match path {
+            "/v1/responses" => "/output/0/content/0/text",
+            _ => "/content/0/text",
+        };
+        assert_eq!(whole.pointer(path_of_text).unwrap(), text.as_str(), "{path}");
+    }
+    assert_eq!(server.stats().finished, 4);
 }

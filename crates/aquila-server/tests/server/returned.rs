@@ -134,6 +134,8 @@ fn streams_have_rows_in_their_last_event_alone() {
     let mut body = body(&[7, 21, 99, 4].repeat(3), 12, json!({}));
     let whole = ask(&server, &body);
     body["stream"] = true.into();
+    // Each piece has an event of its own with this.
+    body["return_draft_trees"] = true.into();
     let events = server.post("/generate", &body.to_string()).events();
     let (last, before) = events.split_last().unwrap();
     assert!(!before.is_empty());

@@ -202,3 +202,82 @@ fn metrics_count_what_happened() {
         assert!(announced(name) || family.is_some_and(announced), "{line}");
     }
 }
+
+#[test]
+fn every_answer_has_the_prompts_log_probabilities() {
+    let server = Running::usual();
+    let params = json!({ "max_new_tokens": 3, "n": 3, "temperature": 0 });
+    let mut body = json!({
+        "text": ["fn main", "use std::fmt"], "sampling_params": params, "return_logprob": true,
+        "logprob_start_len": 0, "top_logprobs_num": 2,
+    });
+    let keys = ["input_token_logprobs", "input_top_logprobs"];
+    let whole = generate(&server, body.clone());
+    let whole = whole.as_array().unwrap();
+    assert_eq!(whole.len(), 6);
+    for (index, answer) in whole.iter().enumerate() {
+        let tokens = answer["meta_info"]["input_token_logprobs"].as_array().unwrap();
+        assert_eq!(tokens.len(), answer["meta_info"]["prompt_tokens"].as_u64().unwrap() as usize);
+        for key in keys {
+            assert_eq!(answer["meta_info"][key], whole[index / 3 * 3]["meta_info"][key]);
+        }
+    }
+    body["stream"] = true.into();
+    let events = server.post("/generate", &body.to_string()).events();
+    for event in events.iter().filter(|event| !event["meta_info"]["finish_reason"].is_null()) {
+        let index = event["index"].as_u64().unwrap() as usize;
+        for key in keys {
+            assert_eq!(event["meta_info"][key], whole[index]["meta_info"][key]);
+        }
+    }
+}
+
+#[test]
+fn of_pieces_that_wait_together_the_last_is_written() {
+    let server = Running::usual();
+    let body = json!({
+        "text": "fn main", "stream": true, "return_logprob": true, "top_logprobs_num": 100,
+        "sampling_params": { "max_new_tokens": 500, "ignore_eos": true },
+    });
+    let mut connection = server.connect().post("/generate", body.to_string().as_bytes());
+    assert_eq!(connection.head().0, 200);
+    // Nothing is read, so that most pieces wait until the answer has ended.
+    server.wait_until("it ended", |s| s.finished == 1);
+    let (mut bytes, mut frames) = (Vec::new(), Vec::new());
+    while let Some(chunk) = connection.chunk() {
+        frames.push(chunk.len());
+        bytes.extend(chunk);
+    }
+    let text = String::from_utf8(bytes).unwrap();
+    let events: Vec<&str> =
+        text.split("\n\n").filter(|event| event.starts_with("data: {")).collect();
+    assert!(events.len() < 400, "{} events for 500 tokens", events.len());
+    let largest = events.iter().map(|event| event.len()).max().unwrap();
+    // What a frame has when it is full, and one event more.
+    assert!(frames.iter().all(|&frame| frame < (256 << 10) + largest + 100), "{frames:?}");
+    let counts = events.iter().map(|event| {
+        let event: Value = serde_json::from_str(event.strip_prefix("data: ").unwrap()).unwrap();
+        event["meta_info"]["completion_tokens"].as_u64().unwrap()
+    });
+    let counts: Vec<u64> = counts.collect();
+    assert!(counts.is_sorted());
+    assert_eq!(counts.last(), Some(&500));
+}
+
+#[test]
+fn probes_that_wait_together_share_one_token() {
+    let server = Running::held(engine_config(), settings());
+    let probe = "GET /health_generate HTTP/1.1\r\nHost: x\r\n\r\n";
+    let mut probes: Vec<_> = (0..20).map(|_| server.connect().send(probe)).collect();
+    let active = || {
+        let page = server.get("/metrics").body;
+        let line = page.lines().find(|line| {
+            line.starts_with("sglang:http_requests_active") && line.contains("\"/health_generate\"")
+        });
+        line.map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
+    };
+    while active() < 20.0 {}
+    server.run_freely();
+    assert!(probes.iter_mut().all(|probe| probe.reply().status == 200));
+    assert_eq!(server.stats().finished, 1);
+}

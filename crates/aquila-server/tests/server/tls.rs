@@ -1,7 +1,7 @@
 //! TLS: requests over it, clients that do not speak it, and files that are no certificates.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use tempfile::TempDir;
 
-use crate::support::{PATIENCE, Running, generator, settings};
+use crate::support::{PATIENCE, Running, engine_config, generator, settings};
 
 /// A certificate of `localhost`, and its key.
 struct Certificate {
@@ -142,4 +142,22 @@ fn files_that_are_no_certificates_are_refused() {
     std::fs::write(&damaged, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
         .unwrap();
     refused(&damaged, &one.key(), "cannot be used");
+}
+
+#[test]
+fn clients_that_leave_bytes_behind_hold_no_slot_over_tls() {
+    let certificate = Certificate::new();
+    let tls = Some(Tls::load(&certificate.file(), &certificate.key()).unwrap());
+    let server = Running::held(engine_config(), Settings { tls, ..settings() });
+    let mut client = certificate.connect(&server);
+    let body = r#"{"prompt": "fn main", "max_tokens": 400, "ignore_eos": true}"#;
+    let length = body.len();
+    let head = format!("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {length}");
+    client.write_all(format!("{head}\r\n\r\n{body}").as_bytes()).unwrap();
+    server.wait_until("it runs", |s| s.running == 1);
+    client.write_all(b"GET /health HTTP/1.1\r\n").unwrap();
+    // What the server sent is unread, so that a closed socket would be reset.
+    client.sock.shutdown(Shutdown::Write).unwrap();
+    server.wait_until_idle();
+    assert!(server.stats().completion_tokens < 400);
 }

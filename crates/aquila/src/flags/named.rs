@@ -191,14 +191,12 @@ pub fn request_memory(memory: &RequestMemory) -> String {
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     format!(
         "{:.1} MiB at most: connections {:.1} MiB (--max-connections), bodies {:.1} MiB \
-         (--max-bodies-bytes), tokenizing {:.1} MiB (--max-body-bytes, --max-prompt-tokens){}",
+         (--max-bodies-bytes), tokenizing {:.1} MiB (--max-body-bytes, --max-prompt-tokens), \
+         returned rows and log-probabilities {:.1} MiB (--max-returned-bytes)",
         mib(memory.total()),
         mib(memory.connections),
         mib(memory.bodies),
         mib(memory.tokenizing),
-        match memory.returned {
-            0 => String::new(),
-            bytes => format!(", returned rows {:.1} MiB (--max-returned-bytes)", mib(bytes)),
-        }
+        mib(memory.returned),
     )
 }

@@ -103,8 +103,8 @@ pub struct ServerFlags {
     #[arg(long)]
     enable_return_routed_experts: bool,
 
-    /// Bytes that hidden states and routed experts of all answers together may take until they are
-    /// sent; a request that finds no room is refused with 503
+    /// Bytes that hidden states, routed experts and log-probabilities of all answers together may
+    /// take until they are sent; a request that finds no room is refused with 503
     #[arg(long, default_value_t = Limits::default().returned_bytes, value_name = "BYTES")]
     max_returned_bytes: usize,
 

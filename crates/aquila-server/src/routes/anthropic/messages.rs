@@ -32,7 +32,7 @@ pub(crate) async fn messages(
     let id = prepared.id;
     let input_tokens = prepared.submissions[0].prompt.len();
     if streams {
-        let pieces = app.submit_streaming(prepared.submissions, "messages")?;
+        let pieces = app.submit_streaming(prepared.submissions, "messages", false)?;
         let parts = AnswerParts::new(&prepared.format, app.generator.tokenizer());
         let name = id.clone();
         let blocks = Blocks::default();
@@ -40,7 +40,7 @@ pub(crate) async fn messages(
         return Ok(stream::respond(pieces, events, &name));
     }
     let answers = app.submit_whole(prepared.submissions, "messages").await?;
-    let answer = answers.into_iter().next();
+    let answer = answers.list.into_iter().next();
     let answer = answer.ok_or_else(|| Refusal::failed("the engine gave no answer"))?;
     let read =
         ChatAnswer::read(&prepared.format, app.generator.tokenizer(), &app.identifiers, &answer);

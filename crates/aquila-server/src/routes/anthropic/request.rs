@@ -41,6 +41,8 @@ pub(super) fn take(mut fields: Fields, is_counted: bool) -> Result<ChatRequest, 
         Some(0) => return Err(Refusal::param("max_tokens", "must be at least 1")),
         _ => {}
     }
+    // A message is one answer, whatever the server's default.
+    params.n = Some(1);
     let tools = tools(&mut fields)?;
     let mut template_arguments: Map<String, Value> =
         fields.take("chat_template_kwargs")?.unwrap_or_default();
@@ -57,7 +59,7 @@ pub(super) fn take(mut fields: Fields, is_counted: bool) -> Result<ChatRequest, 
         stream: fields.flag("stream")?,
         speculation: fields.speculation()?,
         priority: fields.take("priority")?,
-        name: fields.take("rid")?,
+        name: fields.name()?,
         params,
         constraint: constraint(&mut fields)?,
         ..GenerationSettings::default()

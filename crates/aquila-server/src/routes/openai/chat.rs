@@ -113,13 +113,16 @@ pub(crate) async fn chat(State(app): State<Shared>, request: Request) -> Result<
     let head = CompletionHead::new(prepared.id, object, reported);
     let (params, format) = (prepared.params, prepared.format);
     if streams {
-        let pieces = app.submit_streaming(prepared.submissions, "messages")?;
+        let pieces = app.submit_streaming(prepared.submissions, "messages", false)?;
         let name = head.id.clone();
         return Ok(stream::respond(pieces, Chunks::new(app, head, params, &format), &name));
     }
     let answers = app.submit_whole(prepared.submissions, "messages").await?;
-    let (choices, usage) = choices(&app, &params, &format, &answers);
-    Ok(respond(&head.whole(&app, &choices, usage), Some(&head.id)))
+    let write = move |answers: Vec<Answer>| {
+        let (choices, usage) = choices(&app, &params, &format, &answers);
+        respond(&head.whole(&app, &choices, usage), Some(&head.id))
+    };
+    answers.respond(write).await
 }
 
 #[derive(Serialize)]

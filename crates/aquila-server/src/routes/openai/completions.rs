@@ -44,9 +44,9 @@ struct Completion {
 }
 
 impl Completion {
-    fn take(mut fields: Fields) -> Result<Self, Refusal> {
+    fn take(mut fields: Fields, most: usize) -> Result<Self, Refusal> {
         let prompts = list(fields.require_prompts("prompt")?)?;
-        fields.check_settings(prompts.len())?;
+        fields.check_prompts(prompts.len(), most, "prompt")?;
         let mut common = OpenAiSettings::take(&mut fields)?;
         let params = &mut common.settings.params;
         fields.set(params, "max_tokens", "max_tokens")?;
@@ -70,7 +70,8 @@ pub(crate) async fn completions(
     request: Request,
 ) -> Result<Response, Refusal> {
     let body = body::read(request, &app).await?;
-    let take = |body: &[u8]| Completion::take(Fields::parse_with(body, &["prompt"])?);
+    let most = app.generator.engine().config().max_queued_requests;
+    let take = move |body: &[u8]| Completion::take(Fields::parse_with(body, &["prompt"])?, most);
     let completion = body.work(take).await?;
     let OpenAiSettings { settings, reported } = completion.common;
     app.check_model(settings.model.as_deref())?;
@@ -82,16 +83,23 @@ pub(crate) async fn completions(
     let echo = move |_: &[u8]| Ok((echoes(&generator, given, &prompts)?, prompts));
     let (echoes, prompts) = body.work(echo).await?;
     drop(body);
+    let echoed = echoes.iter().map(String::len).sum::<usize>().saturating_mul(params.n as usize);
+    let most = app.settings.limits.body_bytes;
+    if echoed > most {
+        let why = format!("would repeat {echoed} bytes, but at most {most} are repeated");
+        return Err(Refusal::param("echo", why));
+    }
     let id = settings.name.unwrap_or_else(|| app.identifiers.next("cmpl-"));
     let submission = |prompt| Submission::new(id.clone(), prompt, params.clone());
     let mut submissions: Vec<Submission> = prompts.into_iter().map(submission).collect();
+    app.check_size(&submissions, "prompt")?;
     settings.bootstrap.assign(&app, &mut submissions)?;
     if app.hands_over() {
         return app.hand_over(submissions, "prompt").await;
     }
     let head = CompletionHead::new(id.clone(), "text_completion", reported);
     if settings.stream {
-        let pieces = app.submit_streaming(submissions, "prompt")?;
+        let pieces = app.submit_streaming(submissions, "prompt", false)?;
         let count = pieces.guards.answers();
         let answers = (0..count).map(|_| Progress::default()).collect();
         let rounds = RoundReporter::for_answers(&app, &params, count);
@@ -108,9 +116,12 @@ pub(crate) async fn completions(
         return Ok(stream::respond(pieces, format, &id));
     }
     let answers = app.submit_whole(submissions, "prompt").await?;
-    let choices = choices(&app, &params, &echoes, &answers);
-    let usage = UsageReport::of(&answers, params.n as usize);
-    Ok(respond(&head.whole(&app, &choices, usage), Some(&id)))
+    let write = move |answers: Vec<Answer>| {
+        let choices = choices(&app, &params, &echoes, &answers);
+        let usage = UsageReport::of(&answers, params.n as usize);
+        respond(&head.whole(&app, &choices, usage), Some(&id))
+    };
+    answers.respond(write).await
 }
 
 /// What stands before each prompt's answers: the prompts as they were given, if wanted.
@@ -180,11 +191,10 @@ struct Progress {
 }
 
 impl Progress {
+    /// The columns of the answer, which begins at `offset`.
     fn columns(&mut self, app: &App, params: &CheckedParams, offset: usize) -> &mut Columns {
-        let new = || {
-            let top = params.logprobs.unwrap_or(0);
-            Columns::new(app.generator.tokenizer(), offset, top, &params.limits.stop_ids)
-        };
+        let tokenizer = app.generator.tokenizer();
+        let new = || Columns::new(tokenizer, offset, params, params.skip_special_tokens);
         self.columns.get_or_insert_with(new)
     }
 
@@ -198,9 +208,9 @@ impl Progress {
     ) {
         let Some(echo) = echo else { return };
         if params.logprobs.is_some() {
-            self.columns(app, params, 0).prompt(prompt, out);
+            // The prompt is echoed as it was given, without the special tokens around it.
+            Columns::new(app.generator.tokenizer(), 0, params, true).prompt(prompt, out);
             // What follows is a text of its own, and begins where the prompt ends.
-            self.columns = None;
             self.columns(app, params, echo.chars().count());
         }
     }

@@ -1,5 +1,7 @@
 //! Log-probabilities in OpenAI's two forms: a list of tokens for chats, columns for completions.
 
+use std::collections::HashSet;
+
 use aquila_engine::Token;
 use aquila_text::{CheckedParams, TextStream, Tokenizer};
 use serde::{Serialize, Serializer};
@@ -54,7 +56,7 @@ impl ChatLogprobs {
         let content = tokens.iter().map(|token| {
             let likely = |&(id, logprob): &(u32, f32)| Likely::new(tokenizer, id, logprob);
             let mut own = Likely::new(tokenizer, token.id, token.logprob.unwrap_or(0.0));
-            if params.limits.stop_ids.contains(&token.id) {
+            if params.limits.stop_ids.binary_search(&token.id).is_ok() {
                 own.bytes.clear();
             }
             ChatToken { token: own, top_logprobs: token.top.iter().map(likely).collect() }
@@ -88,13 +90,8 @@ struct ByText(Vec<(String, f32)>);
 
 impl ByText {
     fn of(likely: impl Iterator<Item = (String, f32)>) -> Self {
-        let mut entries: Vec<(String, f32)> = Vec::new();
-        for (text, logprob) in likely {
-            if entries.iter().all(|(other, _)| *other != text) {
-                entries.push((text, logprob));
-            }
-        }
-        Self(entries)
+        let mut seen = HashSet::new();
+        Self(likely.filter(|(text, _)| seen.insert(text.clone())).collect())
     }
 }
 
@@ -122,10 +119,15 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// For a text that begins at `offset`.
-    pub fn new(tokenizer: Option<&Tokenizer>, offset: usize, top: usize, stop_ids: &[u32]) -> Self {
-        let stream = tokenizer.map(|tokenizer| tokenizer.stream(true));
-        let stop_ids = stop_ids.to_vec();
+    /// For a text that begins at `offset`; `skips_special` says whether it is without special tokens.
+    pub fn new(
+        tokenizer: Option<&Tokenizer>,
+        offset: usize,
+        params: &CheckedParams,
+        skips_special: bool,
+    ) -> Self {
+        let stream = tokenizer.map(|tokenizer| tokenizer.stream(skips_special));
+        let (top, stop_ids) = (params.logprobs.unwrap_or(0), params.limits.stop_ids.clone());
         Self { tokenizer: tokenizer.cloned(), stream, offset, top, stop_ids }
     }
 
@@ -141,7 +143,7 @@ impl Columns {
 
     fn push(&mut self, token: &Token, columns: &mut CompletionLogprobs) {
         let spelling = |id| spelled(self.tokenizer.as_ref(), id).0;
-        let ends = self.stop_ids.contains(&token.id);
+        let ends = self.stop_ids.binary_search(&token.id).is_ok();
         columns.tokens.push(if ends { String::new() } else { spelling(token.id) });
         columns.token_logprobs.push(token.logprob.map(finite));
         columns.text_offset.push(self.offset);

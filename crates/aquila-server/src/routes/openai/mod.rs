@@ -52,7 +52,7 @@ impl OpenAiSettings {
             speculation: fields.speculation()?,
             draft_trees: draft_round::take(fields, stream)?,
             priority: fields.take("priority")?,
-            name: fields.take("rid")?,
+            name: fields.name()?,
             params,
             constraint: Constraint::take(fields)?,
             bootstrap: Bootstrap::take(fields)?,

@@ -1,5 +1,6 @@
 //! `/generate`: texts or tokens, and how they go on, in SGLang's form.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,11 +16,10 @@ use crate::body;
 use crate::constraint::Constraint;
 use crate::disaggregation::Bootstrap;
 use crate::draft_round::{self, RoundReporter};
-use crate::fields::{Fields, OneOrMany};
+use crate::fields::{Fields, OneOrMany, checked_name};
 use crate::generation::GenerationSettings;
 use crate::intake::Received;
 use crate::refusal::Refusal;
-use crate::returned::keep_room;
 use crate::routes::json as respond;
 use crate::state::{App, Shared};
 use crate::stream::{self, EventWriter, ResponseFormat};
@@ -92,7 +92,6 @@ pub(crate) async fn generate(
     let (mut submissions, plans) = submissions(&app, body, fields, prompts, param).await?;
     submissions.iter_mut().for_each(|submission| submission.params.draft_trees = draft_trees);
     is_list |= plans.iter().any(|plan| plan.n > 1);
-    let room = app.returned_room.hold(app.generator.engine(), &submissions)?;
     if app.hands_over() {
         return app.hand_over(submissions, param).await;
     }
@@ -103,19 +102,25 @@ pub(crate) async fn generate(
             RoundReporter::for_answers(&app, &submission.params, submission.answers())
         });
         let rounds = reporters.flatten().collect();
-        let pieces = app.submit_streaming(submissions, param)?;
+        let pieces = app.submit_streaming(submissions, param, true)?;
         let items =
             plans.iter().flat_map(|plan| std::iter::repeat_n(&plan.report, plan.n).map(Item::new));
         let items = items.collect();
-        let format = Updates { app, asked, plans, items, rounds, is_list };
-        return Ok(keep_room(stream::respond(pieces, format, &name), room));
+        let put_off = BTreeSet::new();
+        let format = Updates { app, asked, plans, items, put_off, rounds, is_list };
+        return Ok(stream::respond(pieces, format, &name));
     }
     let answers = app.submit_whole(submissions, param).await?;
-    let write = move || {
-        let plan_of = plans.iter().flat_map(|plan| std::iter::repeat_n(plan, plan.n));
-        let items = plan_of.zip(answers).map(|(plan, answer)| {
+    let write = move |answers: Vec<Answer>| {
+        let plan_of = plans.iter().flat_map(|plan| (0..plan.n).map(move |choice| (plan, choice)));
+        let mut prompt = Arc::default();
+        let items = plan_of.zip(answers).map(|((plan, choice), answer)| {
             let mut item = Item::new(&plan.report);
-            item.prompt(&answer.prompt);
+            // The prompt's tokens come with the first of the answers to it.
+            if choice == 0 {
+                prompt = plan.report.prompt(&answer.prompt);
+            }
+            item.set_prompt(prompt.clone());
             item.add(&answer.text, answer.tokens);
             let Answer { reason, stop, usage, rows, .. } = answer;
             Finish { asked, reason, stop, usage, rows }.put(&mut item, plan);
@@ -129,13 +134,7 @@ pub(crate) async fn generate(
             answers => respond(&answers, Some(&name)),
         }
     };
-    if room.is_none() {
-        return Ok(write());
-    }
-    // Rows are so many that writing them would keep others waiting.
-    let written = tokio::task::spawn_blocking(write).await;
-    let response = written.map_err(|_| Refusal::failed("the answer could not be written"))?;
-    Ok(keep_room(response, room))
+    answers.respond(write).await
 }
 
 /// The prompts, whether they came as a list, and as which parameter.
@@ -173,13 +172,21 @@ async fn submissions(
     param: &'static str,
 ) -> Result<(Vec<Submission>, Vec<Plan>), Refusal> {
     let count = prompts.len();
-    fields.check_settings(count)?;
+    fields.check_prompts(count, app.generator.engine().config().max_queued_requests, param)?;
     let objects: Option<OneOrMany<Map<String, Value>>> = fields.take("sampling_params")?;
-    let objects = objects.unwrap_or(OneOrMany::One(Map::new())).spread(count, "sampling_params")?;
+    // Settings for all prompts are read and checked once.
+    let objects = match objects {
+        None => vec![Map::new()],
+        Some(OneOrMany::One(object)) => vec![object],
+        Some(objects) => objects.spread(count, "sampling_params")?,
+    };
     let names: Option<OneOrMany<String>> = fields.take("rid")?;
     let names: Vec<String> = match names {
-        Some(OneOrMany::Many(names)) => OneOrMany::Many(names).spread(count, "rid")?,
-        Some(OneOrMany::One(name)) => vec![name; count],
+        Some(OneOrMany::Many(names)) => {
+            let names = OneOrMany::Many(names).spread(count, "rid")?;
+            names.into_iter().map(checked_name).collect::<Result<_, _>>()?
+        }
+        Some(OneOrMany::One(name)) => vec![checked_name(name)?; count],
         None => (0..count).map(|_| app.identifiers.next("")).collect(),
     };
     let wanted = fields.take("return_logprob")?.unwrap_or(OneOrMany::One(false));
@@ -201,25 +208,30 @@ async fn submissions(
     fields.finish("", WITHOUT_EFFECT)?;
 
     let tokens = app.tokens(&body, prompts, param).await?;
+    let mut checked = Vec::with_capacity(objects.len());
+    for object in objects {
+        let PromptSettings { mut settings, keep_stop } = PromptSettings::take(object)?;
+        (settings.speculation, settings.priority) = (speculation, priority);
+        checked.push((settings.check(app, None, param).await?, keep_stop));
+    }
     let mut submissions = Vec::with_capacity(count);
     let mut plans = Vec::with_capacity(count);
-    let settings = objects.into_iter().zip(wanted).zip(start).zip(top);
+    let settings = checked.iter().cycle().zip(wanted).zip(start).zip(top);
     let rows = states.into_iter().zip(experts).zip(experts_from);
-    for (((name, prompt), (((object, wanted), start), top)), ((states, experts), experts_from)) in
-        names.into_iter().zip(tokens).zip(settings).zip(rows)
+    for (
+        ((name, prompt), ((((params, keep_stop), wanted), start), top)),
+        ((states, experts), experts_from),
+    ) in names.into_iter().zip(tokens).zip(settings).zip(rows)
     {
         if experts && experts_from > prompt.len() {
             let why = format!("must be at most the {} tokens of the prompt", prompt.len());
             return Err(Refusal::param("routed_experts_start_len", why));
         }
-        let mut prompt_settings = PromptSettings::take(object)?;
         let from = usize::try_from(start).ok().filter(|_| wanted);
-        let settings = &mut prompt_settings.settings;
-        settings.params.logprobs = Some(wanted);
-        settings.params.top_logprobs = Some(if wanted { top } else { 0 });
-        settings.params.prompt_logprobs = Some(from.is_some());
-        (settings.speculation, settings.priority) = (speculation, priority);
-        let mut params = settings.check(app, None, param).await?;
+        let mut params = params.clone();
+        params
+            .set_logprobs(wanted.then_some(top), from.is_some())
+            .map_err(|error| Refusal::param("top_logprobs_num", error.why))?;
         params.returned = Returned { hidden_states: states, routed_experts: experts };
         params.returned_from = if states || !experts { 0 } else { experts_from };
         let report = Report {
@@ -232,9 +244,10 @@ async fn submissions(
             hidden_states: states,
             routed_experts_from: experts.then_some(experts_from),
         };
-        plans.push(Plan { report, keep_stop: prompt_settings.keep_stop, n: params.n as usize });
+        plans.push(Plan { report, keep_stop: *keep_stop, n: params.n as usize });
         submissions.push(Submission::new(name, prompt, params));
     }
+    app.check_size(&submissions, param)?;
     bootstrap.assign(app, &mut submissions)?;
     Ok((submissions, plans))
 }
@@ -275,12 +288,15 @@ impl Finish {
     }
 }
 
-/// Answers as they grow: every event holds the whole text so far.
+/// Answers as they grow: every event holds the whole text so far, so that of pieces that wait
+/// together one is written.
 struct Updates {
     app: Shared,
     asked: Instant,
     plans: Vec<Plan>,
     items: Vec<Item>,
+    /// Answers that have grown since their last event.
+    put_off: BTreeSet<usize>,
     /// Of each answer, where draft trees are asked for.
     rounds: Vec<RoundReporter>,
     is_list: bool,
@@ -296,13 +312,24 @@ impl ResponseFormat for Updates {
     ) {
         let item = &mut self.items[index];
         match event {
-            StreamEvent::Prompt(tokens) => return item.prompt(&tokens),
+            StreamEvent::Prompt(tokens) => {
+                // They come with the first of the answers to it.
+                let plan = &self.plans[guards.prompt_of(index)];
+                let prompt = plan.report.prompt(&tokens);
+                let items = self.items.iter_mut().skip(index).take(plan.n);
+                return items.for_each(|item| item.set_prompt(prompt.clone()));
+            }
             StreamEvent::Delta(delta) => {
                 let round = self.rounds.get_mut(index).map(|rounds| rounds.report(&delta));
-                item.set_round(round);
                 item.add(&delta.text, delta.tokens);
+                if round.is_none() {
+                    self.put_off.insert(index);
+                    return;
+                }
+                item.set_round(round);
             }
             StreamEvent::End(end) => {
+                self.put_off.remove(&index);
                 item.set_round(None);
                 item.add(&end.text, Vec::<Token>::new());
                 let aquila_text::End { reason, stop, usage, rows, .. } = end;
@@ -312,6 +339,15 @@ impl ResponseFormat for Updates {
         }
         let tokenizer: Option<&Tokenizer> = self.app.generator.tokenizer();
         out.event(&item.so_far(tokenizer, self.is_list.then_some(index)));
+    }
+
+    fn flush(&mut self, out: &mut EventWriter) {
+        let tokenizer = self.app.generator.tokenizer();
+        while !out.is_full()
+            && let Some(index) = self.put_off.pop_first()
+        {
+            out.event(&self.items[index].so_far(tokenizer, self.is_list.then_some(index)));
+        }
     }
 
     fn close(&mut self, _: &mut EventWriter) {}

@@ -1,5 +1,6 @@
 //! One answer in SGLang's form: a text, its tokens and what is known about them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use aquila_engine::{HostRows, Token, TokenRows, Usage};
@@ -29,11 +30,24 @@ pub(super) struct Report {
     pub routed_experts_from: Option<usize>,
 }
 
+impl Report {
+    /// What is reported of the prompt's tokens.
+    pub fn prompt(&self, tokens: &[Token]) -> Arc<[Token]> {
+        let from = self.prompt_logprobs_from.unwrap_or(usize::MAX);
+        let mut tokens = tokens.get(from..).unwrap_or_default().to_vec();
+        // The first reported token has nothing before it that counts.
+        if let Some(first) = tokens.first_mut() {
+            *first = Token { logprob: None, top: Vec::new(), ..*first };
+        }
+        tokens.into()
+    }
+}
+
 /// An answer as far as it is known.
 #[derive(Debug)]
 pub(super) struct Item {
     report: Report,
-    prompt: Vec<Token>,
+    prompt: Arc<[Token]>,
     text: String,
     tokens: Vec<Token>,
     /// The round that came last, where draft trees are asked for.
@@ -53,18 +67,13 @@ pub(super) struct End {
 impl Item {
     pub fn new(report: &Report) -> Self {
         let report = report.clone();
-        let (prompt, tokens) = (Vec::new(), Vec::new());
+        let (prompt, tokens) = (Arc::default(), Vec::new());
         Self { report, prompt, text: String::new(), tokens, round: None, end: None }
     }
 
-    /// Takes the prompt's tokens.
-    pub fn prompt(&mut self, tokens: &[Token]) {
-        let from = self.report.prompt_logprobs_from.unwrap_or(usize::MAX);
-        self.prompt = tokens.get(from..).unwrap_or_default().to_vec();
-        // The first reported token has nothing before it that counts.
-        if let Some(first) = self.prompt.first_mut() {
-            *first = Token { logprob: None, top: Vec::new(), ..*first };
-        }
+    /// Takes what is reported of the prompt's tokens.
+    pub fn set_prompt(&mut self, tokens: Arc<[Token]>) {
+        self.prompt = tokens;
     }
 
     /// Takes what came next.

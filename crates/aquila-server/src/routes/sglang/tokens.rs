@@ -10,6 +10,9 @@ use crate::refusal::Refusal;
 use crate::routes::json as respond;
 use crate::state::Shared;
 
+/// Token ids of all lists that are decoded at once, each of which may be a long word.
+const MOST_DECODED: usize = 1 << 18;
+
 pub(crate) async fn tokenize(
     State(app): State<Shared>,
     request: Request,
@@ -53,6 +56,16 @@ pub(crate) async fn detokenize(
     let tokens = fields.require_prompts("tokens")?.ids("tokens")?;
     let skip_special: bool = fields.take("skip_special_tokens")?.unwrap_or(true);
     let tokenizer = app.tokenizer("tokens")?.clone();
+    let lists = match &tokens {
+        OneOrMany::One(ids) => std::slice::from_ref(ids),
+        OneOrMany::Many(lists) => lists.as_slice(),
+    };
+    lists.iter().try_for_each(|ids| app.longest_text.check_ids(ids, "tokens"))?;
+    let count: usize = lists.iter().map(Vec::len).sum();
+    if count > MOST_DECODED.max(app.generator.engine().config().context_length) {
+        let why = format!("has {count} token ids, but at most {MOST_DECODED} are decoded at once");
+        return Err(Refusal::param("tokens", why));
+    }
     let answer = body.work(move |_| {
         let decode = |ids: &Vec<u32>| {
             tokenizer.decode(ids, skip_special).map_err(|error| Refusal::param("tokens", error))

@@ -8,16 +8,16 @@ use aquila_engine::{FinishReason, Token, Usage};
 use aquila_spec::SpecStats;
 use aquila_text::{CheckedParams, Part, spec_fields};
 use axum::extract::{Path, Request, State};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
 use self::output::{Event, Output};
 use self::request::Body;
 use super::completion_object::metrics;
 use super::logprobs::ChatLogprobs;
-use crate::answer::StreamEvent;
+use crate::answer::{Answer, StreamEvent};
 use crate::body;
-use crate::chat::{AnswerParts, ChatAnswer};
+use crate::chat::{AnswerFormat, AnswerParts, ChatAnswer};
 use crate::fields::Fields;
 use crate::refusal::Refusal;
 use crate::routes::{json as respond, read_past};
@@ -41,18 +41,30 @@ pub(crate) async fn responses(
     let output = Output::default();
     let resource = Resource { id: id.clone(), created: unix_time(), echo, output };
     if streams {
-        let pieces = app.submit_streaming(prepared.submissions, "input")?;
+        let pieces = app.submit_streaming(prepared.submissions, "input", true)?;
         let parts = AnswerParts::new(&prepared.format, app.generator.tokenizer());
         let events = Events { app, resource, params, parts, begun: false, number: 0 };
         return Ok(stream::respond(pieces, events, &id));
     }
     let answers = app.submit_whole(prepared.submissions, "input").await?;
-    let answer = answers.into_iter().next();
-    let answer = answer.ok_or_else(|| Refusal::failed("the engine gave no answer"))?;
-    let read =
-        ChatAnswer::read(&prepared.format, app.generator.tokenizer(), &app.identifiers, &answer);
-    let mut resource = resource;
-    resource.output.add_logprobs(logprobs(&app, &params, &answer.tokens));
+    let format = prepared.format;
+    let write = move |answers: Vec<Answer>| match answers.first() {
+        Some(answer) => whole(&app, &params, &format, resource, answer),
+        None => Refusal::failed("the engine gave no answer").into_response(),
+    };
+    answers.respond(write).await
+}
+
+/// A whole response.
+fn whole(
+    app: &App,
+    params: &CheckedParams,
+    format: &AnswerFormat,
+    mut resource: Resource,
+    answer: &Answer,
+) -> Response {
+    let read = ChatAnswer::read(format, app.generator.tokenizer(), &app.identifiers, answer);
+    resource.output.add_logprobs(logprobs(app, params, &answer.tokens));
     let reasoning = read.reasoning_tokens;
     let mut events = Vec::new();
     for part in read.into_parts() {
@@ -60,7 +72,7 @@ pub(crate) async fn responses(
     }
     let end = End { reason: &answer.reason, usage: &answer.usage, reasoning };
     resource.output.finish(&app.identifiers, end.item_status(), &mut events);
-    Ok(respond(&resource.ended(&app, &end), Some(&id)))
+    respond(&resource.ended(app, &end), Some(&resource.id))
 }
 
 /// A response that was made before: none is kept.
@@ -101,7 +113,8 @@ impl End<'_> {
 struct Resource {
     id: String,
     created: u64,
-    echo: Map<String, Value>,
+    /// The fields that it repeats, as the JSON of an object.
+    echo: String,
     output: Output,
 }
 
@@ -120,7 +133,9 @@ impl Resource {
             "usage": null,
         });
         if let (Value::Object(value), Value::Object(more)) = (&mut value, more) {
-            value.extend(self.echo.clone());
+            let echo: Map<String, Value> =
+                serde_json::from_str(&self.echo).expect("it was written as an object");
+            value.extend(echo);
             value.extend(more);
         }
         value

@@ -15,11 +15,18 @@ use crate::unserved::{EVERYWHERE, RESPONSES, WITHOUT_EFFECT};
 const NOT_STORED: &str =
     "responses are not stored: send the whole conversation as `input` with `store` false";
 
+/// Pairs of a response's metadata, and characters of a key and of a value, as OpenAI has them.
+const METADATA: (usize, usize, usize) = (16, 64, 512);
+/// Characters of a name of OpenAI's for users and caches.
+const LONGEST_NAME: usize = 512;
+/// Bytes of the fields that a response repeats, in each of its states.
+const MOST_ECHOED: usize = 1 << 20;
+
 /// A body, checked.
 pub(super) struct Body {
     pub chat: ChatRequest,
-    /// The fields that a response repeats.
-    pub echo: Map<String, Value>,
+    /// The fields that a response repeats, as the JSON of an object: values take many times that.
+    pub echo: String,
 }
 
 impl Body {
@@ -44,6 +51,8 @@ impl Body {
         if params.logprobs != Some(true) {
             params.top_logprobs = None;
         }
+        // A response is one answer, whatever the server's default.
+        params.n = Some(1);
         let (tools, tools_echo) = tools(&mut fields)?;
         let tool_choice = tool_choice_echo(&tools.choice);
         let (format, text) = text(&mut fields)?;
@@ -64,10 +73,10 @@ impl Body {
             "parallel_tool_calls": tools.parallel,
             "text": text,
             "reasoning": reasoning,
-            "metadata": fields.take::<Map<String, Value>>("metadata")?.unwrap_or_default(),
-            "safety_identifier": fields.take::<String>("safety_identifier")?,
-            "prompt_cache_key": fields.take::<String>("prompt_cache_key")?,
-            "user": fields.take::<String>("user")?,
+            "metadata": metadata(&mut fields)?,
+            "safety_identifier": name(&mut fields, "safety_identifier")?,
+            "prompt_cache_key": name(&mut fields, "prompt_cache_key")?,
+            "user": name(&mut fields, "user")?,
             "truncation": "disabled",
             "previous_response_id": null,
             "max_tool_calls": null,
@@ -75,7 +84,14 @@ impl Body {
             "background": false,
             "service_tier": "default",
         });
-        let Value::Object(echo) = echo else { unreachable!("it is written as an object") };
+        let echo = echo.to_string();
+        let bytes = echo.len();
+        if bytes > MOST_ECHOED {
+            return Err(Refusal::invalid(format!(
+                "a response repeats its request's `tools`, `text` and `instructions`, which take \
+                 {bytes} bytes, but at most {MOST_ECHOED} are repeated"
+            )));
+        }
         let stream = fields.flag("stream")?;
         let _: Option<Map<String, Value>> = fields.take("stream_options")?;
         let settings = GenerationSettings {
@@ -85,7 +101,7 @@ impl Body {
             speculation: fields.speculation()?,
             draft_trees: false,
             priority: fields.take("priority")?,
-            name: fields.take("rid")?,
+            name: fields.name()?,
             params,
             constraint: format,
             bootstrap: Bootstrap::take(&mut fields)?,
@@ -101,6 +117,32 @@ impl Body {
         };
         Ok(Self { chat, echo })
     }
+}
+
+fn metadata(fields: &mut Fields) -> Result<Map<String, Value>, Refusal> {
+    let metadata: Map<String, Value> = fields.take("metadata")?.unwrap_or_default();
+    let (pairs, key, value) = METADATA;
+    let characters = |value: &Value| match value {
+        Value::String(text) => text.chars().count(),
+        other => other.to_string().chars().count(),
+    };
+    let fits = |(k, v): (&String, &Value)| k.chars().count() <= key && characters(v) <= value;
+    if metadata.len() > pairs || !metadata.iter().all(fits) {
+        let why = format!(
+            "has at most {pairs} pairs, with keys of {key} characters and values of {value}"
+        );
+        return Err(Refusal::param("metadata", why));
+    }
+    Ok(metadata)
+}
+
+fn name(fields: &mut Fields, field: &'static str) -> Result<Option<String>, Refusal> {
+    let name: Option<String> = fields.take(field)?;
+    if name.as_ref().is_some_and(|name| name.chars().count() > LONGEST_NAME) {
+        let why = format!("must have at most {LONGEST_NAME} characters");
+        return Err(Refusal::param(field, why));
+    }
+    Ok(name)
 }
 
 /// Whether log-probabilities are asked for; other inclusions need tools that are not here.

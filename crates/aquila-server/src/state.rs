@@ -8,6 +8,7 @@ use aquila_text::{GenerateError, Generator, Prompt, Tokenizer, ToolCallFormat};
 use tokio::sync::Semaphore;
 
 use crate::active_requests::ActiveRequests;
+use crate::generation::CompileTurns;
 use crate::identifier::Identifiers;
 use crate::intake::{Intake, Received};
 use crate::metrics::Metrics;
@@ -34,6 +35,7 @@ pub(crate) struct App {
     pub returned_room: ReturnedRoom,
     /// One corpus is loaded at a time.
     pub corpus_turn: Arc<Semaphore>,
+    pub compile_turns: CompileTurns,
     /// When the server was started, in seconds of Unix time.
     pub started: u64,
     draining: AtomicBool,
@@ -48,6 +50,7 @@ impl App {
             longest_text: LongestText::of(&generator, limits.prompt_tokens),
             returned_room: ReturnedRoom::new(limits.returned_bytes),
             corpus_turn: Arc::new(Semaphore::new(1)),
+            compile_turns: CompileTurns::default(),
             generator,
             settings,
             active_requests: Arc::default(),

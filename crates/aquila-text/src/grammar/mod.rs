@@ -12,7 +12,8 @@ mod vocabulary;
 
 use std::sync::Arc;
 
-use aquila_compute::round::{Grammar, GrammarState};
+pub use aquila_compute::round::Grammar;
+use aquila_compute::round::GrammarState;
 use aquila_compute::sampling::TokenSet;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{InferenceCapabilities, TokEnv};

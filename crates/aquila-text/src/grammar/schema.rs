@@ -5,6 +5,9 @@ use serde_json::{Map, Value, json};
 use super::schema_cost::{check_joined, check_levels, children};
 use super::{MOST_BYTES, on_deep_stack};
 
+/// Levels that are checked on any stack: each takes less than 1 KiB.
+const FEW_LEVELS: usize = 500;
+
 /// A space, or a new line with its indentation.
 const SPACE: &str = r" ?|\n {0,32}";
 
@@ -22,8 +25,10 @@ pub fn held_schema(mut schema: Value) -> Result<Value, String> {
     if schema_bytes(&schema, MOST_BYTES).is_none() {
         return Err(format!("it is too large: a schema may have {MOST_BYTES} bytes"));
     }
-    check_levels(&schema)?;
-    on_deep_stack(|| check_joined(&schema))??;
+    match check_levels(&schema)? {
+        levels if levels <= FEW_LEVELS => check_joined(&schema)?,
+        _ => on_deep_stack(|| check_joined(&schema))??,
+    }
     let joins_parts = joins_parts(&schema);
     if let Value::Object(schema) = &mut schema {
         if !joins_parts {

@@ -37,8 +37,9 @@ const ANNOTATIONS: [&str; 16] = [
     "x-guidance",
 ];
 
-/// Refuses a schema that is nested so deeply by its references that no stack would do.
-pub(super) fn check_levels(root: &Value) -> Result<(), String> {
+/// The levels that a schema may have by its references, or that they are more than any stack has
+/// room for.
+pub(super) fn check_levels(root: &Value) -> Result<usize, String> {
     let references = references(root);
     let levels = (references.len() + 1).saturating_mul(depth(root));
     match levels > MOST_LEVELS {
@@ -47,7 +48,7 @@ pub(super) fn check_levels(root: &Value) -> Result<(), String> {
              the schema may be {MOST_LEVELS}",
             references.len()
         )),
-        false => Ok(()),
+        false => Ok(levels),
     }
 }
 

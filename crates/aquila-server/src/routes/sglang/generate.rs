@@ -16,7 +16,7 @@ use crate::constraint::Constraint;
 use crate::disaggregation::Bootstrap;
 use crate::draft_round::{self, RoundReporter};
 use crate::fields::{Fields, OneOrMany};
-use crate::generation::GenerationSettings;
+use crate::generation::{CompiledGrammars, GenerationSettings};
 use crate::intake::Received;
 use crate::refusal::Refusal;
 use crate::returned::keep_room;
@@ -203,6 +203,7 @@ async fn submissions(
     let tokens = app.tokens(&body, prompts, param).await?;
     let mut submissions = Vec::with_capacity(count);
     let mut plans = Vec::with_capacity(count);
+    let mut grammars = CompiledGrammars::default();
     let settings = objects.into_iter().zip(wanted).zip(start).zip(top);
     let rows = states.into_iter().zip(experts).zip(experts_from);
     for (((name, prompt), (((object, wanted), start), top)), ((states, experts), experts_from)) in
@@ -219,7 +220,7 @@ async fn submissions(
         settings.params.top_logprobs = Some(if wanted { top } else { 0 });
         settings.params.prompt_logprobs = Some(from.is_some());
         (settings.speculation, settings.priority) = (speculation, priority);
-        let mut params = settings.check(app, None, param).await?;
+        let mut params = settings.check_with(app, None, param, &mut grammars).await?;
         params.returned = Returned { hidden_states: states, routed_experts: experts };
         params.returned_from = if states || !experts { 0 } else { experts_from };
         let report = Report {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use aquila_text::GrammarSpec;
+use aquila_text::{GrammarSpec, MOST_LARK_BYTES, schema_bytes};
 use serde_json::{Map, Value, json};
 
 use crate::fields::Fields;
@@ -114,10 +114,11 @@ impl Found {
     }
 }
 
-/// A schema: an object or a boolean, or the text of one, as SGLang's clients send it.
+/// A schema: an object or a boolean, or the text of one, as SGLang's clients send it. Whether answers
+/// can be held to it is found out when it is compiled.
 fn schema_of(field: &'static str, value: Value) -> Result<Value, Refusal> {
     match parsed(field, value)? {
-        schema @ (Value::Object(_) | Value::Bool(_)) => held_schema(field, schema),
+        schema @ (Value::Object(_) | Value::Bool(_)) => Ok(schema),
         _ => Err(Refusal::param(field, "must be a JSON schema: an object, or the text of one")),
     }
 }
@@ -127,9 +128,19 @@ fn json_object() -> GrammarSpec {
     GrammarSpec::JsonSchema(json!({ "type": "object" }))
 }
 
-/// A schema as answers are held to it.
-pub(crate) fn held_schema(field: &'static str, schema: Value) -> Result<Value, Refusal> {
-    aquila_text::held_schema(schema).map_err(|why| Refusal::param(field, why))
+/// Schemas as parts of one grammar are held to them; they came in `field`.
+pub(crate) fn held_schemas(
+    field: &'static str,
+    schemas: Vec<Value>,
+) -> Result<Vec<Value>, Refusal> {
+    let mut left = MOST_LARK_BYTES;
+    for schema in &schemas {
+        left = schema_bytes(schema, left).map(|bytes| left - bytes).ok_or_else(|| {
+            Refusal::param(field, format!("the schemas may have {MOST_LARK_BYTES} bytes together"))
+        })?;
+    }
+    let held = schemas.into_iter().map(aquila_text::held_schema);
+    held.collect::<Result<_, _>>().map_err(|why| Refusal::param(field, why))
 }
 
 /// JSON that may come as its text.
@@ -189,6 +200,7 @@ fn structural_tag(field: &'static str, tag: Value) -> Result<GrammarSpec, Refusa
     })?;
     let triggers = tag.get("triggers").and_then(Value::as_array).cloned().unwrap_or_default();
     let mut tags = Vec::new();
+    let mut schemas = Vec::new();
     for structure in structures {
         let begin = text(structure, "begin")?;
         if !triggers.iter().filter_map(Value::as_str).any(|trigger| begin.starts_with(trigger)) {
@@ -196,9 +208,11 @@ fn structural_tag(field: &'static str, tag: Value) -> Result<GrammarSpec, Refusa
             return Err(Refusal::param(field, why));
         }
         let schema = structure.get("schema").cloned().unwrap_or(Value::Object(Map::new()));
-        let schema = schema_of(field, schema)?;
-        tags.push(Tag { begin, schema, end: text(structure, "end")? });
+        schemas.push(schema_of(field, schema)?);
+        tags.push((begin, text(structure, "end")?));
     }
+    let held = tags.into_iter().zip(held_schemas(field, schemas)?);
+    let tags: Vec<Tag> = held.map(|((begin, end), schema)| Tag { begin, schema, end }).collect();
     Ok(GrammarSpec::Lark(free_text_with(&tags)))
 }
 
@@ -293,7 +307,7 @@ mod tests {
     fn tag(name: &str) -> Tag {
         let schema = json!({ "type": "object", "properties": { "a": { "type": "boolean" } },
             "required": ["a"], "additionalProperties": false });
-        let schema = held_schema("tools", schema).unwrap();
+        let schema = held_schemas("tools", vec![schema]).unwrap().remove(0);
         Tag { begin: format!("<f={name}>"), schema, end: "</f>".into() }
     }
 

@@ -8,6 +8,7 @@ use aquila_text::{GenerateError, Generator, Prompt, Tokenizer, ToolCallFormat};
 use tokio::sync::Semaphore;
 
 use crate::active_requests::ActiveRequests;
+use crate::generation::CompileTurns;
 use crate::identifier::Identifiers;
 use crate::intake::{Intake, Received};
 use crate::metrics::Metrics;
@@ -38,6 +39,7 @@ pub(crate) struct App {
     pub probe: crate::routes::Probe,
     /// One corpus is loaded at a time.
     pub corpus_turn: Arc<Semaphore>,
+    pub compile_turns: CompileTurns,
     /// When the server was started, in seconds of Unix time.
     pub started: u64,
     draining: AtomicBool,
@@ -53,6 +55,7 @@ impl App {
             returned_room: ReturnedRoom::new(limits.returned_bytes),
             probe: Default::default(),
             corpus_turn: Arc::new(Semaphore::new(1)),
+            compile_turns: CompileTurns::default(),
             generator,
             settings,
             is_local,

@@ -132,7 +132,8 @@ impl Generator {
         Ok(checked)
     }
 
-    fn compile(&self, spec: &GrammarSpec) -> Result<Arc<dyn Grammar>, GenerateError> {
+    /// Compiles a grammar, which may take long.
+    pub fn compile(&self, spec: &GrammarSpec) -> Result<Arc<dyn Grammar>, GenerateError> {
         let tokenizer = self.tokenizer.as_ref().ok_or(GenerateError::NoTokenizer)?;
         let logits = self.engine.vocabulary();
         let compiler =

@@ -31,7 +31,9 @@ pub use chat::ChatTemplate;
 pub use checked_params::CheckedParams;
 pub use error::{Error, Result};
 pub use generator::{AnswerSink, Delta, End, GenerateError, Generator, Prompt, spec_fields};
-pub use grammar::{GrammarCompiler, GrammarSpec, held_schema};
+pub use grammar::{
+    Grammar, GrammarCompiler, GrammarSpec, MOST_LARK_BYTES, held_schema, schema_bytes,
+};
 pub use parts::{AnswerParser, Part, ReasoningFormat, ToolCallFormat};
 pub use sampling_params::{ParamError, SamplingParams, speculation};
 pub use stop::{Piece, StopMatcher, StopStrings};

@@ -58,7 +58,11 @@ impl App {
     ) -> Result<PreparedChat, Refusal> {
         self.check_model(chat.settings.model.as_deref())?;
         let calls = self.tool_calls;
-        chat.settings.constraint = constraint(&chat, calls)?;
+        let find = move |_: &[u8]| {
+            chat.settings.constraint = constraint(&mut chat, calls)?;
+            Ok(chat)
+        };
+        let mut chat = body.work(find).await?;
         let reasoning = self.settings.reasoning.filter(|_| chat.separate_reasoning);
         let callable = chat.tools.callable();
         let tools = (!callable.is_empty()).then_some((calls, callable));
@@ -139,8 +143,11 @@ pub(crate) fn set_effort(effort: Option<&str>, template_arguments: &mut Map<Stri
 }
 
 /// What the answer must be: what the request says, or what its tools do.
-fn constraint(chat: &ChatRequest, calls: ToolCallFormat) -> Result<Option<Constraint>, Refusal> {
-    let given = chat.settings.constraint.clone();
+fn constraint(
+    chat: &mut ChatRequest,
+    calls: ToolCallFormat,
+) -> Result<Option<Constraint>, Refusal> {
+    let given = chat.settings.constraint.take();
     let schema = match given.as_ref().map(|given| &given.spec) {
         Some(GrammarSpec::JsonSchema(schema)) => Some(schema),
         _ => None,

@@ -3,8 +3,11 @@
 use aquila_text::{GrammarSpec, ToolCallFormat};
 use serde_json::{Map, Value, json};
 
-use crate::constraint::{Constraint, Tag, calls_rule, free_text_with, held_schema};
+use crate::constraint::{Constraint, Tag, calls_rule, free_text_with, held_schemas};
 use crate::refusal::Refusal;
+
+/// Tools of a request. OpenAI takes 128.
+const MOST_TOOLS: usize = 1024;
 
 /// A function that the model may call.
 #[derive(Debug, Clone, PartialEq)]
@@ -74,6 +77,17 @@ impl Tool {
         Ok(Self { name: name.into(), description: description.transpose()?, parameters, strict })
     }
 
+    /// The schema of its arguments.
+    fn schema(&self) -> Value {
+        let mut schema = self.parameters.clone();
+        // Schemas of parameters that leave it out mean an object all the same.
+        if !["type", "anyOf", "oneOf", "allOf", "$ref"].iter().any(|key| schema.contains_key(*key))
+        {
+            schema.insert("type".into(), "object".into());
+        }
+        schema.into()
+    }
+
     /// As chat templates want it, which is OpenAI's form.
     fn template_form(&self) -> Value {
         let mut function = Map::new();
@@ -87,9 +101,15 @@ impl Tool {
 }
 
 impl Tools {
-    /// Refuses choices that no tool fits; `choice` is the field that it came in.
+    /// Refuses too many tools, and choices that no tool fits; `choice` is the field that it came
+    /// in.
     pub fn check(self, choice: &str) -> Result<Self, Refusal> {
         match &self.choice {
+            _ if self.list.len() > MOST_TOOLS => {
+                let why =
+                    format!("has {} tools: at most {MOST_TOOLS} may be given", self.list.len());
+                Err(Refusal::param("tools", why))
+            }
             ToolChoice::Required if self.list.is_empty() => {
                 Err(Refusal::param(choice, "a tool is required, but `tools` has none"))
             }
@@ -118,6 +138,14 @@ impl Tools {
         }
     }
 
+    fn may_call(&self, tool: &Tool) -> bool {
+        match &self.choice {
+            ToolChoice::None => false,
+            ToolChoice::Named(name) => tool.name == *name,
+            ToolChoice::Auto | ToolChoice::Required => true,
+        }
+    }
+
     /// Whether the answer must be a call.
     pub fn is_forced(&self) -> bool {
         matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_))
@@ -130,13 +158,15 @@ impl Tools {
         format: ToolCallFormat,
         answer: Option<&Value>,
     ) -> Result<Option<Constraint>, Refusal> {
-        let callable = self.callable();
-        let tools: Vec<&Tool> =
-            self.list.iter().filter(|tool| callable.contains(&tool.name)).collect();
-        if tools.is_empty() {
+        let tools: Vec<&Tool> = self.list.iter().filter(|tool| self.may_call(tool)).collect();
+        let strict = tools.iter().any(|tool| tool.strict) && format == ToolCallFormat::Hermes;
+        if tools.is_empty() || !(self.is_forced() || answer.is_some() || strict) {
             return Ok(None);
         }
-        let tags = tools.iter().map(|tool| tag(tool, format)).collect::<Result<Vec<Tag>, _>>()?;
+        let schemas = tools.iter().map(|tool| tool.schema()).collect();
+        let schemas = held_schemas("tools", schemas)?;
+        let tags = tools.iter().zip(schemas).map(|(tool, schema)| tag(tool, schema, format));
+        let tags: Vec<Tag> = tags.collect();
         let lark = if self.is_forced() || answer.is_some() {
             let several = self.parallel && !matches!(self.choice, ToolChoice::Named(_));
             let (open, between, close) = match format {
@@ -148,22 +178,20 @@ impl Tools {
             let calls = calls_rule(&tags, &open, several.then_some(between), close);
             match answer.filter(|_| !self.is_forced()) {
                 Some(schema) => {
-                    let schema = held_schema("response_format", schema.clone())?;
-                    format!("start: calls | answer\nanswer: %json {schema}\n{calls}")
+                    let schemas = held_schemas("response_format", vec![schema.clone()])?;
+                    format!("start: calls | answer\nanswer: %json {}\n{calls}", schemas[0])
                 }
                 None => format!("start: calls\n{calls}"),
             }
-        } else if tools.iter().any(|tool| tool.strict) && format == ToolCallFormat::Hermes {
-            free_text_with(&tags)
         } else {
-            return Ok(None);
+            free_text_with(&tags)
         };
         Ok(Some(Constraint { field: "tools", spec: GrammarSpec::Lark(lark) }))
     }
 }
 
 /// A call of a tool as its family writes it.
-fn tag(tool: &Tool, format: ToolCallFormat) -> Result<Tag, Refusal> {
+fn tag(tool: &Tool, schema: Value, format: ToolCallFormat) -> Tag {
     let name = Value::from(tool.name.as_str());
     let (begin, end) = match format {
         ToolCallFormat::Hermes => (
@@ -173,10 +201,5 @@ fn tag(tool: &Tool, format: ToolCallFormat) -> Result<Tag, Refusal> {
         ToolCallFormat::Llama3 => (format!("{{\"name\": {name}, \"parameters\": "), "}".into()),
         ToolCallFormat::Mistral => (format!("{{\"name\": {name}, \"arguments\": "), "}".into()),
     };
-    let mut schema = tool.parameters.clone();
-    // Schemas of parameters that leave it out mean an object all the same.
-    if !["type", "anyOf", "oneOf", "allOf", "$ref"].iter().any(|key| schema.contains_key(*key)) {
-        schema.insert("type".into(), "object".into());
-    }
-    Ok(Tag { begin, schema: held_schema("tools", schema.into())?, end })
+    Tag { begin, schema, end }
 }

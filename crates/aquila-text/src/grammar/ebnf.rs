@@ -13,9 +13,13 @@ use serde_json::Value;
 /// How deeply groups may be nested.
 const MOST_GROUPS: usize = 100;
 
+/// Rules and groups together. Each may stand within all others when they are compiled, and then
+/// takes up to 3 KiB of the stack.
+const MOST_RULES: usize = 10_000;
+
 /// The grammar in llguidance's notation, or what is wrong with it.
 pub(super) fn to_lark(ebnf: &str) -> Result<String, String> {
-    let mut reader = Reader { rest: ebnf, line: 1, rules: HashMap::new(), groups: 0 };
+    let mut reader = Reader { rest: ebnf, line: 1, rules: HashMap::new(), groups: 0, levels: 0 };
     let mut lark = String::new();
     let mut defined: HashMap<String, usize> = HashMap::new();
     reader.skip();
@@ -30,6 +34,7 @@ pub(super) fn to_lark(ebnf: &str) -> Result<String, String> {
             return Err(format!("line {line}: the rule `{name}` is defined twice"));
         }
         let rule = reader.rule(&name, line);
+        reader.enter()?;
         let body = reader.alternatives()?;
         lark.push_str(&format!("{rule}: {body}\n"));
         reader.skip();
@@ -51,6 +56,8 @@ struct Reader<'a> {
     /// The number of each rule, and where it was first named.
     rules: HashMap<String, (usize, usize)>,
     groups: usize,
+    /// The rules and groups so far.
+    levels: usize,
 }
 
 impl Reader<'_> {
@@ -58,6 +65,18 @@ impl Reader<'_> {
         let found: String = self.rest.chars().take(20).take_while(|&c| c != '\n').collect();
         let found = if found.is_empty() { "the end".into() } else { format!("`{found}`") };
         format!("line {}: {why}, found {found}", self.line)
+    }
+
+    /// Counts a rule or a group.
+    fn enter(&mut self) -> Result<(), String> {
+        self.levels += 1;
+        match self.levels > MOST_RULES {
+            true => Err(format!(
+                "line {}: it has too many rules and groups: at most {MOST_RULES} are allowed",
+                self.line
+            )),
+            false => Ok(()),
+        }
     }
 
     fn next(&mut self) -> Option<char> {
@@ -100,7 +119,8 @@ impl Reader<'_> {
 
     /// Whether a rule begins here.
     fn at_rule(&self) -> bool {
-        let mut ahead = Reader { rest: self.rest, line: 0, rules: HashMap::new(), groups: 0 };
+        let mut ahead =
+            Reader { rest: self.rest, line: 0, rules: HashMap::new(), groups: 0, levels: 0 };
         ahead.name().is_some() && {
             ahead.skip();
             ahead.rest.starts_with("::=")
@@ -150,6 +170,7 @@ impl Reader<'_> {
             if self.groups > MOST_GROUPS {
                 return Err(self.wrong("groups are nested too deeply"));
             }
+            self.enter()?;
             let group = self.alternatives()?;
             self.groups -= 1;
             return match self.take(")") {

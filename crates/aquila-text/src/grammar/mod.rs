@@ -7,11 +7,13 @@
 mod ebnf;
 mod reasoning;
 mod schema;
+mod schema_cost;
 mod vocabulary;
 
 use std::sync::Arc;
 
-use aquila_compute::round::{Grammar, GrammarState};
+pub use aquila_compute::round::Grammar;
+use aquila_compute::round::GrammarState;
 use aquila_compute::sampling::TokenSet;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{InferenceCapabilities, TokEnv};
@@ -20,7 +22,7 @@ use serde_json::Value;
 
 use crate::Tokenizer;
 
-pub use schema::held_schema;
+pub use schema::{held_schema, schema_bytes};
 
 /// What an answer must be like, as it was asked for.
 #[derive(Debug, Clone, PartialEq)]
@@ -58,9 +60,33 @@ impl GrammarSpec {
     }
 }
 
-/// The stack of the thread that compiles a grammar: schemas may be nested as deeply as JSON that
-/// is read at all, 128 levels.
-const STACK: usize = 64 << 20;
+/// Bytes of a regular expression, a grammar, a schema, or of all texts to choose from. Large schemas
+/// of real clients have half of it.
+pub(crate) const MOST_BYTES: usize = 256 << 10;
+
+/// Bytes of a grammar in llguidance's notation, which may have several schemas in it.
+pub const MOST_LARK_BYTES: usize = 1 << 20;
+
+/// Symbols of a compiled grammar, of about 600 bytes each. FHIR's schema, of several megabytes, has
+/// 200,000.
+const MOST_SYMBOLS: usize = 150_000;
+
+/// States of the lexer of one answer, of about 800 bytes each. Dates, addresses and the like need
+/// hundreds; strings of bounded length need three or four for each byte that is written.
+const MOST_STATES: usize = 50_000;
+
+/// The stack of the thread that compiles a grammar. Levels of schemas and rules take up to 8 KiB
+/// each; memory is taken only for those that there are.
+const STACK: usize = 256 << 20;
+
+/// Runs what calls itself for each level of a grammar.
+fn on_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work);
+        let joined = thread.map_err(|e| e.to_string())?.join();
+        joined.map_err(|_| "its compilation failed".to_owned())
+    })
+}
 
 /// Compiles grammars for the vocabulary of one model.
 pub struct GrammarCompiler {
@@ -85,7 +111,10 @@ impl GrammarCompiler {
             ParserFactory::new(&vocabulary, InferenceCapabilities::default(), &slices)
                 .map_err(|e| e.to_string())?;
         factory.quiet();
-        factory.limits_mut().verbose_errors = false;
+        let limits = factory.limits_mut();
+        limits.verbose_errors = false;
+        limits.max_grammar_size = MOST_SYMBOLS;
+        limits.max_lexer_states = MOST_STATES;
         let mark = tokenizer.token_id(reasoning::CLOSE);
         let special_marks = mark.is_some_and(|id| tokenizer.is_special(id));
         Ok(Self { factory, special_marks })
@@ -94,12 +123,7 @@ impl GrammarCompiler {
     /// Compiles a grammar, or says what is wrong with it.
     pub fn compile(&self, spec: &GrammarSpec) -> Result<Arc<dyn Grammar>, String> {
         let grammar = self.source(spec)?;
-        let compile = || Matcher::new(self.factory.create_parser(grammar));
-        let matcher = std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, compile);
-            let joined = thread.map_err(|e| e.to_string())?.join();
-            joined.map_err(|_| "its compilation failed".to_owned())
-        })?;
+        let matcher = on_deep_stack(|| Matcher::new(self.factory.create_parser(grammar)))?;
         match matcher.get_error() {
             Some(why) => Err(in_one_line(&why)),
             None => Ok(Arc::new(Compiled { matcher })),
@@ -108,6 +132,7 @@ impl GrammarCompiler {
 
     /// A grammar as llguidance takes it.
     fn source(&self, spec: &GrammarSpec) -> Result<TopLevelGrammar, String> {
+        check_bytes(spec)?;
         Ok(match spec {
             GrammarSpec::JsonSchema(schema) => {
                 TopLevelGrammar::from_json_schema(held_schema(schema.clone())?)
@@ -126,6 +151,20 @@ impl GrammarCompiler {
                 whole
             }
         })
+    }
+}
+
+/// Refuses texts that are too long; [`held_schema`] does so for schemas.
+fn check_bytes(spec: &GrammarSpec) -> Result<(), String> {
+    let (bytes, most) = match spec {
+        GrammarSpec::Regex(text) | GrammarSpec::Ebnf(text) => (text.len(), MOST_BYTES),
+        GrammarSpec::Choice(texts) => (texts.iter().map(String::len).sum(), MOST_BYTES),
+        GrammarSpec::Lark(text) => (text.len(), MOST_LARK_BYTES),
+        GrammarSpec::JsonSchema(_) | GrammarSpec::AfterReasoning { .. } => return Ok(()),
+    };
+    match bytes > most {
+        true => Err(format!("it has {bytes} bytes: at most {most} are allowed")),
+        false => Ok(()),
     }
 }
 

@@ -1,12 +1,12 @@
 //! What is refused or filled in of JSON schemas before they are compiled.
 
-use std::collections::HashSet;
-
 use serde_json::{Map, Value, json};
 
-/// Patterns that schemas which must all hold may have together. To find out whether any text has
-/// them all may take time that doubles with each: 16 took 1.7 s, 18 took 12 s.
-const MOST_PATTERNS: usize = 12;
+use super::schema_cost::{check_joined, check_levels, children};
+use super::{MOST_BYTES, on_deep_stack};
+
+/// Levels that are checked on any stack: each takes less than 1 KiB.
+const FEW_LEVELS: usize = 500;
 
 /// A space, or a new line with its indentation.
 const SPACE: &str = r" ?|\n {0,32}";
@@ -20,9 +20,16 @@ const COMBINING: [&str; 8] =
 /// nothing else.
 ///
 /// # Errors
-/// If it may take for ever to compile.
+/// If it is too large, or may take for ever to compile.
 pub fn held_schema(mut schema: Value) -> Result<Value, String> {
-    let joins_parts = check(&schema)?;
+    if schema_bytes(&schema, MOST_BYTES).is_none() {
+        return Err(format!("it is too large: a schema may have {MOST_BYTES} bytes"));
+    }
+    match check_levels(&schema)? {
+        levels if levels <= FEW_LEVELS => check_joined(&schema)?,
+        _ => on_deep_stack(|| check_joined(&schema))??,
+    }
+    let joins_parts = joins_parts(&schema);
     if let Value::Object(schema) = &mut schema {
         if !joins_parts {
             close_objects(schema);
@@ -30,6 +37,27 @@ pub fn held_schema(mut schema: Value) -> Result<Value, String> {
         schema.entry("x-guidance").or_insert_with(|| json!({ "whitespace_pattern": SPACE }));
     }
     Ok(schema)
+}
+
+/// How long a schema's text is, unless it is longer than `most`.
+pub fn schema_bytes(schema: &Value, most: usize) -> Option<usize> {
+    struct Counter {
+        left: usize,
+    }
+    impl std::io::Write for Counter {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            let left = self.left.checked_sub(bytes.len());
+            self.left = left.ok_or(std::io::ErrorKind::FileTooLarge)?;
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut counter = Counter { left: most };
+    serde_json::to_writer(&mut counter, schema).ok()?;
+    Some(most - counter.left)
 }
 
 fn close_objects(schema: &mut Map<String, Value>) {
@@ -58,56 +86,18 @@ fn close_objects(schema: &mut Map<String, Value>) {
     }
 }
 
-/// Refuses schemas that may take for ever to compile; whether parts of it must hold together.
-fn check(root: &Value) -> Result<bool, String> {
+/// Whether a part of a schema joins several that must all hold.
+fn joins_parts(root: &Value) -> bool {
     let mut nodes = vec![root];
-    let mut joins_parts = false;
     while let Some(node) = nodes.pop() {
         if let Value::Object(object) = node
-            && joins(object)
+            && (object.contains_key("allOf") || (object.contains_key("$ref") && object.len() > 1))
         {
-            joins_parts = true;
-            let patterns = patterns(root, node);
-            if patterns > MOST_PATTERNS {
-                return Err(format!(
-                    "{patterns} patterns and formats must hold together, below one `allOf`: at \
-                     most {MOST_PATTERNS} may"
-                ));
-            }
+            return true;
         }
         nodes.extend(children(node));
     }
-    Ok(joins_parts)
-}
-
-/// Whether a schema joins several that must all hold.
-fn joins(schema: &Map<String, Value>) -> bool {
-    schema.contains_key("allOf") || (schema.contains_key("$ref") && schema.len() > 1)
-}
-
-fn children(value: &Value) -> Vec<&Value> {
-    match value {
-        Value::Object(object) => object.values().collect(),
-        Value::Array(items) => items.iter().collect(),
-        _ => Vec::new(),
-    }
-}
-
-/// The patterns and formats of a part of `root`, with what it refers to.
-fn patterns<'a>(root: &'a Value, part: &'a Value) -> usize {
-    let mut seen: HashSet<&str> = HashSet::new();
-    let mut nodes = vec![part];
-    let mut count = 0;
-    while let Some(node) = nodes.pop() {
-        count += ["pattern", "format"].iter().filter(|key| node[**key].is_string()).count();
-        if let Some(reference) = node["$ref"].as_str()
-            && seen.insert(reference)
-        {
-            nodes.extend(reference.strip_prefix('#').and_then(|pointer| root.pointer(pointer)));
-        }
-        nodes.extend(children(node));
-    }
-    count
+    false
 }
 
 #[cfg(test)]

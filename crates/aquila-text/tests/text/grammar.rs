@@ -6,7 +6,7 @@ use aquila_compute::round::{Grammar, GrammarState};
 use aquila_model::{Location, Places};
 use aquila_text::{GrammarCompiler, GrammarSpec, Tokenizer};
 use proptest::prelude::*;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 const LOGITS: usize = 8192;
 const EOS: [u32; 2] = [0, 2];
@@ -199,6 +199,166 @@ fn deeply_nested_schemas_do_not_overflow_the_stack() {
         };
     }
     compile(GrammarSpec::JsonSchema(schema));
+}
+
+/// The schema of references that lead from one to the next, `count` of them, each as `step` says.
+fn chain(count: usize, step: impl Fn(Value) -> Value) -> Value {
+    let link = |index| json!({ "$ref": format!("#/$defs/{index}") });
+    let mut defs: Map<String, Value> =
+        (0..count).map(|index| (index.to_string(), step(link(index + 1)))).collect();
+    defs.insert(count.to_string(), json!({ "type": "object" }));
+    json!({ "$ref": "#/$defs/0", "$defs": defs })
+}
+
+#[test]
+fn chains_of_rules_and_references_are_bounded() {
+    let rules = |count: usize, open: &str, close: &str| {
+        let next = |index| format!("r{index}::={open}r{}{close} ", index + 1);
+        let chain: String = (0..count).map(next).collect();
+        GrammarSpec::Ebnf(format!("root::=r0 {chain} r{count}::=\"x\""))
+    };
+    check(rules(9_990, "", ""), &["x"], &[""], &["y"]);
+    check(rules(340, &"(".repeat(28), &")".repeat(28)), &["x"], &[""], &["y"]);
+    assert!(refused(rules(10_000, "", "")).contains("at most 10000 are allowed"));
+    assert!(refused(rules(400, &"(".repeat(28), &")".repeat(28))).contains("rules and groups"));
+
+    let array = |item| json!({ "type": "array", "items": item });
+    compile(GrammarSpec::JsonSchema(chain(2_500, array)));
+    let why = refused(GrammarSpec::JsonSchema(chain(3_900, array)));
+    assert!(why.contains("nested too deeply"), "{why}");
+    let why = refused(GrammarSpec::JsonSchema(chain(4_100, |next| next)));
+    assert!(why.contains("nested too deeply"), "{why}");
+}
+
+#[test]
+fn texts_of_grammars_are_bounded() {
+    let long = "a".repeat(300_000);
+    let specs = [
+        GrammarSpec::Regex(long.clone()),
+        GrammarSpec::Ebnf(format!("root ::= \"{long}\"")),
+        GrammarSpec::Choice(vec![long.clone()]),
+        GrammarSpec::Lark(format!("start: \"{}\"", long.repeat(4))),
+        GrammarSpec::JsonSchema(json!({ "const": long })),
+    ];
+    for spec in specs {
+        let after = GrammarSpec::AfterReasoning { begun: false, answer: Box::new(spec.clone()) };
+        for spec in [spec, after] {
+            let why = refused(spec);
+            assert!(why.contains("262144") || why.contains("1048576"), "{why}");
+        }
+    }
+}
+
+#[test]
+fn parts_that_copy_each_other_are_refused() {
+    let refused = |schema| refused(GrammarSpec::JsonSchema(schema));
+    // Each level has the next one twice.
+    let twice = |next: Value| {
+        let object = json!({ "$ref": next["$ref"], "type": "object" });
+        json!({ "type": "object", "properties": { "x": object, "y": object } })
+    };
+    assert!(refused(chain(40, twice)).contains("parts are joined"));
+    // Each option has the text.
+    let options = vec![json!({ "type": "string", "minLength": 1 }); 2_000];
+    let copied = json!({ "allOf": [{ "const": "x".repeat(100_000) }, { "anyOf": options }] });
+    assert!(refused(copied).contains("parts are joined"));
+    let options = vec![json!({ "enum": ["a", "b", "c"] }); 30];
+    assert!(refused(json!({ "allOf": options })).contains("parts are joined"));
+    // Each level is copied into the one before.
+    let object = |next: Value| json!({ "$ref": next["$ref"], "type": "object" });
+    assert!(refused(chain(2_000, object)).contains("parts are joined"));
+}
+
+#[test]
+fn schemas_that_join_many_parts_are_checked_at_once() {
+    // Each refers to all others, and says more.
+    let part = json!({ "$ref": "#", "x": 1 });
+    let schema = json!({ "type": "object", "x": vec![part; 10_000] });
+    assert_eq!(fate(&compile(GrammarSpec::JsonSchema(schema)), "{}"), Fate::Whole);
+}
+
+#[test]
+fn patterns_hold_together_where_their_strings_are_one() {
+    let date = json!({ "type": "string", "format": "date" });
+    let dates: Map<String, Value> =
+        (0..20).map(|index| (format!("d{index}"), date.clone())).collect();
+    let of = |part: Value| {
+        GrammarSpec::JsonSchema(json!({ "allOf": [part, { "$ref": "#/$defs/b" }],
+        "$defs": { "b": { "properties": { "name": { "type": "string" } } } } }))
+    };
+    let grammar = compile(of(json!({ "type": "object", "properties": dates })));
+    assert_eq!(fate(&grammar, r#"{"d0":"2024-02-30"}"#), Fate::Refused);
+    assert_eq!(fate(&grammar, r#"{"d0":"2024-02-28"}"#), Fate::Whole);
+    // A chain of references, each with a pattern of its own.
+    let more = |next: Value| json!({ "$ref": next["$ref"], "pattern": "a" });
+    let why = refused(GrammarSpec::JsonSchema(chain(20, more)));
+    assert!(why.contains("20 patterns"), "{why}");
+}
+
+/// 250 definitions that refer to each other as those of large programs do, and inherit from others.
+#[test]
+fn large_schemas_of_real_programs_compile() {
+    let link = |to: usize| json!({ "$ref": format!("#/$defs/Model{to}") });
+    let described = |to: usize| json!({ "$ref": format!("#/$defs/Model{to}"), "description": "What it belongs to." });
+    let model = |index: usize| {
+        let own = json!({
+            "type": "object",
+            "description": "A part of the whole that has many others within it.",
+            "properties": {
+                "name": { "type": "string", "maxLength": 80 },
+                "created": { "type": "string", "format": "date-time" },
+                "kind": { "enum": ["first", "second", "third", null] },
+                "parent": { "anyOf": [link(index * 7 % 250), { "type": "null" }] },
+                "owner": described(index * 3 % 250),
+                "parts": { "type": "array", "items": link((index + 1) % 250) },
+                "labels": { "type": "object", "additionalProperties": { "type": "string" } },
+            },
+            "required": ["name", "kind"],
+        });
+        match index % 5 {
+            _ if index >= 240 => json!({ "properties": { "id": { "type": "integer" } } }),
+            0 => json!({ "allOf": [link(240 + index % 10), own] }),
+            _ => own,
+        }
+    };
+    let defs: Map<String, Value> =
+        (0..250).map(|index| (format!("Model{index}"), model(index))).collect();
+    let schema = json!({ "$ref": "#/$defs/Model5", "$defs": defs });
+    assert!((120_000..200_000).contains(&schema.to_string().len()));
+    let grammar = compile(GrammarSpec::JsonSchema(schema));
+    let text = r#"{"name":"a","kind":null,"owner":{"name":"b","kind":"third"}}"#;
+    assert_eq!(fate(&grammar, text), Fate::Whole);
+}
+
+/// The lexer of this one remembers which of the last 200 characters were letters.
+#[test]
+fn answers_that_need_much_memory_end_early() {
+    let grammar = compile(GrammarSpec::Regex("(?s:.*)[a-mA-M](?s:.{200})".into()));
+    let mut state = grammar.begin();
+    let tokens: Vec<u32> = (3..LOGITS as u32).filter(|&id| !TOKENIZER.is_special(id)).collect();
+    let mut random = 12_345_u64;
+    let mut failed = None;
+    for _ in 0..3_000 {
+        match state.allowed() {
+            Ok(allowed) => {
+                let token = loop {
+                    random =
+                        random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    let token = tokens[(random >> 33) as usize % tokens.len()];
+                    if allowed.contains(token) {
+                        break token;
+                    }
+                };
+                assert!(state.push(token).unwrap());
+            }
+            Err(why) => {
+                failed = Some(why);
+                break;
+            }
+        }
+    }
+    let why = failed.expect("it needs more than 3,000 tokens");
+    assert!(why.contains("too many states"), "{why}");
 }
 
 #[test]

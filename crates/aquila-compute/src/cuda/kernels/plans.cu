@@ -40,8 +40,9 @@ __device__ __forceinline__ bool exceeds(const PlanArgs &a, const Planned &plan, 
     return true;
 }
 
-// The target's pass: the rows of chunks, and a row for every node of every tree.
-extern "C" __global__ void __launch_bounds__(128) plan_target(const __grid_constant__ PlanArgs a) {
+// The target's pass: the rows of chunks, and a row for every node of every tree. One thread block of a
+// multiprocessor at least, or the compiler would spill registers to make room for 16.
+extern "C" __global__ void __launch_bounds__(128, 1) plan_target(const __grid_constant__ PlanArgs a) {
     begin();
     const State &s = a.state;
     Planned plan(a.plan);
@@ -83,8 +84,10 @@ extern "C" __global__ void __launch_bounds__(128) plan_target(const __grid_const
         if (depth < n) {
             span = make_uint4(start, committed, tail, depth + 1);
             for (u32 d = depth + 1; d > 0; d--) {
-                plan.tree_slots[tail + d - 1] = slots[committed + node];
+                // Parents are read before the store, for which they would wait.
+                u32 slot = slots[committed + node];
                 node = tree[node].parent;
+                plan.tree_slots[tail + d - 1] = slot;
             }
         }
         plan.row(first + n, tree[n].token, committed + depth, slots[committed + n], span);
@@ -196,8 +199,9 @@ extern "C" __global__ void __launch_bounds__(128) plan_level(const __grid_consta
             span = make_uint4(start, certain, tail, depth);
             u32 ancestor = node;
             for (u32 d = depth; d > 0; d--) {
-                plan.tree_slots[tail + d - 1] = pool[ancestor].slot;
+                u32 slot = pool[ancestor].slot;
                 ancestor = pool[ancestor].parent;
+                plan.tree_slots[tail + d - 1] = slot;
             }
         }
         plan.sources[to] = parent != NONE && !a.first ? pool[parent].row : place;

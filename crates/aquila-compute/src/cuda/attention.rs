@@ -37,10 +37,29 @@ const WORKING: usize = 64 << 20;
 /// What attention on one device shares.
 pub(super) struct Attention {
     multiprocessors: usize,
-    /// Bytes of shared memory that a thread block may have.
-    shared_bytes: usize,
+    shared: SharedMemory,
     working: Mutex<Option<Working>>,
 }
+
+/// The shared memory of a multiprocessor.
+#[derive(Clone, Copy)]
+pub(super) struct SharedMemory {
+    pub(super) bytes: usize,
+    /// What a thread block may have of it, and what each takes beside that.
+    pub(super) of_block: usize,
+    pub(super) reserved: usize,
+}
+
+impl SharedMemory {
+    /// How many thread blocks have room that ask for `bytes`.
+    fn blocks(self, kernel: &Kernel, bytes: usize) -> usize {
+        let declared = self.of_block.saturating_sub(kernel.shared_bytes);
+        self.bytes / (bytes + declared + self.reserved).next_multiple_of(SHARED_UNIT)
+    }
+}
+
+/// Bytes by which shared memory is given out.
+const SHARED_UNIT: usize = 128;
 
 #[derive(Clone)]
 pub(super) struct Working {
@@ -111,8 +130,8 @@ fn room(blocks: usize, width: usize) -> (usize, usize) {
 }
 
 impl Attention {
-    pub(super) fn new(multiprocessors: usize, shared_bytes: usize) -> Self {
-        Self { multiprocessors, shared_bytes, working: Mutex::default() }
+    pub(super) fn new(multiprocessors: usize, shared: SharedMemory) -> Self {
+        Self { multiprocessors, shared, working: Mutex::default() }
     }
 
     /// Bytes of working memory for rows that see up to `positions` positions.
@@ -232,7 +251,7 @@ impl Attention {
             let rows = together.min(plan.rows - first);
             (arguments.first_row, arguments.rows) = (first as u32, rows as u32);
             let bytes = tiles.bytes(rows);
-            let at_a_time = tiles.together.min(self.shared_bytes / bytes);
+            let at_a_time = tiles.together.min(self.shared.blocks(tiles.kernel, bytes)).max(1);
             let units = rows * tiles.key_heads * blocks;
             let grid = [units.min(at_a_time * self.multiprocessors), 1, 1];
             // SAFETY: sizes were checked above, the plan when it was placed, and the working memory

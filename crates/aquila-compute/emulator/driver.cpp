@@ -29,7 +29,8 @@ constexpr int INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALI
 constexpr size_t PAGE = 4096, MULTIPROCESSORS = 6, SHARED_BYTES_UNASKED = 48 << 10;
 // Shared memory of a Hopper, or the least that a GPU before it has; what a kernel declares for itself is
 // not known here, so there it is taken to be more than any of ours declares.
-constexpr size_t SHARED_BYTES = (__CUDA_ARCH__ >= 900 ? 227 : 99) << 10, DECLARED_BYTES = __CUDA_ARCH__ >= 900 ? 0 : 4096;
+constexpr size_t SHARED_BYTES = (__CUDA_ARCH__ >= 900 ? 227 : 99) << 10, DECLARED_BYTES = __CUDA_ARCH__ >= 900 ? 0 : 4096,
+                 RESERVED_BYTES = 1024;
 // Kernels that a thread block may be ahead of.
 constexpr size_t MOST_AHEAD = 3;
 
@@ -168,7 +169,9 @@ API cuDeviceGetAttribute(int *value, int attribute, int) {
     case 16: *value = MULTIPROCESSORS; break;
     case 75: *value = __CUDA_ARCH__ / 100; break;
     case 76: *value = __CUDA_ARCH__ / 10 % 10; break;
+    case 81: *value = SHARED_BYTES + RESERVED_BYTES; break;
     case 97: *value = SHARED_BYTES; break;
+    case 111: *value = RESERVED_BYTES; break;
     case 115: *value = 1; break;  // pools of memory
     default: fprintf(stderr, "emulated driver: attribute %d is not known\n", attribute); return INVALID_VALUE;
     }

@@ -107,6 +107,8 @@ fn run(words: &[String]) -> Result<bool> {
         let mut findings = Findings::default();
         tensor::check(&backend, &mut random, asked("small"), &mut findings)?;
         experts::check_tensor(&backend, &mut random, asked("small"), &mut findings)?;
+        let mut bounded = open(Arithmetic::Tensor)?;
+        attention::check_room(&mut bounded, &mut random, asked("small"), &mut findings)?;
         findings.report("tensor cores = contract");
         sound &= findings.failed.is_empty();
         passes::check(&backend, &mut random, &mut enqueued)?;
@@ -123,9 +125,9 @@ fn run(words: &[String]) -> Result<bool> {
     if all || asked("rounds") {
         let lives = words.iter().skip_while(|word| *word != "rounds").nth(1);
         let lives = lives.and_then(|lives| lives.parse().ok()).unwrap_or(300);
-        let backend = open(Arithmetic::Plain)?;
+        let (backend, tensor) = (open(Arithmetic::Plain)?, open(Arithmetic::Tensor)?);
         let mut findings = Findings::default();
-        rounds::check(&backend, &mut random, lives, &mut findings)?;
+        rounds::check(&backend, &tensor, &mut random, lives, &mut findings)?;
         findings.report("rounds on the device = rounds on the CPU");
         sound &= findings.failed.is_empty();
     }

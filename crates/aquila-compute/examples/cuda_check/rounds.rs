@@ -5,7 +5,8 @@
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
 use aquila_compute::cuda::CudaBackend;
 use aquila_compute::round::{
-    ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, ReturnedRows, Shape, StateBounds,
+    BatchRow, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput, ReturnedRows, RowWork,
+    Shape, StateBounds,
 };
 use aquila_compute::{
     AttentionParams, Backend, DraftIds, HeadShape, HostTensor, KvDtype, KvShape, PlanBounds,
@@ -47,12 +48,15 @@ struct Player<'a, B: Backend> {
     extents: Vec<Extent>,
     leads: bool,
     pass: usize,
+    /// Rows of the target's pass at most.
+    most_rows: usize,
 }
 
 impl<'a, B: Backend> Player<'a, B> {
     fn new(
         backend: &'a B,
         setting: &'a Setting,
+        dtype: KvDtype,
         leads: bool,
         rows_of: MakeRows<'a, B>,
     ) -> Result<Self> {
@@ -73,7 +77,7 @@ impl<'a, B: Backend> Player<'a, B> {
                     slots: setting.slots(),
                     kv_heads: HEADS.kv_heads,
                     head_dim: HEADS.head_dim,
-                    dtype: KvDtype::F32,
+                    dtype,
                 })
             })
             .collect::<Result<_>>()?;
@@ -110,6 +114,7 @@ impl<'a, B: Backend> Player<'a, B> {
             extents: Vec::new(),
             leads,
             pass: 0,
+            most_rows: setting.rows(),
         })
     }
 
@@ -243,7 +248,7 @@ impl<'a, B: Backend> Player<'a, B> {
             }
         }
         backend.build_trees(&mut self.state)?;
-        let bound = Extent { rows: setting.rows(), outputs: setting.outputs() };
+        let bound = Extent { rows: self.most_rows, outputs: setting.outputs() };
         backend.plan_rows(&mut self.state, PassRows::Target, bound, &mut self.plan)?;
         self.attend("target", 0)?;
         let (width, piece) = (setting.vocabulary, setting.piece());
@@ -288,9 +293,39 @@ impl Setting {
     }
 }
 
-/// Plays `lives` lives of random requests on both backends.
+/// A pass of more rows than were bounded ends its round, with nothing else out of bounds.
+fn refuse_more_rows(
+    cuda: &CudaBackend,
+    dtype: KvDtype,
+    setting: &Setting,
+    random: &mut Random,
+    findings: &mut Findings,
+) -> Result<()> {
+    let on_cuda = |width: usize, values: &[f32]| cuda.rows_of(width, values);
+    let mut player = Player::new(cuda, setting, dtype, true, &on_cuda)?;
+    let mut requests = Life::new(setting);
+    player.round(&requests.script(random, 0))?;
+    let script = requests.script(random, 1);
+    let most_rows = 1 + random.below(3);
+    player.most_rows = most_rows;
+    let refused = player.round(&script).is_err();
+    let exceeds = |row: &BatchRow| match &row.work {
+        RowWork::Prefill { rows, .. } => rows.len() > most_rows,
+        RowWork::Decode { .. } => false,
+    };
+    if script.batch.rows.iter().any(exceeds) {
+        findings.comparisons += 1;
+        if !refused {
+            findings.failed.push(format!("more rows than were bounded went on: {setting:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// Plays `lives` lives of random requests on the CPU and on `cuda`, and too large passes on `tensor`, too.
 pub fn check(
     cuda: &CudaBackend,
+    tensor: &CudaBackend,
     random: &mut Random,
     lives: usize,
     findings: &mut Findings,
@@ -307,8 +342,8 @@ pub fn check(
     for life in 0..lives {
         let setting = Setting::random(random, life);
         let failed = findings.failed.len();
-        let mut first = Player::new(&cpu, &setting, true, &on_cpu)?;
-        let mut second = Player::new(cuda, &setting, false, &on_cuda)?;
+        let mut first = Player::new(&cpu, &setting, KvDtype::F32, true, &on_cpu)?;
+        let mut second = Player::new(cuda, &setting, KvDtype::F32, false, &on_cuda)?;
         let mut requests = Life::new(&setting);
         for number in 0..setting.rounds {
             let script = requests.script(random, number);
@@ -335,6 +370,8 @@ pub fn check(
             }
             requests.hear(&script, &want);
         }
+        refuse_more_rows(cuda, KvDtype::F32, &setting, random, findings)?;
+        refuse_more_rows(tensor, KvDtype::Bf16, &setting, random, findings)?;
     }
     Ok(())
 }

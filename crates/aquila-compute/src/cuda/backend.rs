@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys::CUdevice_attribute;
 
-use super::attention::Attention;
+use super::attention::{Attention, SharedMemory};
 use super::copies::Mailbox;
 use super::device::{Device, failed};
 use super::kernels::{Kernels, SOURCES};
@@ -51,6 +51,15 @@ impl CudaBackend {
         let multiprocessors = number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let shared_bytes =
             number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        let shared = SharedMemory {
+            bytes: number(
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+            )?,
+            of_block: shared_bytes,
+            reserved: number(
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK,
+            )?,
+        };
         let name = device.context.name().map_err(&about)?;
         let gib = device.context.total_mem().map_err(&about)? as f64 / (1u64 << 30) as f64;
         let code = image.as_deref().map_or_else(|| SOURCES.trim().into(), fingerprint);
@@ -63,7 +72,7 @@ impl CudaBackend {
             staging: Mutex::default(),
             arithmetic,
             projections: Projections::new(multiprocessors, shared_bytes),
-            attention: Attention::new(multiprocessors, shared_bytes),
+            attention: Attention::new(multiprocessors, shared),
             description: format!(
                 "cuda:{ordinal}, {name}, compute capability {major}.{minor}, \
                  {multiprocessors} multiprocessors, {gib:.0} GiB, {arithmetic}"
@@ -82,6 +91,12 @@ impl CudaBackend {
     /// and is for checks and timings.
     pub fn norm_where_projected(&mut self, rows: usize) {
         self.projections.norm_up_to(rows);
+    }
+
+    /// Leaves so many bytes of blocks for others to merge in attention at most; this changes no bit, and
+    /// is for checks.
+    pub fn bound_attention(&mut self, bytes: usize) {
+        self.attention.most_bytes = bytes;
     }
 
     /// How it computes.

@@ -31,15 +31,18 @@ __device__ __forceinline__ void ask(const State &s, u32 o, u32 row, u32 node, u3
     s.best[o] = ~0ull, s.raw_best[o] = ~0ull, s.leaders[o] = NONE, s.counts[o] = 0;
 }
 
-// Whether rows or outputs are more than the host allowed, which the host then hears of.
-__device__ __forceinline__ bool exceeds(const PlanArgs &a, Row &row, u32 rows, u32 outputs) {
-    bool exceeded = rows > a.most_rows || outputs > a.most_outputs;
-    if (exceeded) row.exceeded = 1;
-    return exceeded;
+// Whether rows or outputs are more than the host allowed, which the host then hears of. The rows that
+// there is room for then see nothing and write nothing: an earlier plan has left others there.
+__device__ __forceinline__ bool exceeds(const PlanArgs &a, const Planned &plan, Row &row, u32 first, u32 rows, u32 outputs) {
+    if (first + rows <= a.most_rows && outputs <= a.most_outputs) return false;
+    row.exceeded = 1;
+    for (u32 at = first + threadIdx.x; at < min(first + rows, a.most_rows); at += blockDim.x) plan.row(at, 0, 0, NONE, in_table(NONE, 0));
+    return true;
 }
 
-// The target's pass: the rows of chunks, and a row for every node of every tree.
-extern "C" __global__ void __launch_bounds__(128) plan_target(const __grid_constant__ PlanArgs a) {
+// The target's pass: the rows of chunks, and a row for every node of every tree. One thread block of a
+// multiprocessor at least, or the compiler would spill registers to make room for 16.
+extern "C" __global__ void __launch_bounds__(128, 1) plan_target(const __grid_constant__ PlanArgs a) {
     begin();
     const State &s = a.state;
     Planned plan(a.plan);
@@ -60,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(128) plan_target(const __grid_const
     u32 place = row.task.place, start = table_of(s, 0, place), committed = committed_of(s, place, 0);
     const u32 *slots = s.tables + start, *tokens = tokens_of(s, place);
     if (thread == 0) row.first_row = first, row.first_token = committed, row.first_output = output;
-    if (exceeds(a, row, first + rows_of(at, row), output + outputs_of(at, row))) return;
+    if (exceeds(a, plan, row, first, rows_of(at, row), output + outputs_of(at, row))) return;
     if (!row.task.decodes) {
         u32 known = s.sequences[place].tokens;
         for (u32 t = row.task.first + thread; t < row.task.end; t += blockDim.x) {
@@ -81,8 +84,10 @@ extern "C" __global__ void __launch_bounds__(128) plan_target(const __grid_const
         if (depth < n) {
             span = make_uint4(start, committed, tail, depth + 1);
             for (u32 d = depth + 1; d > 0; d--) {
-                plan.tree_slots[tail + d - 1] = slots[committed + node];
+                // Parents are read before the store, for which they would wait.
+                u32 slot = slots[committed + node];
                 node = tree[node].parent;
+                plan.tree_slots[tail + d - 1] = slot;
             }
         }
         plan.row(first + n, tree[n].token, committed + depth, slots[committed + n], span);
@@ -126,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(128) plan_extend(const __grid_const
     uint2 range = extending_of(s, at, layer);
     u32 place = row.task.place, group = layer + 1, start = table_of(s, group, place), lookahead = s.lookahead[layer];
     if (thread == 0) layer_row_of(s, at, layer) = first;
-    if (exceeds(a, row, first + rows_of(at, row), output + seeds_of(at, row))) return;
+    if (exceeds(a, plan, row, first, rows_of(at, row), output + seeds_of(at, row))) return;
     u32 before = a.chained ? layer - 1 : 0;  // the layer whose states are taken; the first takes the target's
     for (u32 r = range.x + thread; r < range.y; r += blockDim.x) {
         u32 to = first + r - range.x, position = r + (a.by_layer ? layer : 0);
@@ -182,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(128) plan_level(const __grid_consta
     Offered *pool = offered_of(s, at);
     u32 place = row.task.place, start = table_of(s, 1, place), certain = committed_of(s, place, 1);
     u32 beam = row.beam, taken = row.slots;
-    if (exceeds(a, row, first + beam, first + beam)) return;
+    if (exceeds(a, plan, row, first, beam, first + beam)) return;
     __syncthreads();
     for (u32 b = thread; b < beam; b += blockDim.x) {
         u32 node = beam_of(s, at)[b], to = first + b, depth = pool[node].depth, tail = to * (s.steps + 1);
@@ -194,8 +199,9 @@ extern "C" __global__ void __launch_bounds__(128) plan_level(const __grid_consta
             span = make_uint4(start, certain, tail, depth);
             u32 ancestor = node;
             for (u32 d = depth; d > 0; d--) {
-                plan.tree_slots[tail + d - 1] = pool[ancestor].slot;
+                u32 slot = pool[ancestor].slot;
                 ancestor = pool[ancestor].parent;
+                plan.tree_slots[tail + d - 1] = slot;
             }
         }
         plan.sources[to] = parent != NONE && !a.first ? pool[parent].row : place;
@@ -239,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(128) plan_layer_level(const __grid_
     u32 committed = sequence_of(s, row).tokens - 1, each = deep(row), beam = row.beam;
     // Where the parent's rows of the layer before begin.
     u32 before = committed > depth - 1 ? committed - (depth - 1) : 0;
-    if (exceeds(a, row, first + beam * each, output + beam)) return;
+    if (exceeds(a, plan, row, first, beam * each, output + beam)) return;
     __syncthreads();
     for (u32 i = thread; i < beam * each; i += blockDim.x) {
         u32 b = i / each, r = certain + i % each, node = beam_of(s, at)[b], to = first + i, tail = first + b * each;

@@ -235,7 +235,9 @@ extern "C" __global__ void __launch_bounds__(128) prune_trees(const __grid_const
         for (u32 r = 0; r < rows && !all && rank < most; r++) {
             u32 others = nodes_of(r, row_of(s, r));
             const Node *other = tree_of(s, r);
-            for (u32 m = 1; m < others && rank < most; m++) {
+            // All nodes of a tree: where what was read decides whether to go on, nothing is read ahead.
+#pragma unroll 8
+            for (u32 m = 1; m < others; m++) {
                 u32 theirs = __float_as_uint(other[m].worth), deep = other[m].depth;
                 bool first = deep != depth ? deep < depth : r != at ? r < at : m < n;
                 rank += theirs > worth || (theirs == worth && first);

@@ -129,7 +129,10 @@ impl Error {
             Compute::OutOfMemory { .. }
             | Compute::Limit { .. }
             | Compute::Unavailable(_)
-            | Compute::Device(_) => true,
+            | Compute::NoSuchDevice { .. }
+            | Compute::Capability { .. }
+            | Compute::Device(_)
+            | Compute::DeviceLost(_) => true,
             Compute::Tensor(_) | Compute::NoSuchIsa(_) => false,
         }
     }

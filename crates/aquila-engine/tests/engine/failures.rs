@@ -151,12 +151,16 @@ impl Executor for Held {
         self.compute.profile()
     }
 
-    fn run(&mut self, batch: ScheduledBatch) -> BatchOutput {
+    fn enqueue(&mut self, batch: ScheduledBatch) {
         if !batch.requests.is_empty() {
             self.begins.send(()).unwrap();
             self.go.recv().unwrap();
         }
-        self.compute.run(batch)
+        self.compute.enqueue(batch);
+    }
+
+    fn finish(&mut self) -> BatchOutput {
+        self.compute.finish()
     }
 }
 

@@ -1,6 +1,5 @@
 //! The choice of tokens: which kernels of `choose.cu` and `weigh.cu` a batch needs.
 
-use super::host_round::Needs;
 use super::layout::{ChooseArgs, State};
 use super::state::{CudaState, LISTED, MAXIMA, MOST_PARTS};
 use crate::cuda::arguments::Rows;
@@ -134,10 +133,7 @@ impl CudaState {
         let ids = self.draft_ids(device, ids)?;
         let size = logits.width;
         let reported = self.reported.addresses(tops);
-        let Needs { greedy, sampled, filtered, drawn } =
-            if target { self.round.target } else { self.round.draft };
-        let several = !target && self.round.topk > 1;
-        let ranks = filtered || (greedy && several) || tops.is_some();
+        let chosen_by = self.round.choice_kernels(target);
         let arguments = ChooseArgs {
             state: self.of_piece(first),
             logits: rows_of_piece(logits, first),
@@ -151,7 +147,7 @@ impl CudaState {
             most_tops: reported.most as u32,
             first: first as u32,
             count: outputs as u32,
-            ranks: u32::from(ranks),
+            ranks: u32::from(chosen_by.ranks),
         };
         let mut names = self.names();
         names.extend(logits.memory().chain(&ids));
@@ -167,21 +163,21 @@ impl CudaState {
         // look at no more than there are.
         unsafe {
             device.launch(&steps.scan, by_part, 256, of_part, &arguments, &names)?;
-            if ranks {
+            if chosen_by.ranks {
                 let shared = RANKING_BYTES + of_row;
                 device.launch(&steps.rank, by_part, 256, shared, &arguments, &names)?;
             }
-            if sampled {
+            if chosen_by.samples {
                 device.launch(&steps.race, by_part, 256, of_part, &arguments, &names)?;
             }
-            if sampled && several {
+            if chosen_by.samples_several {
                 let shared = LEADERS_BYTES + of_row;
                 device.launch(&steps.near, by_part, 256, shared, &arguments, &names)?;
             }
-            if drawn && !target {
+            if chosen_by.draws {
                 device.launch(&steps.draw, by_output, 512, of_row, &arguments, &names)?;
             }
-            if tops.is_some() {
+            if chosen_by.reports {
                 let grid = [outputs.div_ceil(128), 1, 1];
                 device.launch(&steps.tell_logprobs, grid, 128, 0, &arguments, &names)?;
             }

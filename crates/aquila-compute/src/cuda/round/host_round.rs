@@ -89,6 +89,46 @@ impl HostRound {
     }
 }
 
+/// The kernels that answer the queries of a pass, beside the one that every pass has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ChoiceKernels {
+    /// That which ranks the likeliest tokens.
+    pub ranks: bool,
+    /// That which samples, and that which finds the next best samples.
+    pub samples: bool,
+    pub samples_several: bool,
+    /// That which draws from the draft's distribution.
+    pub draws: bool,
+    /// That which tells log-probabilities.
+    pub reports: bool,
+}
+
+impl ChoiceKernels {
+    /// As a number that differs where a launch does.
+    pub fn bits(self) -> u64 {
+        let Self { ranks, samples, samples_several, draws, reports } = self;
+        let bits = [ranks, samples, samples_several, draws, reports];
+        bits.iter().fold(0, |all, &bit| all << 1 | u64::from(bit))
+    }
+}
+
+impl HostRound {
+    /// The kernels that answer the queries of the target's pass, or of a draft's.
+    pub fn choice_kernels(&self, target: bool) -> ChoiceKernels {
+        let Needs { greedy, sampled, filtered, drawn } =
+            if target { self.target } else { self.draft };
+        let several = !target && self.topk > 1;
+        let reports = target && self.tops.is_some();
+        ChoiceKernels {
+            ranks: filtered || (greedy && several) || reports,
+            samples: sampled,
+            samples_several: sampled && several,
+            draws: drawn && !target,
+            reports,
+        }
+    }
+}
+
 impl Needs {
     fn take(&mut self, sampling: &crate::sampling::Sampling) {
         let sampled = !sampling.is_greedy();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::admission::Lists;
 use super::choose::ReportedLogprobs;
 use super::grammar::Masks;
-use super::host_round::{HostRound, HostRow, Needs};
+use super::host_round::{HostRound, HostRow};
 use super::layout::{Admission, MOST_GROUPS, Round, State, Task};
 use super::outcome::CopiedRounds;
 use super::state_sizes::Sizes;
@@ -339,17 +339,13 @@ impl CudaState {
             topk,
             branches,
             pauses,
-            target,
-            draft,
+            // Which kernels they need is below.
+            target: _,
+            draft: _,
             weighed,
             tops,
             told_trees: _,
         } = &self.round;
-        let needs = |needs: &Needs| {
-            let Needs { greedy, sampled, filtered, drawn } = *needs;
-            let bits = [greedy, sampled, filtered, drawn];
-            bits.iter().fold(0, |all, &bit| all << 1 | u64::from(bit))
-        };
         let key = || {
             GraphKey(vec![
                 *bound as u64,
@@ -357,8 +353,8 @@ impl CudaState {
                 *topk as u64,
                 u64::from(*branches),
                 u64::from(*pauses),
-                needs(target),
-                needs(draft),
+                self.round.choice_kernels(true).bits(),
+                self.round.choice_kernels(false).bits(),
                 u64::from(*weighed),
                 u64::from(limits.fill),
                 u64::from(limits.row_budget.is_some()),

@@ -1,17 +1,41 @@
 //! Attention by tensor cores, within windows and without, against the contract.
 
-use aquila_compute::cuda::contract;
+use aquila_compute::cuda::{CudaBackend, contract};
 use aquila_compute::{
     AttentionParams, Backend, BlockTables, ForwardPlan, HeadShape, HostTensor, KvDtype, KvShape,
     PlanBounds, Result, RopeTable, reference,
 };
 use half::bf16;
 
-use crate::random::{Kind, Request, RowKind};
+use crate::Findings;
+use crate::random::{Kind, Random, Request, RowKind};
 use crate::tensor::{Checks, halves, parallel, poisoned};
 
 /// Tokens of the table that rows are taken from.
 const TOKENS: usize = 61;
+
+/// Attention with room for so few blocks that launches take few rows each, and that the blocks of some
+/// rows stay with one thread block while those of others wait to be merged.
+pub fn check_room(
+    b: &mut CudaBackend,
+    random: &mut Random,
+    small: bool,
+    findings: &mut Findings,
+) -> Result<()> {
+    let shapes = [(8, 2, 64), (7, 1, 128), (2, 2, 40), (20, 1, 64)];
+    for (heads, kv_heads, head_dim) in shapes.into_iter().take(if small { 2 } else { 4 }) {
+        let heads = HeadShape { heads, kv_heads, head_dim };
+        for (blocks, window) in [(1, None), (12, Some(130)), (60, None)] {
+            b.bound_attention(4 * heads.q_width() * blocks);
+            let mut checks = Checks { b, random, findings };
+            checks.attention_together(heads, window)?;
+            // Contexts of so many blocks that a second launch merges them, where there is room.
+            let contexts = if blocks == 60 { [10, 4300, 20, 4200] } else { [10, 140, 300, 5] };
+            checks.attention(heads, false, window, &contexts)?;
+        }
+    }
+    Ok(())
+}
 
 impl Checks<'_> {
     /// Keys and values written, and attention over them, of requests with these contexts.

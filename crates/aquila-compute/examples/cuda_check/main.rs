@@ -107,6 +107,8 @@ fn run(words: &[String]) -> Result<bool> {
         let mut findings = Findings::default();
         tensor::check(&backend, &mut random, asked("small"), &mut findings)?;
         experts::check_tensor(&backend, &mut random, asked("small"), &mut findings)?;
+        let mut bounded = open(Arithmetic::Tensor)?;
+        attention::check_room(&mut bounded, &mut random, asked("small"), &mut findings)?;
         findings.report("tensor cores = contract");
         sound &= findings.failed.is_empty();
         passes::check(&backend, &mut random, &mut enqueued)?;

@@ -20,24 +20,28 @@ use crate::{AttentionParams, Error, HeadShape, Result};
 /// Threads of a thread block, and heads that one of `attend_merge` takes: one for each warp.
 const THREADS: usize = 128;
 const MERGED_HEADS: usize = THREADS / 32;
-/// Blocks of one row that a thread block merges at most; those of longer contexts have a launch of
-/// their own.
+/// Blocks of one row that a thread block merges at most, `ATTEND_MERGED` in `attend_work.cuh`; those of
+/// longer contexts have a launch of their own.
 const MERGED_BLOCKS: usize = 32;
 /// Rows of which one thread block takes 16 queries at a time at most; of more it takes 64 where a
 /// request has more than 16.
 const FEW_ROWS: usize = 64;
 /// Rows of one launch, and bytes of shared memory that each of them takes.
 const MOST_ROWS: usize = 512;
-const ROW_BYTES: usize = 20;
+const ROW_BYTES: usize = 24;
 /// Columns that a kernel for heads of any width has in shared memory.
 const COLUMNS: usize = 128;
-/// Bytes that the blocks of one launch may take; rows of a pass take turns beyond that.
-const WORKING: usize = 64 << 20;
+/// Bytes by which shared memory is given out.
+const SHARED_UNIT: usize = 128;
+/// Bytes that the blocks of one launch may take.
+const WORKING: usize = 256 << 20;
 
 /// What attention on one device shares.
 pub(super) struct Attention {
     multiprocessors: usize,
     shared: SharedMemory,
+    /// `WORKING`, or less in checks.
+    pub(super) most_bytes: usize,
     working: Mutex<Option<Working>>,
 }
 
@@ -58,16 +62,15 @@ impl SharedMemory {
     }
 }
 
-/// Bytes by which shared memory is given out.
-const SHARED_UNIT: usize = 128;
-
 #[derive(Clone)]
 pub(super) struct Working {
     /// Sums of values of each block, and its largest score and total.
     parts: Memory,
     stats: Memory,
-    /// Thread blocks that are done, by row and key head; zeros between launches.
+    /// Blocks that are done, by row and key head; zeros between launches.
     arrivals: Memory,
+    /// Where the blocks of each row lie, for the launch that merges them.
+    places: Memory,
     /// Blocks and values that fit.
     blocks: usize,
     values: usize,
@@ -83,7 +86,7 @@ struct Tiles<'a> {
     key_heads: usize,
     /// Shared memory, without what each row takes.
     bytes: usize,
-    /// Whether a thread block can keep all blocks of its rows, and takes 64 queries at a time.
+    /// Whether a thread block can merge all blocks of its rows itself, and takes 64 queries at a time.
     whole: bool,
     many: bool,
 }
@@ -117,10 +120,12 @@ impl<'a> Tiles<'a> {
     }
 }
 
-/// Rows of one launch that leaves blocks for others to merge.
-fn rows_of_launch(heads: HeadShape, blocks: usize, rows: usize) -> usize {
-    let of_row = heads.heads * blocks * heads.head_dim * 4;
-    (WORKING / of_row).clamp(1, rows.clamp(1, MOST_ROWS))
+/// Rows of a launch that leave no more blocks than there is room for where no two requests share what
+/// they see. Of rows that leave more, a thread block has all blocks.
+fn likely_to_fit(plan: &CudaPlan, kv: &CudaKv, blocks: usize, room: usize) -> usize {
+    let of_requests = kv.shape.slots.div_ceil(BLOCK) + plan.requests;
+    let most = (plan.rows * blocks).min(plan.rows.div_ceil(plan.requests) * of_requests);
+    plan.rows.div_ceil(most.div_ceil(room).max(1))
 }
 
 /// Blocks of `width` values that there is room for, and values, where a row may need so many blocks.
@@ -131,14 +136,14 @@ fn room(blocks: usize, width: usize) -> (usize, usize) {
 
 impl Attention {
     pub(super) fn new(multiprocessors: usize, shared: SharedMemory) -> Self {
-        Self { multiprocessors, shared, working: Mutex::default() }
+        Self { multiprocessors, shared, most_bytes: WORKING, working: Mutex::default() }
     }
 
     /// Bytes of working memory for rows that see up to `positions` positions.
     pub(super) fn bytes(heads: HeadShape, positions: usize) -> usize {
-        let of_row = heads.heads * positions.div_ceil(BLOCK).max(1);
-        let (blocks, values) = room(of_row, heads.head_dim);
-        4 * values + 3 * 4 * blocks
+        let of_row = positions.div_ceil(BLOCK).max(MOST_ROWS);
+        let (blocks, values) = room(heads.heads * of_row, heads.head_dim);
+        4 * values + 3 * 4 * blocks + 4 * MOST_ROWS
     }
 
     /// Working memory for `blocks` blocks of `width` values, made with the KV pool: all that any launch
@@ -155,8 +160,9 @@ impl Attention {
         let made = Working {
             parts: device.allocate_uncompared("attention", values * 4)?,
             stats: device.allocate_uncompared("attention", blocks * 2 * 4)?,
-            // There are no more key heads of a row than blocks of its heads.
+            // There is room for a block of each row.
             arrivals: device.allocate("attention", blocks * 4)?,
+            places: device.allocate_uncompared("attention", MOST_ROWS * 4)?,
             blocks,
             values,
         };
@@ -193,16 +199,18 @@ impl Attention {
             parts: 0,
             stats: 0,
             arrivals: 0,
+            places: 0,
             heads: heads.heads as u32,
             kv_heads: heads.kv_heads as u32,
             head_dim: heads.head_dim as u32,
             slots: kv.shape.slots as u32,
             first_row: 0,
             rows: 0,
-            blocks: 0,
+            room: 0,
             window: window.map_or(u32::MAX, |window| window.try_into().unwrap_or(u32::MAX)),
             scale,
         };
+        let mut held = Vec::new();
         let mut names: Vec<&Memory> = plan.memory().into_iter().chain(qkv.memory()).collect();
         names.extend(out.memory().chain([&kv.keys, &kv.values]));
         if arithmetic == Arithmetic::Plain {
@@ -222,31 +230,31 @@ impl Attention {
             plan.rows > FEW_ROWS && queries > STEP && bytes <= many.kernel.shared_bytes
         });
         let tiles = many.unwrap_or(few);
-        let together = rows_of_launch(heads, blocks, plan.rows);
-        // Where the fewest thread blocks that there can be keep the device busy, each row's blocks stay
-        // with one: of 64 queries merging takes longer than waiting for the last, and of many rows there
-        // is no room for the blocks.
+        // Of 64 queries merging takes longer than waiting for the last, so each row's blocks stay with one
+        // thread block where the fewest that there can be keep the device busy.
         let fewest = plan.rows.div_ceil(tiles.rows) * tiles.key_heads;
-        let apart = !tiles.many && together >= plan.rows;
-        let whole = tiles.whole && !apart && plan.rows > FEW_ROWS && fewest >= self.multiprocessors;
+        let whole = tiles.many && fewest >= self.multiprocessors;
+        // The device knows what the rows see, and whether there is room for that.
+        let room = (self.most_bytes / (4 * heads.q_width())).max(blocks);
+        let together = match (whole, tiles.whole) {
+            (true, _) => MOST_ROWS,
+            (false, true) => likely_to_fit(plan, kv, blocks, room),
+            (false, false) => room / blocks,
+        };
+        let together = together.clamp(1, plan.rows.clamp(1, MOST_ROWS));
         // Of longer contexts one thread block would merge too much.
         let merges = !whole && blocks > MERGED_BLOCKS;
-        let together = if whole { MOST_ROWS } else { together };
-        let working = match whole {
-            true => None,
-            false => {
-                let blocks = together * heads.heads * blocks;
-                Some(self.working(device, blocks, heads.head_dim)?)
-            }
-        };
-        if let Some(working) = &working {
+        if !whole {
+            let blocks = heads.heads * room.max(MOST_ROWS);
+            let working = self.working(device, blocks, heads.head_dim)?;
             (arguments.parts, arguments.stats) = (working.parts.at(0), working.stats.at(0));
-            arguments.blocks = blocks as u32;
-            if !merges {
-                arguments.arrivals = working.arrivals.at(0);
+            (arguments.arrivals, arguments.room) = (working.arrivals.at(0), room as u32);
+            if merges {
+                arguments.places = working.places.at(0);
             }
-            names.extend([&working.parts, &working.stats, &working.arrivals]);
+            held.extend([working.parts, working.stats, working.arrivals, working.places]);
         }
+        names.extend(&held);
         for first in (0..plan.rows).step_by(together) {
             let rows = together.min(plan.rows - first);
             (arguments.first_row, arguments.rows) = (first as u32, rows as u32);
@@ -254,8 +262,8 @@ impl Attention {
             let at_a_time = tiles.together.min(self.shared.blocks(tiles.kernel, bytes)).max(1);
             let units = rows * tiles.key_heads * blocks;
             let grid = [units.min(at_a_time * self.multiprocessors), 1, 1];
-            // SAFETY: sizes were checked above, the plan when it was placed, and the working memory
-            // has room for all blocks of these rows.
+            // SAFETY: sizes were checked above, the plan when it was placed, and the kernels keep to
+            // the room that there is.
             unsafe {
                 let threads = THREADS as u32;
                 device.launch(tiles.kernel, grid, threads, bytes, &arguments, &names)?;

@@ -89,6 +89,12 @@ impl CudaBackend {
         self.projections.norm_up_to(rows);
     }
 
+    /// Leaves so many bytes of blocks for others to merge in attention at most; this changes no bit, and
+    /// is for checks.
+    pub fn bound_attention(&mut self, bytes: usize) {
+        self.attention.most_bytes = bytes;
+    }
+
     /// How it computes.
     pub fn arithmetic(&self) -> Arithmetic {
         self.arithmetic

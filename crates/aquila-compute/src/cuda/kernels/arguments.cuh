@@ -101,8 +101,10 @@ struct AttendArgs {
     Rows qkv, out;
     const void *keys, *values;
     float *parts, *stats;  // sums of each block, and its largest score and total; none where no block waits for others
-    u32 *arrivals;         // of blocks, by row and key head; none where a second kernel merges
-    u32 heads, kv_heads, head_dim, slots, first_row, rows, blocks;
+    u32 *arrivals;         // of blocks, by row and key head
+    u32 *places;           // of rows that a second kernel merges: blocks before theirs; none where there is no such kernel
+    u32 heads, kv_heads, head_dim, slots, first_row, rows;
+    u32 room;    // for blocks, each of all heads
     u32 window;  // positions that a row sees at most
     float scale;
 };

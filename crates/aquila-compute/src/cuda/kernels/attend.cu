@@ -4,7 +4,9 @@
 // own; of the first block that a window reaches into, only the positions within it count, and the
 // blocks before it are skipped. A row's blocks are merged in order: by the thread block that has
 // computed all of them, by the last one that is done with one of them or, of long contexts, by a second
-// kernel. So neither other rows nor the number of thread blocks changes a bit.
+// kernel. So neither other rows nor the number of thread blocks changes a bit. Blocks that wait to be
+// merged lie row by row, as many as each row has; the blocks of rows for which no room is left stay with
+// one thread block.
 //
 // A thread block takes consecutive rows of one start in the block tables together, so that a tile of a
 // tensor core holds the query heads of several rows, and keys and values of their common prefix are
@@ -36,16 +38,17 @@ __device__ __forceinline__ void put_pair(const Rows &rows, u32 row, u32 column, 
 }
 
 // The sum of what the threads before this one have, and of all.
-__device__ __forceinline__ u32 sum_of_threads(u32 x, u32 *warp_sums, u32 &total) {
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, sum = x;
+__device__ __forceinline__ u64 sum_of_threads(u64 x, u64 *warp_sums, u64 &total) {
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    u64 sum = x;
 #pragma unroll
     for (u32 step = 1; step < 32; step *= 2) {
-        u32 other = __shfl_sync(FULL, sum, lane - step);
+        u64 other = __shfl_sync(FULL, sum, lane - step);
         if (lane >= step) sum += other;
     }
     if (lane == 31) warp_sums[warp] = sum;
     __syncthreads();
-    u32 before = sum - x;
+    u64 before = sum - x;
     total = 0;
     for (u32 w = 0; w < ATTEND_WARPS; w++) {
         if (w < warp) before += warp_sums[w];
@@ -54,16 +57,15 @@ __device__ __forceinline__ u32 sum_of_threads(u32 x, u32 *warp_sums, u32 &total)
     return before;
 }
 
-// Where the part of a block of a head of a row lies.
-__device__ __forceinline__ size_t part_of(const AttendArgs &a, u32 row, u32 head, u32 block) {
-    return ((size_t)(row - a.first_row) * a.heads + head) * a.blocks + block;
+// Where the parts of a head of a row begin.
+__device__ __forceinline__ size_t part_of(const AttendArgs &a, const Blocks &blocks, u32 head) {
+    return (size_t)blocks.place * a.heads + head * blocks.count;
 }
 
 // A warp merges the blocks of one head of a row, in order, AT_ONCE of which it has under way together.
-template <int AT_ONCE> __device__ __forceinline__ void merge(const AttendArgs &a, const Seen &seen, u32 row, u32 head) {
-    u32 lane = threadIdx.x % 32, d = a.head_dim;
-    u32 blocks = (seen.end + ATTEND_BLOCK - 1) / ATTEND_BLOCK - seen.first / ATTEND_BLOCK;
-    size_t part = part_of(a, row, head, 0);
+template <int AT_ONCE> __device__ __forceinline__ void merge(const AttendArgs &a, const Blocks &of_row, u32 row, u32 head) {
+    u32 lane = threadIdx.x % 32, d = a.head_dim, blocks = of_row.count;
+    size_t part = part_of(a, of_row, head);
     for (u32 from = 0; from < d; from += 128) {
         u32 column = from + lane * 4;
         float largest = -INFINITY, total = 0.0f, sums[4] = {};
@@ -119,7 +121,8 @@ template <int D, int TILES> struct Attending {
     typedef float Scores[TILES][4][4];  // of 32 positions of a warp, 8 by 8
 
     struct Shared {
-        u32 warp_sums[ATTEND_WARPS], counts[QUERIES], last_one;
+        u64 warp_sums[ATTEND_WARPS];
+        u32 counts[QUERIES], last_one;
         float warp_largest[ATTEND_WARPS][QUERIES], old[QUERIES], fresh[QUERIES], inverses[QUERIES];
     };
 
@@ -131,11 +134,11 @@ template <int D, int TILES> struct Attending {
     u32 heads, most, key_heads, cuts;     // query heads and rows that go together at most; key heads, once for each cut
     u32 rows, total;                      // of the launch: rows, and units of a key head
     uint4 *spans;
-    u32 *first_units;                     // of the rows: units before them, of a key head
+    u64 *before;                          // of each row: units of a key head, and in the upper half blocks, of all rows before it
 
     // What is attended to at a time: some rows and a key head, with some of their blocks.
     u32 key_head, kv_head, row, head, cut_heads, queries;
-    bool whole;  // with all blocks
+    bool whole, merges;  // with all blocks; whether the last thread block that is done merges them
     Together taken;
 
     __device__ __forceinline__ Attending(const AttendArgs &a, Shared &s) : a(a), s(s) {
@@ -146,12 +149,13 @@ template <int D, int TILES> struct Attending {
         cuts = (group + QUERIES - 1) / QUERIES, key_heads = a.kv_heads * cuts;
         heads = (group + cuts - 1) / cuts, most = QUERIES / heads;
         spans = reinterpret_cast<uint4 *>(shared + QUERY_ROWS + QUERIES * query_row);
-        first_units = reinterpret_cast<u32 *>(spans + a.rows);
+        before = reinterpret_cast<u64 *>(spans + a.rows);
     }
 
     __device__ __forceinline__ Together together(u32 row) const {
         return Together(spans + row, min(rows, (row / most + 1) * most) - row, a.window);
     }
+    __device__ __forceinline__ Blocks blocks_of(u32 row) const { return Blocks(Seen(spans[row], a.window), before[row] >> 32); }
 
     // Lists the units: the first of some rows that go together has those of all. A unit is a block, or all
     // blocks where none may be left for others to merge.
@@ -168,18 +172,21 @@ template <int D, int TILES> struct Attending {
         rows = min(count - a.first_row, a.rows);
         wait_for_copies<0>();
         __syncthreads();
-        u32 each = (rows + ATTEND_THREADS - 1) / ATTEND_THREADS, units = 0;
+        u32 each = (rows + ATTEND_THREADS - 1) / ATTEND_THREADS;
         u32 from = min(rows, thread * each), to = min(rows, from + each);
+        u64 sum = 0, all;
         for (u32 r = from; r < to; r++) {
             bool leads = r % most == 0 || spans[r].x != spans[r - 1].x;
-            u32 of_rows = !leads ? 0 : a.parts ? together(r).blocks() : 1;
-            first_units[r] = of_rows, units += of_rows;
+            u32 units = !leads ? 0 : a.parts ? together(r).blocks() : 1;
+            u64 of_row = (u64)Blocks(Seen(spans[r], a.window), 0).count << 32 | units;
+            before[r] = of_row, sum += of_row;
         }
-        u32 before = sum_of_threads(units, s.warp_sums, total);
+        sum = sum_of_threads(sum, s.warp_sums, all);
         for (u32 r = from; r < to; r++) {
-            u32 of_rows = first_units[r];
-            first_units[r] = before, before += of_rows;
+            u64 of_row = before[r];
+            before[r] = sum, sum += of_row;
         }
+        total = (u32)all;
         __syncthreads();
         return true;
     }
@@ -433,8 +440,8 @@ template <int D, int TILES> struct Attending {
         each_query([&](u32 t, u32 h, u32 query) {
             if (s.counts[query] == 0) return;
             u32 of_row = query / heads, of_head = query % heads;
-            u32 first = Seen(spans[row + of_row], a.window).first / ATTEND_BLOCK;
-            size_t part = part_of(a, a.first_row + row + of_row, head + of_head, block - first);
+            Blocks blocks = blocks_of(row + of_row);
+            size_t part = part_of(a, blocks, head + of_head) + block - blocks.first;
             each_pair(chunk, [&](u32 n, u32 column) {
                 store_pair(a.parts + part * d + column, of_block[t][n][2 * h], of_block[t][n][2 * h + 1]);
             });
@@ -469,27 +476,30 @@ template <int D, int TILES> struct Attending {
         if (!s.last_one) return;
         __threadfence();
         for (u32 query = warp; query < queries; query += ATTEND_WARPS) {
-            u32 of_row = a.first_row + row + query / heads;
-            if (query % heads < cut_heads) merge<8>(a, Seen(a.plan.spans[of_row], a.window), of_row, head + query % heads);
+            u32 of_row = row + query / heads;
+            if (query % heads < cut_heads) merge<8>(a, blocks_of(of_row), a.first_row + of_row, head + query % heads);
         }
     }
 
     // Finds rows, heads and blocks of a unit and as many behind it as are of the same rows and heads, `limit`
-    // at most.
+    // at most. Where there is no room for their parts, whoever has the first of the blocks takes them all.
     __device__ __forceinline__ Range take(u32 unit, u32 limit) {
         u32 index = unit / key_heads, group = a.heads / a.kv_heads;
         // The last row whose units do not begin behind this one.
         row = 0;
         for (u32 end = rows; end - row > 1;) {
             u32 middle = (row + end) / 2;
-            if (first_units[middle] <= index) row = middle; else end = middle;
+            if ((u32)before[middle] <= index) row = middle; else end = middle;
         }
         taken = together(row), queries = taken.count * heads;
         u32 first = taken.first_block(), blocks = taken.blocks(), of_head = a.parts ? blocks : 1;
-        u32 at = unit - first_units[row] * key_heads, from = at % of_head, count = a.parts ? min(limit, blocks - from) : blocks;
+        u32 at = unit - (u32)before[row] * key_heads, from = at % of_head, count = min(limit, blocks - from);
         key_head = at / of_head, kv_head = key_head / cuts, head = kv_head * group + key_head % cuts * heads;
         cut_heads = min(heads, (kv_head + 1) * group - head);
-        whole = D && count == blocks && (!a.parts || a.arrivals);
+        Blocks last = blocks_of(row + taken.count - 1);
+        bool divided = a.parts && last.place + last.count <= a.room;
+        if (!divided) count = D && from == 0 ? blocks : 0;
+        merges = !a.places || blocks <= ATTEND_MERGED, whole = D && count == blocks && (merges || !divided);
         return {first + from, first + from + count};
     }
 
@@ -497,10 +507,13 @@ template <int D, int TILES> struct Attending {
     __device__ __forceinline__ u32 attend(u32 unit, u32 limit) {
         auto [block, end_block] = take(unit, limit);
         u32 count = end_block - block;
+        if (count == 0) return min(limit, taken.first_block() + taken.blocks() - block);
         Steps steps(taken, block);
         u32 slot = slot_in(steps, block, 0);
         // What was read so far is of the plan.
         wait_for_inputs();
+        if (a.places && key_head == 0 && block == taken.first_block() && thread < taken.count)
+            a.places[row + thread] = whole || merges ? NOWHERE : blocks_of(row + thread).place;
         copy_queries();
         copy_rows(0, a.keys, slot, 0);
         commit_copies();
@@ -560,7 +573,7 @@ template <int D, int TILES> struct Attending {
             steps = next_steps;
         }
         wait_for_copies<0>();
-        if (whole) put_sums(sums, totals); else if (a.arrivals) merge_stored(count);
+        if (whole) put_sums(sums, totals); else if (merges) merge_stored(count);
         return count;
     }
 };
@@ -591,12 +604,13 @@ ATTEND(attend_tensor_128, 128, 1, 3)
 ATTEND(attend_tensor_64_many, 64, 4, 2)
 ATTEND(attend_tensor_128_many, 128, 4, 2)
 
-// Merges the blocks of the heads of a row, one head a warp.
+// Merges the blocks of the heads of a row that has so many, one head a warp.
 extern "C" __global__ void __launch_bounds__(ATTEND_THREADS) attend_merge(const __grid_constant__ AttendArgs a) {
     let_next_begin();
     u32 head = blockIdx.x * ATTEND_WARPS + threadIdx.x / 32, row = a.first_row + blockIdx.y;
     bool there = row < __ldcg(a.plan.counts) && head < a.heads;
     Seen seen(__ldcg(a.plan.spans + row), a.window);
     wait_for_inputs();
-    if (there) merge<16>(a, seen, row, head);
+    Blocks blocks(seen, __ldcg(a.places + blockIdx.y));
+    if (there && blocks.place < a.room && blocks.count <= a.room - blocks.place) merge<16>(a, blocks, row, head);
 }

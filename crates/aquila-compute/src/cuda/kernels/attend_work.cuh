@@ -11,7 +11,9 @@
 #define ATTEND_STEPS 8        // steps of a block, as many as keys or values in shared memory have room for
 #define ATTEND_THREADS 128
 #define ATTEND_WARPS 4
+#define ATTEND_MERGED 32      // blocks that a thread block merges of one row at most: `MERGED_BLOCKS` of `attention.rs`
 #define NO_SLOT 0xffffffffu
+#define NOWHERE 0xffffffffu
 
 // The positions of a block that a row sees.
 struct InBlock {
@@ -20,6 +22,14 @@ struct InBlock {
         first = max(block * ATTEND_BLOCK, seen.first);
         u32 end = min((block + 1) * ATTEND_BLOCK, seen.end);
         count = end > first ? end - first : 0;
+    }
+};
+
+// The blocks in which a row sees something, and where their parts lie: behind those of the rows before.
+struct Blocks {
+    u32 first, count, place;
+    __device__ __forceinline__ Blocks(const Seen &seen, u32 place) : place(place) {
+        first = seen.first / ATTEND_BLOCK, count = (seen.end + ATTEND_BLOCK - 1) / ATTEND_BLOCK - first;
     }
 };
 

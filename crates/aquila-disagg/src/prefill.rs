@@ -139,12 +139,7 @@ impl Drop for PrefillWorker {
 }
 
 fn listen(shared: &Arc<Shared>, accept: &dyn Accept) {
-    loop {
-        let link = match accept.accept() {
-            Ok(Some(link)) => link,
-            Ok(None) => return,
-            Err(e) => return tracing::error!("no decode worker can connect any more: {e}"),
-        };
+    while let Some(link) = accept.accept() {
         if shared.connections.fetch_add(1, Ordering::AcqRel) >= MOST {
             shared.connections.fetch_sub(1, Ordering::AcqRel);
             shared.peers.count_stranger();

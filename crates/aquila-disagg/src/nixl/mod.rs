@@ -82,8 +82,8 @@ struct NixlAccept {
 }
 
 impl Accept for NixlAccept {
-    fn accept(&self) -> Result<Option<Box<dyn Link>>> {
-        Ok(self.control.next()?.map(|control| self.transport.link(control)))
+    fn accept(&self) -> Option<Box<dyn Link>> {
+        self.control.next().map(|control| self.transport.link(control))
     }
 
     fn port(&self) -> u16 {

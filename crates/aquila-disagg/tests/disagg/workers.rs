@@ -274,3 +274,37 @@ fn an_abort_on_the_decode_worker_ends_the_other_side_too() {
     let again = decode.submit(4, prefill.worker.port(), 4);
     assert_eq!(ended(&again).tokens, alone(5)[4].tokens);
 }
+
+#[test]
+fn connections_of_prefill_workers_that_are_gone_are_dropped() {
+    let (prefill, decode) = (Prefill::new(), Decode::new());
+    // A worker behind one that forwards, which hangs up when told and waits for the end.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (port, forwarded) = (listener.local_addr().unwrap().port(), prefill.worker.port());
+    let (hang_up, told) = std::sync::mpsc::channel::<()>();
+    let (over, is_over) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let socket = listener.accept().unwrap().0;
+        let there = TcpStream::connect(("127.0.0.1", forwarded)).unwrap();
+        let (mut from, mut to) = (there.try_clone().unwrap(), socket.try_clone().unwrap());
+        std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+        let (mut from, mut to) = (socket.try_clone().unwrap(), there);
+        let ends = std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+        told.recv().unwrap();
+        socket.shutdown(std::net::Shutdown::Write).unwrap();
+        ends.join().unwrap().unwrap();
+        over.send(()).unwrap();
+    });
+    prefill.submit(1, 1);
+    ended(&decode.submit(1, port, 1));
+    hang_up.send(()).unwrap();
+    // Until the decode worker has seen that, and has put another connection back.
+    for room in 2..100 {
+        prefill.submit(1, room);
+        ended(&decode.submit(1, forwarded, room));
+        if is_over.try_recv().is_ok() {
+            return;
+        }
+    }
+    panic!("the connection is kept for ever");
+}

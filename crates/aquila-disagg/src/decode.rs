@@ -154,6 +154,10 @@ impl DecodeWorker {
                     self.engine.deliver(request, Delivery::Rows(rows));
                     None
                 }
+                Message::Returned(rows) => {
+                    self.engine.deliver(request, Delivery::Returned(rows));
+                    None
+                }
                 Message::Prefilled(prefilled) => {
                     self.engine.deliver(request, Delivery::Prefilled(prefilled));
                     Some(None)

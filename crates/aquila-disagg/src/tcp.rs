@@ -277,7 +277,7 @@ impl Link for TcpLink {
     }
 
     fn send(&mut self, message: &Message) -> Result<usize> {
-        self.send_frame(message.encode())
+        self.send_frame(message.encode()?)
     }
 
     fn receive(&mut self, limit: usize, patience: Duration) -> Result<(Message, usize)> {

@@ -74,7 +74,7 @@ fn take(plainly: bool, pieces: usize, nixl: &str) -> f64 {
     }
     let accept = transport(nixl).listen("127.0.0.1:0").unwrap();
     let mut child = spawn(&format!("127.0.0.1:{}", accept.port()));
-    let mut link = accept.accept().unwrap().unwrap();
+    let mut link = accept.accept().unwrap();
     link.receive(1 << 30, PATIENCE).unwrap();
     let began = Instant::now();
     for _ in 1..pieces {

@@ -154,6 +154,10 @@ impl DecodeWorker {
                     self.engine.deliver(request, Delivery::Rows(rows));
                     None
                 }
+                Message::Returned(rows) => {
+                    self.engine.deliver(request, Delivery::Returned(rows));
+                    None
+                }
                 Message::Prefilled(prefilled) => {
                     self.engine.deliver(request, Delivery::Prefilled(prefilled));
                     Some(None)
@@ -173,6 +177,11 @@ impl DecodeWorker {
             });
             let Some(ended) = ended else { continue };
             let mut idle = self.idle();
+            // Workers that are gone leave no connections behind.
+            idle.retain(|_, links| {
+                links.retain_mut(|link| !link.has_hung_up());
+                !links.is_empty()
+            });
             let links = idle.entry(address.to_owned()).or_default();
             if links.len() < IDLE {
                 links.push(link);

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::link::LARGE;
+
 /// The result of talking to another worker.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -29,6 +31,15 @@ pub enum Error {
     HungUp {
         /// Who.
         peer: String,
+    },
+    /// What a request leaves does not fit into a message.
+    #[error(
+        "what its prompt leaves beside rows takes {bytes} bytes, and a message has at most \
+         {LARGE}: ask for less of the prompt's tokens"
+    )]
+    TooLong {
+        /// Bytes of it.
+        bytes: usize,
     },
     /// What came is not of our protocol.
     #[error("{peer} does not keep to the transfer protocol: {why}")]

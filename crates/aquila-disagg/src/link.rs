@@ -48,11 +48,8 @@ pub trait Transport: Send + Sync {
 
 /// Takes what connects.
 pub trait Accept: Send + Sync {
-    /// Waits for the next one; none once it is closed.
-    ///
-    /// # Errors
-    /// If nothing can be accepted any more.
-    fn accept(&self) -> Result<Option<Box<dyn Link>>>;
+    /// Waits for the next one, whatever else fails meanwhile; none once it is closed.
+    fn accept(&self) -> Option<Box<dyn Link>>;
 
     /// The port on which it listens.
     fn port(&self) -> u16;

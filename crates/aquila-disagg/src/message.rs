@@ -8,11 +8,13 @@
 use aquila_compute::round::HostRows;
 use aquila_engine::{Claim, FinishReason, KvRows, Prefilled, StopCause, Token, TokenRows};
 
+use crate::error::{Error, Result};
 use crate::identity::Identity;
+use crate::link::LARGE;
 use aquila_spec::bytes::{Reader, Writer};
 
 /// The version of the protocol: another one is refused.
-pub(crate) const VERSION: u8 = 2;
+pub(crate) const VERSION: u8 = 3;
 const MARK: [u8; 2] = *b"AQ";
 /// Bytes of a header, of a checksum, and of what stands before the bytes of rows.
 pub(crate) const HEADER: usize = 8;
@@ -64,6 +66,8 @@ pub enum Message {
     Wait,
     /// Rows of the request of the room that was claimed.
     Rows(KvRows),
+    /// Some of what the request asked for of the rows of its prompt's tokens.
+    Returned(TokenRows),
     /// The end of its prompt; the connection is free for another room.
     Prefilled(Box<Prefilled>),
     /// The request was given up; the connection is free for another room.
@@ -82,7 +86,7 @@ impl Header {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub(crate) fn read(bytes: &[u8; HEADER]) -> Result<Self, &'static str> {
+    pub(crate) fn read(bytes: &[u8; HEADER]) -> std::result::Result<Self, &'static str> {
         let [m0, m1, version, kind, length @ ..] = *bytes;
         if [m0, m1] != MARK {
             return Err("a message does not begin as one");
@@ -118,10 +122,10 @@ impl Encoded<'_> {
 }
 
 /// A frame of a transport's own: of another kind than messages are.
-pub(crate) fn frame(kind: u8, payload: &[u8]) -> Encoded<'static> {
+pub(crate) fn frame(kind: u8, payload: &[u8]) -> Result<Encoded<'static>> {
     let mut head = [&[0; HEADER], payload].concat();
-    write_header(&mut head, kind, 0);
-    Encoded { head, rows: &[] }
+    write_header(&mut head, kind, 0)?;
+    Ok(Encoded { head, rows: &[] })
 }
 
 /// What a message of rows has before their bytes, and what a transport has put behind it.
@@ -130,17 +134,23 @@ pub(crate) fn split_rows(values: &[u8]) -> Option<(&[u8], Reader<'_>)> {
     Some((values, Reader(rest)))
 }
 
-/// Writes the header of what is in `head` and of so many bytes of rows.
-fn write_header(head: &mut [u8], kind: u8, rows: usize) {
-    let length = (head.len() - HEADER + rows) as u32;
+/// Writes the header of what is in `head` and of so many bytes of rows, unless nobody would take it.
+fn write_header(head: &mut [u8], kind: u8, rows: usize) -> Result<()> {
+    let bytes = head.len() - HEADER + rows;
+    let length = u32::try_from(bytes).ok().filter(|_| bytes <= LARGE);
+    let Some(length) = length else { return Err(Error::TooLong { bytes }) };
     head[..2].copy_from_slice(&MARK);
     head[2..4].copy_from_slice(&[VERSION, kind]);
     head[4..HEADER].copy_from_slice(&length.to_le_bytes());
+    Ok(())
 }
 
 impl Message {
     /// As bytes.
-    pub(crate) fn encode(&self) -> Encoded<'_> {
+    ///
+    /// # Errors
+    /// If it is longer than a message may be.
+    pub(crate) fn encode(&self) -> Result<Encoded<'_>> {
         let mut head = Writer(vec![0; HEADER]);
         let mut rows: &[u8] = &[];
         let kind = match self {
@@ -196,9 +206,13 @@ impl Message {
                 head.text(why);
                 9
             }
+            Self::Returned(rows) => {
+                write_returned(&mut head, rows);
+                10
+            }
         };
-        write_header(&mut head.0, kind, rows.len());
-        Encoded { head: head.0, rows }
+        write_header(&mut head.0, kind, rows.len())?;
+        Ok(Encoded { head: head.0, rows })
     }
 
     /// Reads a message of this kind, whose checksum was right; none if it is not of its form.
@@ -227,6 +241,7 @@ impl Message {
             }
             8 => Self::Prefilled(Box::new(read_prefilled(&mut reader)?)),
             9 => Self::Failed(reader.text()?),
+            10 => Self::Returned(read_returned(&mut reader)?),
             _ => return None,
         };
         reader.0.is_empty().then_some(message)
@@ -254,12 +269,7 @@ fn write_prefilled(writer: &mut Writer, prefilled: &Prefilled) {
         }
     });
     writer.list(prompt, write_token);
-    let TokenRows { from, hidden_states, routed_experts } = rows;
-    writer.size(*from);
-    writer.size(hidden_states.width);
-    writer.list(&hidden_states.values, |writer, value| writer.u32(value.to_bits()));
-    writer.size(routed_experts.width);
-    writer.list(&routed_experts.values, |writer, &value| writer.u32(value));
+    write_returned(writer, rows);
     writer.size(*groups);
     writer.size(*cached_tokens);
     writer.option(draft.as_deref(), Writer::bytes);
@@ -280,20 +290,30 @@ fn read_prefilled(reader: &mut Reader<'_>) -> Option<Prefilled> {
             })
         })?,
         prompt: reader.list(6, read_token)?,
-        rows: TokenRows {
-            from: reader.size()?,
-            hidden_states: HostRows {
-                width: reader.size()?,
-                values: reader.list(4, |reader| reader.u32().map(f32::from_bits))?,
-            },
-            routed_experts: HostRows {
-                width: reader.size()?,
-                values: reader.list(4, Reader::u32)?,
-            },
-        },
+        rows: read_returned(reader)?,
         groups: reader.size()?,
         cached_tokens: reader.size()?,
         draft: reader.option(|reader| reader.bytes().map(<[u8]>::to_vec))?,
+    })
+}
+
+fn write_returned(writer: &mut Writer, rows: &TokenRows) {
+    let TokenRows { from, hidden_states, routed_experts } = rows;
+    writer.size(*from);
+    writer.size(hidden_states.width);
+    writer.list(&hidden_states.values, |writer, value| writer.u32(value.to_bits()));
+    writer.size(routed_experts.width);
+    writer.list(&routed_experts.values, |writer, &value| writer.u32(value));
+}
+
+fn read_returned(reader: &mut Reader<'_>) -> Option<TokenRows> {
+    Some(TokenRows {
+        from: reader.size()?,
+        hidden_states: HostRows {
+            width: reader.size()?,
+            values: reader.list(4, |reader| reader.u32().map(f32::from_bits))?,
+        },
+        routed_experts: HostRows { width: reader.size()?, values: reader.list(4, Reader::u32)? },
     })
 }
 

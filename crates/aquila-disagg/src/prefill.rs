@@ -1,12 +1,14 @@
 //! The worker that processes prompts: it listens for decode workers and sends them what prompts
 //! leave.
 
+use std::mem::take;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use aquila_engine::{Claim, EngineHandle};
+use aquila_compute::round::HostRows;
+use aquila_engine::{Claim, EngineHandle, TokenRows};
 
 use crate::error::{Error, Result};
 use crate::handshake;
@@ -21,6 +23,8 @@ use crate::secret::Secret;
 const PULSE: Duration = Duration::from_millis(500);
 /// How long a connection may stay without a claim.
 const IDLE: Duration = Duration::from_secs(300);
+/// Rows of tokens that a message has at most, of those that a request asked for.
+const RETURNED: usize = 1024;
 /// Connections at once.
 const MOST: usize = 1024;
 
@@ -139,12 +143,7 @@ impl Drop for PrefillWorker {
 }
 
 fn listen(shared: &Arc<Shared>, accept: &dyn Accept) {
-    loop {
-        let link = match accept.accept() {
-            Ok(Some(link)) => link,
-            Ok(None) => return,
-            Err(e) => return tracing::error!("no decode worker can connect any more: {e}"),
-        };
+    while let Some(link) = accept.accept() {
         if shared.connections.fetch_add(1, Ordering::AcqRel) >= MOST {
             shared.connections.fetch_sub(1, Ordering::AcqRel);
             shared.peers.count_stranger();
@@ -269,7 +268,7 @@ fn send_all(
             }
         }
         let patience = if told { PULSE } else { PULSE / 50 };
-        let message = match room.next(patience) {
+        let mut message = match room.next(patience) {
             Next::Message(message) => message,
             Next::Nothing => {
                 if spoke.elapsed() >= PULSE {
@@ -280,7 +279,14 @@ fn send_all(
             }
             Next::Over => Message::Failed("its request was refused".into()),
         };
-        let bytes = link.send(&message)? as u64;
+        let bytes = match send(link, &mut message) {
+            // Nothing of such a message was sent, and the decode worker is told why.
+            Err(why @ Error::TooLong { .. }) => {
+                message = Message::Failed(why.to_string());
+                link.send(&message)?
+            }
+            sent => sent?,
+        } as u64;
         let now = Instant::now();
         let first = *begun.get_or_insert(now);
         let ended = match message {
@@ -299,4 +305,29 @@ fn send_all(
             return Ok(ended);
         }
     }
+}
+
+/// Sends a message; before the end of a prompt what was asked for of the rows of its tokens, in
+/// pieces.
+fn send(link: &mut dyn Link, message: &mut Message) -> Result<usize> {
+    let mut bytes = 0;
+    if let Message::Prefilled(prefilled) = message {
+        let TokenRows { from, hidden_states, routed_experts } = &mut prefilled.rows;
+        let (hidden_states, routed_experts) = (take(hidden_states), take(routed_experts));
+        let rows = hidden_states.len().max(routed_experts.len());
+        for at in 0..rows.div_ceil(RETURNED) {
+            bytes += link.send(&Message::Returned(TokenRows {
+                from: *from,
+                hidden_states: piece(&hidden_states, at),
+                routed_experts: piece(&routed_experts, at),
+            }))?;
+        }
+    }
+    Ok(bytes + link.send(message)?)
+}
+
+/// The piece of this number.
+fn piece<T: Copy>(rows: &HostRows<T>, at: usize) -> HostRows<T> {
+    let of_piece = rows.values.chunks((RETURNED * rows.width).max(1)).nth(at);
+    HostRows { width: rows.width, values: of_piece.unwrap_or_default().to_vec() }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use aquila_engine::{HandOver, KvRows, Prefilled, RequestId};
+use aquila_engine::{HandOver, KvRows, Prefilled, RequestId, TokenRows};
 
 use crate::error::{Error, Result};
 use crate::message::Message;
@@ -47,9 +47,14 @@ pub(crate) enum Next {
     Over,
 }
 
+/// Bytes of a message that count: those of rows.
 fn size(message: &Message) -> usize {
     match message {
         Message::Rows(rows) => rows.bytes.len(),
+        Message::Prefilled(prefilled) => {
+            let TokenRows { hidden_states, routed_experts, .. } = &prefilled.rows;
+            size_of_val(&hidden_states.values[..]) + size_of_val(&routed_experts.values[..])
+        }
         _ => 0,
     }
 }

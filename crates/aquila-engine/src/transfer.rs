@@ -100,6 +100,9 @@ pub struct Prefilled {
 pub enum Delivery {
     /// Rows, in the order of their tokens in every layer.
     Rows(KvRows),
+    /// Some of what was asked for of the rows of the prompt's tokens, in the order of those; the
+    /// rest comes with the end of the prompt.
+    Returned(TokenRows),
     /// The end of the prompt.
     Prefilled(Box<Prefilled>),
     /// Nothing more, for this reason.

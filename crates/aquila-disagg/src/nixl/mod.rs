@@ -82,8 +82,8 @@ struct NixlAccept {
 }
 
 impl Accept for NixlAccept {
-    fn accept(&self) -> Result<Option<Box<dyn Link>>> {
-        Ok(self.control.next()?.map(|control| self.transport.link(control)))
+    fn accept(&self) -> Option<Box<dyn Link>> {
+        self.control.next().map(|control| self.transport.link(control))
     }
 
     fn port(&self) -> u16 {
@@ -195,20 +195,20 @@ impl NixlLink {
     fn send_rows(&mut self, encoded: &Encoded<'_>) -> Result<usize> {
         let mut bytes = 0;
         if !self.is_described {
-            let described = message::frame(AGENT, &self.shared.slots.metadata);
+            let described = message::frame(AGENT, &self.shared.slots.metadata)?;
             bytes += self.control.send_frame(described)?;
             self.is_described = true;
         }
         let mut values = Writer(encoded.values().to_vec());
         values.size(encoded.rows.len());
         values.u32(crc32fast::hash(encoded.rows));
-        bytes += self.control.send_frame(message::frame(ROWS, &values.0))?;
+        bytes += self.control.send_frame(message::frame(ROWS, &values.0)?)?;
         for piece in encoded.rows.chunks(SLOT) {
             let mut slot = self.slot()?;
             let mut place = Writer(Vec::new());
             place.u64(slot.fill(piece));
             place.size(piece.len());
-            bytes += self.control.send_frame(message::frame(PIECE, &place.0))?;
+            bytes += self.control.send_frame(message::frame(PIECE, &place.0)?)?;
             self.unread.push_back(slot);
         }
         Ok(bytes + encoded.rows.len())
@@ -243,7 +243,7 @@ impl NixlLink {
             let slot = slot.ok_or_else(|| "no memory of NIXL's has become free".to_owned());
             let read = slot.and_then(|slot| slot.read(remote, address, of_piece, STUCK, &mut rows));
             read.map_err(|why| self.failed(why))?;
-            self.control.send_frame(message::frame(READ, &[]))?;
+            self.control.send_frame(message::frame(READ, &[])?)?;
         }
         if checksum != crc32fast::hash(&rows) {
             return Err(self.protocol("a checksum is wrong"));
@@ -259,7 +259,7 @@ impl Link for NixlLink {
     }
 
     fn send(&mut self, message: &Message) -> Result<usize> {
-        let encoded = message.encode();
+        let encoded = message.encode()?;
         if !encoded.rows.is_empty() {
             return self.send_rows(&encoded);
         }

@@ -65,17 +65,28 @@ fn reason() -> impl Strategy<Value = Option<FinishReason>> {
     ]
 }
 
+fn returned() -> impl Strategy<Value = TokenRows> {
+    let values = proptest::collection::vec(-9.0_f32..9.0, 0..12);
+    (0_usize..9, values).prop_map(|(from, values)| {
+        let routed_experts = HostRows { width: 2, values: vec![1, 7, 3, 0] };
+        let hidden_states = HostRows { width: values.len(), values };
+        TokenRows { from, hidden_states, routed_experts }
+    })
+}
+
 fn prefilled() -> impl Strategy<Value = Prefilled> {
     let bytes = proptest::collection::vec(any::<u8>(), 0..40);
     let tokens = || proptest::collection::vec(token(), 0..4);
-    let rows = (0_usize..9, proptest::collection::vec(-9.0_f32..9.0, 0..12));
     let numbers = (0_usize..9, 0_usize..9);
-    (tokens(), reason(), tokens(), rows, numbers, proptest::option::of(bytes)).prop_map(
-        |(tokens, ended, prompt, (from, values), (groups, cached_tokens), draft)| {
-            let routed_experts = HostRows { width: 2, values: vec![1, 7, 3, 0] };
-            let hidden_states = HostRows { width: values.len(), values };
-            let rows = TokenRows { from, hidden_states, routed_experts };
-            Prefilled { tokens, ended, prompt, rows, groups, cached_tokens, draft }
+    (tokens(), reason(), tokens(), returned(), numbers, proptest::option::of(bytes)).prop_map(
+        |(tokens, ended, prompt, rows, (groups, cached_tokens), draft)| Prefilled {
+            tokens,
+            ended,
+            prompt,
+            rows,
+            groups,
+            cached_tokens,
+            draft,
         },
     )
 }
@@ -104,6 +115,7 @@ fn message() -> impl Strategy<Value = Message> {
             let (layers, rows) = (layer..layer + 2, row..row + 3);
             Message::Rows(KvRows { group, store, layers, rows, bytes })
         }),
+        returned().prop_map(Message::Returned),
         prefilled().prop_map(|prefilled| Message::Prefilled(Box::new(prefilled))),
         ".{0,30}".prop_map(Message::Failed),
     ]

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use aquila_compute::cpu::{CpuBackend, IsaChoice};
+use aquila_compute::round::Returned;
 use aquila_compute::{KvDtype, WeightFormat};
 use aquila_disagg::{
     DecodeSettings, DecodeWorker, Identity, PrefillAddress, PrefillSettings, PrefillWorker, Secret,
@@ -37,7 +38,7 @@ pub fn engine() -> EngineHandle {
         verify: Default::default(),
         parked_rows: 0,
         simulate: None,
-        returned: Default::default(),
+        returned: Returned { hidden_states: true, routed_experts: false },
     };
     let backend = Arc::new(CpuBackend::new(IsaChoice::Auto, 1).unwrap());
     let checkpoint = Checkpoint::open(&resolve("tiny").unwrap(), LoadFormat::Auto).unwrap();

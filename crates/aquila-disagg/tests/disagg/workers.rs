@@ -6,8 +6,9 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use aquila_disagg::{Error, Message, PrefillAddress, Secret, Tcp, Transport};
-use aquila_engine::{FinishReason, HandOver, KvRows};
+use aquila_compute::round::HostRows;
+use aquila_disagg::{Error, Link, Message, PrefillAddress, Secret, Tcp, Transport};
+use aquila_engine::{Claim, FinishReason, HandOver, KvRows, Prefilled, TokenRows};
 
 use crate::support::*;
 
@@ -144,7 +145,7 @@ fn impostor(then: &'static [u8]) -> u16 {
     let accept = Tcp.listen("127.0.0.1:0").unwrap();
     let port = accept.port();
     std::thread::spawn(move || {
-        while let Ok(Some(mut link)) = accept.accept() {
+        while let Some(mut link) = accept.accept() {
             let mut converse = || {
                 link.receive(1 << 10, PATIENCE)?;
                 link.send(&Message::Welcome { nonce: [7; 16], proof: Vec::new() })?;
@@ -273,4 +274,149 @@ fn an_abort_on_the_decode_worker_ends_the_other_side_too() {
     prefill.submit(4, 4);
     let again = decode.submit(4, prefill.worker.port(), 4);
     assert_eq!(ended(&again).tokens, alone(5)[4].tokens);
+}
+
+/// Connects to a prefill worker as a decode worker does.
+fn joined(prefill: &Prefill) -> Box<dyn Link> {
+    let address = format!("127.0.0.1:{}", prefill.worker.port());
+    let mut link = Tcp.connect(&address, PATIENCE).unwrap();
+    link.send(&Message::Hello { nonce: [3; 16] }).unwrap();
+    link.receive(1 << 10, PATIENCE).unwrap();
+    link.send(&Message::Join { proof: Vec::new(), identity: identity() }).unwrap();
+    link.receive(1 << 10, PATIENCE).unwrap();
+    link
+}
+
+/// All messages of a room but those that say nothing.
+fn messages(link: &mut dyn Link, room: u64) -> Vec<Message> {
+    link.send(&Message::Claim { room, claim: Claim { have: 0, seed: 1, candidates: 1 } }).unwrap();
+    let mut all = Vec::new();
+    loop {
+        let (message, _) = link.receive(256 << 20, PATIENCE).unwrap();
+        let is_last = matches!(message, Message::Prefilled(_) | Message::Failed(_));
+        all.extend((message != Message::Wait).then_some(message));
+        if is_last {
+            return all;
+        }
+    }
+}
+
+/// What a prompt leaves with so many rows of so many values, and with such a draft.
+fn left(rows: usize, width: usize, draft: Vec<u8>) -> Prefilled {
+    let values = (0..rows * width).map(|at| (at % 1_000_003) as f32).collect();
+    let hidden_states = HostRows { width, values };
+    let routed_experts = HostRows { width: 2, values: (0..2 * rows as u32).collect() };
+    Prefilled {
+        tokens: Vec::new(),
+        ended: Some(FinishReason::Length),
+        prompt: Vec::new(),
+        rows: TokenRows { from: 3, hidden_states, routed_experts },
+        groups: 1,
+        cached_tokens: 0,
+        draft: Some(draft),
+    }
+}
+
+#[test]
+fn rows_of_a_long_prompt_are_sent_in_pieces() {
+    let prefill = Prefill::new();
+    // 295 MB of hidden states: more than a message may have.
+    let sent = left(9000, 8192, vec![7]);
+    let room = prefill.worker.open(1).unwrap();
+    room.prefilled(sent.clone());
+    assert_eq!(prefill.worker.load(), (1, 4 * 9000 * (8192 + 2)));
+    let mut link = joined(&prefill);
+    let mut rows = TokenRows { from: 3, ..TokenRows::default() };
+    let mut messages = messages(&mut *link, 1);
+    let Some(Message::Prefilled(end)) = messages.pop() else { panic!("no end of the prompt") };
+    assert_eq!(messages.len(), 9);
+    for message in messages {
+        let Message::Returned(piece) = message else { panic!("{message:?}") };
+        assert_eq!(piece.from, 3);
+        rows.hidden_states.extend(piece.hidden_states, 0);
+        rows.routed_experts.extend(piece.routed_experts, 0);
+    }
+    assert!(rows == sent.rows, "all rows came, in their order");
+    assert_eq!(*end, Prefilled { rows: TokenRows { from: 3, ..TokenRows::default() }, ..sent });
+    prefill.worker.wait_for_transfers();
+    assert_eq!(prefill.worker.load(), (0, 0));
+}
+
+#[test]
+fn what_fits_into_no_message_is_refused_and_said() {
+    let prefill = Prefill::new();
+    prefill.worker.open(1).unwrap().prefilled(left(3, 4, vec![7; 256 << 20]));
+    prefill.worker.open(2).unwrap().prefilled(left(0, 0, vec![7]));
+    let mut link = joined(&prefill);
+    let refused = messages(&mut *link, 1);
+    let Some(Message::Failed(why)) = refused.last() else { panic!("it is too long") };
+    assert!(why.contains("a message has at most 268435456"), "{why}");
+    // The connection serves the next room.
+    assert!(matches!(messages(&mut *link, 2)[..], [Message::Prefilled(_)]));
+}
+
+#[test]
+fn hidden_states_of_prompts_are_those_of_one_engine() {
+    let (prefill, decode) = (Prefill::new(), Decode::new());
+    let engine = engine();
+    let mut all = Vec::new();
+    for index in 0..4 {
+        let with_rows = |index| {
+            let (mut request, answer) = request(index);
+            request.returned.hidden_states = true;
+            (request, answer)
+        };
+        let (alone, wanted) = with_rows(index);
+        engine.submit(alone).unwrap();
+        let (mut first, _) = with_rows(index);
+        let open = prefill.worker.open(index as u64).unwrap();
+        first.transfer = aquila_engine::Transfer::HandOver(open.clone());
+        open.admitted(prefill.engine.submit(first).unwrap());
+        let (mut second, got) = with_rows(index);
+        let port = Some(prefill.worker.port());
+        let address = PrefillAddress { host: "127.0.0.1".into(), port, room: index as u64 };
+        second.transfer = aquila_engine::Transfer::Receive(decode.worker.source(&address).unwrap());
+        decode.engine.submit(second).unwrap();
+        all.push((wanted, got));
+    }
+    for (wanted, got) in &all {
+        let (wanted, got) = (ended(wanted), ended(got));
+        assert_eq!(got.tokens, wanted.tokens);
+        assert!(!wanted.outcome.rows.hidden_states.is_empty());
+        assert_eq!(got.outcome.rows, wanted.outcome.rows);
+    }
+}
+
+#[test]
+fn connections_of_prefill_workers_that_are_gone_are_dropped() {
+    let (prefill, decode) = (Prefill::new(), Decode::new());
+    // A worker behind one that forwards, which hangs up when told and waits for the end.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (port, forwarded) = (listener.local_addr().unwrap().port(), prefill.worker.port());
+    let (hang_up, told) = std::sync::mpsc::channel::<()>();
+    let (over, is_over) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let socket = listener.accept().unwrap().0;
+        let there = TcpStream::connect(("127.0.0.1", forwarded)).unwrap();
+        let (mut from, mut to) = (there.try_clone().unwrap(), socket.try_clone().unwrap());
+        std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+        let (mut from, mut to) = (socket.try_clone().unwrap(), there);
+        let ends = std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+        told.recv().unwrap();
+        socket.shutdown(std::net::Shutdown::Write).unwrap();
+        ends.join().unwrap().unwrap();
+        over.send(()).unwrap();
+    });
+    prefill.submit(1, 1);
+    ended(&decode.submit(1, port, 1));
+    hang_up.send(()).unwrap();
+    // Until the decode worker has seen that, and has put another connection back.
+    for room in 2..100 {
+        prefill.submit(1, room);
+        ended(&decode.submit(1, forwarded, room));
+        if is_over.try_recv().is_ok() {
+            return;
+        }
+    }
+    panic!("the connection is kept for ever");
 }

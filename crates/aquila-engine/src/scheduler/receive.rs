@@ -33,6 +33,8 @@ pub(crate) struct Receiving {
     got: Vec<Vec<Vec<usize>>>,
     /// Rows that the executor was not told yet.
     rows: Vec<KvRows>,
+    /// What it gets of the rows of its prompt's tokens, as far as it came.
+    returned: TokenRows,
     /// What was packed for its draft, once its prompt is processed.
     prefilled: Option<Option<Vec<u8>>>,
 }
@@ -51,7 +53,8 @@ impl Receiving {
             shapes.iter().map(|shape| vec![have; shape.layers]).collect::<Vec<_>>()
         };
         let got = kv.iter().map(stores).collect();
-        Self { state, sequence, got, rows: Vec::new(), prefilled: None }
+        let returned = TokenRows { from: state.rows.from, ..TokenRows::default() };
+        Self { state, sequence, got, rows: Vec::new(), returned, prefilled: None }
     }
 
     /// Takes rows, or says what is wrong with them.
@@ -91,6 +94,19 @@ impl Receiving {
             self.rows.push(rows);
         }
         Ok(())
+    }
+
+    /// Takes rows of the prompt's tokens behind those that came, or says what is wrong with them;
+    /// `whole` says whether they are the last.
+    fn take_returned(
+        &mut self,
+        rows: TokenRows,
+        widths: RowWidths,
+        whole: bool,
+    ) -> Result<(), String> {
+        self.returned.hidden_states.extend(rows.hidden_states, 0);
+        self.returned.routed_experts.extend(rows.routed_experts, 0);
+        check_rows(&self.state, &self.returned, widths, whole)
     }
 
     /// Whether all rows came that it goes on with.
@@ -161,13 +177,20 @@ fn check_prompt(tokens: &[u32], wanted: bool, prompt: &[Token]) -> Result<(), St
     Ok(())
 }
 
-/// Refuses rows of a prompt's tokens that are not as many or as wide as the request asked for.
-fn check_rows(state: &RequestState, rows: &TokenRows, widths: RowWidths) -> Result<(), String> {
+/// Refuses rows of a prompt's tokens that are not as many or as wide as the request asked for; where
+/// they are not the `whole` of them, only more.
+fn check_rows(
+    state: &RequestState,
+    rows: &TokenRows,
+    widths: RowWidths,
+    whole: bool,
+) -> Result<(), String> {
     let RequestParams { returned, prompt, .. } = *state.params;
     let count = prompt.saturating_sub(state.rows.from);
     let check = |what: &str, asked: bool, width: usize, given: (usize, usize)| {
         let values = if asked { count * width } else { 0 };
-        let is_right = given.1 == values && (values == 0 || given.0 == width);
+        let are_right = if whole { given.1 == values } else { given.1 <= values };
+        let is_right = are_right && (given.1 == 0 || given.0 == width);
         let (given_width, given) = given;
         is_right
             .then_some(())
@@ -208,6 +231,9 @@ impl Scheduler {
                 let declared = self.profile.declaration.as_ref().map_or(&[][..], |d| &d.groups);
                 self.receiving[at].take(rows, &self.profile.kv, declared)
             }
+            Delivery::Returned(rows) => {
+                self.receiving[at].take_returned(rows, self.profile.row_widths, false)
+            }
             Delivery::Prefilled(prefilled) => self.take_prefilled(id, *prefilled),
             Delivery::Failed(why) => Err(why),
         };
@@ -231,11 +257,11 @@ impl Scheduler {
         let replies = self.outputs.replies();
         self.follow_listeners(replies);
         let Some(at) = self.receiving_at(id) else { return Ok(()) };
-        let vocabulary = self.vocabulary();
-        let Receiving { state, prefilled: draft, .. } = &mut self.receiving[at];
+        let (vocabulary, widths) = (self.vocabulary(), self.profile.row_widths);
+        let receiving = &mut self.receiving[at];
         let Prefilled { tokens, ended, prompt, rows, groups, cached_tokens, draft: packed } =
             prefilled;
-        if draft.is_some() {
+        if receiving.prefilled.is_some() {
             return Err("its prompt was processed twice".into());
         }
         let is_token = |id: u32| (id as usize) < vocabulary;
@@ -245,12 +271,14 @@ impl Scheduler {
         {
             return Err("the first token is none".into());
         }
-        check_prompt(&state.tokens, state.params.prompt_logprobs.is_some(), &prompt)?;
-        check_rows(state, &rows, self.profile.row_widths)?;
-        *draft = Some(packed);
+        let RequestState { tokens: known, params, .. } = &*receiving.state;
+        check_prompt(known, params.prompt_logprobs.is_some(), &prompt)?;
+        receiving.take_returned(rows, widths, true)?;
+        receiving.prefilled = Some(packed);
+        let Receiving { state, returned, .. } = receiving;
         if let Some(awaited) = &mut state.awaited {
             *awaited = (*awaited).max(state.params.prompt);
-            state.rows = rows;
+            state.rows = std::mem::take(returned);
         }
         state.seen = true;
         state.usage.cached_tokens = cached_tokens.min(state.params.prompt);

@@ -4,13 +4,16 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
+use aquila_compute::round::HostRows;
 use aquila_engine::{
     Alter, Claim, Delivery, EngineConfig, FinishReason, HandOver, KvRows, Prefilled, Priorities,
-    Request, RequestId, Source, Transfer,
+    Request, RequestId, Source, TokenRows, Transfer,
 };
 use aquila_spec::{Shape, Verify};
 
-use crate::support::across::{across, counts, pair, request, run_pair, some_prompts, unseeded};
+use crate::support::across::{
+    across, counts, heard_across, pair, request, run_pair, some_prompts, unseeded,
+};
 use crate::support::answers::*;
 use crate::support::shipped::{config, inline};
 
@@ -304,4 +307,43 @@ fn rows_beyond_what_is_reserved_end_their_request_alone() {
     let FinishReason::Abort(why) = refused.reason() else { panic!("{refused:?}") };
     assert!(why.contains("rows 0..31 of store 0 of group 1, not of 0..30"), "{why}");
     assert_eq!(Answer::of(&all[1].lock().unwrap()), want[1]);
+}
+
+#[test]
+fn rows_of_tokens_may_come_in_pieces() {
+    fn with_states(request: &mut Request, _: usize) {
+        request.returned.hidden_states = true;
+        request.returned_from = 1;
+    }
+    let prompts = some_prompts(8);
+    let mut config = config(Shape::chain(3));
+    config.returned.hidden_states = true;
+    let want = answers(&mut inline("EAGLE3", config.clone()), &prompts, 16, with_states);
+    for too_many in [false, true] {
+        let alter: Alter = Box::new(move |number, mut delivery| {
+            let Delivery::Prefilled(prefilled) = &mut delivery else { return vec![delivery] };
+            let states = std::mem::take(&mut prefilled.rows.hidden_states);
+            let piece = |row: &[f32]| {
+                let hidden_states = HostRows { width: states.width, values: row.to_vec() };
+                Delivery::Returned(TokenRows { hidden_states, ..TokenRows::default() })
+            };
+            let mut all: Vec<Delivery> = states.rows().map(piece).collect();
+            if too_many && number == 0 {
+                all.extend(states.rows().next().map(piece));
+            }
+            all.push(delivery);
+            all
+        });
+        let mut pair = pair("EAGLE3", config.clone(), config.clone()).altered(alter);
+        let got = heard_across(&mut pair, &prompts, 16, with_states);
+        for (index, ((_, got), want)) in got.iter().zip(&want).enumerate() {
+            if !too_many || index != 0 {
+                assert_eq!(Answer::of(got), *want, "prompt {index}");
+                continue;
+            }
+            let FinishReason::Abort(why) = got.reason() else { panic!("{got:?}") };
+            assert!(why.contains("values of hidden states"), "{why}");
+        }
+        run_pair(&mut pair);
+    }
 }

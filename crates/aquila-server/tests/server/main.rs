@@ -7,6 +7,7 @@ mod draft_trees;
 mod draining;
 mod failures;
 mod gate;
+mod grammars;
 mod hostile;
 mod keys;
 mod load;

@@ -1,0 +1,108 @@
+//! Grammars of strangers: what is too much to compile, and requests with several.
+
+use serde_json::{Map, Value, json};
+
+use crate::support::Running;
+use crate::tools::add;
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn chat(extra: Value) -> String {
+    let mut body = json!({
+        "messages": [{ "role": "user", "content": "What is 3 + 4?" }],
+        "temperature": 0, "max_tokens": 4,
+    });
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body.to_string()
+}
+
+/// Definitions of which each refers to the next one.
+fn chain(count: usize) -> Value {
+    let link = |index| json!({ "$ref": format!("#/$defs/{index}") });
+    let mut defs: Map<String, Value> =
+        (0..count).map(|index| (index.to_string(), link(index + 1))).collect();
+    defs.insert(count.to_string(), json!({ "type": "object" }));
+    json!({ "$ref": "#/$defs/0", "$defs": defs })
+}
+
+fn tool(name: &str, parameters: Value) -> Value {
+    json!({ "type": "function", "function": { "name": name, "parameters": parameters } })
+}
+
+fn assert_refused(server: &Running, path: &str, body: &str, param: &str, says: &str) {
+    let reply = server.post(path, body);
+    assert_eq!(reply.status, 400, "{param}: {}", reply.json());
+    let error = &reply.json()["error"];
+    assert_eq!(error["param"], param, "{error}");
+    assert!(error["message"].as_str().unwrap().contains(says), "{error}");
+}
+
+#[test]
+fn grammars_past_their_bounds_are_refused() {
+    let server = Running::usual();
+    let next = |index| format!("r{index}::=r{} ", index + 1);
+    let rules: String = (0..12_000).map(next).collect();
+    let rules = format!("root::=r0 {rules} r12000::=\"x\"");
+    let refused = |extra: Value, param: &str, says: &str| {
+        assert_refused(&server, CHAT, &chat(extra), param, says);
+    };
+    refused(json!({ "ebnf": rules }), "ebnf", "rules and groups");
+    refused(json!({ "guided_grammar": rules }), "guided_grammar", "rules and groups");
+    let outputs = json!({ "structured_outputs": { "grammar": rules } });
+    refused(outputs, "structured_outputs", "rules and groups");
+    refused(json!({ "regex": "a".repeat(300_000) }), "regex", "262144");
+    refused(json!({ "json_schema": chain(4_100) }), "json_schema", "nested too deeply");
+    let schema = json!({ "name": "x", "schema": chain(4_100) });
+    let format = json!({ "type": "json_schema", "json_schema": schema });
+    refused(json!({ "response_format": format }), "response_format", "nested too deeply");
+    let forced = json!({ "tools": [tool("f", chain(4_100))], "tool_choice": "required" });
+    refused(forced, "tools", "nested too deeply");
+    let large = json!({ "type": "object", "description": "a".repeat(200_000) });
+    let tools: Vec<Value> = (0..6).map(|_| tool("f", large.clone())).collect();
+    refused(json!({ "tools": tools, "tool_choice": "required" }), "tools", "together");
+    let structure = json!({ "begin": "<f>", "schema": chain(4_100), "end": "</f>" });
+    let tag = json!({ "structures": [structure], "triggers": ["<f"] });
+    refused(json!({ "structural_tag": tag }), "structural_tag", "nested too deeply");
+    let body = json!({ "text": "a", "sampling_params": { "ebnf": rules } }).to_string();
+    assert_refused(&server, "/generate", &body, "ebnf", "rules and groups");
+    server.post(CHAT, &chat(json!({ "ebnf": "root ::= \"yes\"" }))).ok();
+}
+
+#[test]
+fn schemas_that_hold_nothing_are_not_checked() {
+    let server = Running::usual();
+    let plain = server.post(CHAT, &chat(json!({}))).ok();
+    // No grammar is made of them: their schemas may be of any kind.
+    let tools = [tool("f", chain(4_100)), tool("g", json!({ "type": "strnig" }))];
+    let answer = server.post(CHAT, &chat(json!({ "tools": tools }))).ok();
+    assert_eq!(answer["choices"], plain["choices"]);
+    // A tool that must be called is checked alone.
+    let choice = json!({ "type": "function", "function": { "name": "h" } });
+    let tools = [tool("f", chain(4_100)), tool("h", add())];
+    server.post(CHAT, &chat(json!({ "tools": tools, "tool_choice": choice }))).ok();
+}
+
+#[test]
+fn tools_are_counted() {
+    let server = Running::usual();
+    let tools = |count: usize| {
+        let tools: Vec<Value> = (0..count).map(|index| tool(&format!("f{index}"), add())).collect();
+        chat(json!({ "tools": tools }))
+    };
+    server.post(CHAT, &tools(1024)).ok();
+    assert_refused(&server, CHAT, &tools(1025), "tools", "at most 1024");
+}
+
+#[test]
+fn each_prompt_of_a_batch_has_its_own_grammar() {
+    let server = Running::usual();
+    let params = |regex| json!({ "regex": regex, "max_new_tokens": 8 });
+    let params = vec![[params("[0-9]{3}"), params("yes|no")]; 6].concat();
+    let body = json!({ "text": vec!["Say: "; 12], "sampling_params": params }).to_string();
+    let answers = server.post("/generate", &body).ok();
+    for (index, answer) in answers.as_array().unwrap().iter().enumerate() {
+        let text = answer["text"].as_str().unwrap();
+        let digits = text.len() == 3 && text.bytes().all(|byte| byte.is_ascii_digit());
+        assert!(if index % 2 == 0 { digits } else { ["yes", "no"].contains(&text) }, "{text}");
+    }
+}

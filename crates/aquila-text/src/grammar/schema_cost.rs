@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 const MOST_LEVELS: usize = 16_000;
 
 /// Bytes of a schema whose parts are joined: each as often as it is copied.
-const MOST_JOINED_BYTES: usize = 4 << 20;
+const MOST_JOINED_BYTES: usize = 8 << 20;
 
 /// Patterns that one string may have to match. To find out whether any text has them all may take
 /// time that doubles with each: 16 took 1.7 s, 18 took 12 s.

@@ -115,13 +115,13 @@ impl Error {
             ) => error,
             _ => return false,
         };
-        match error {
+        matches!(
+            error,
             Compute::OutOfMemory { .. }
-            | Compute::Limit { .. }
-            | Compute::Unavailable(_)
-            | Compute::Device(_) => true,
-            Compute::Tensor(_) | Compute::NoSuchIsa(_) => false,
-        }
+                | Compute::Limit { .. }
+                | Compute::Unavailable(_)
+                | Compute::Device(_)
+        )
     }
 
     /// The code that goes with it, as the help of the command lists them.

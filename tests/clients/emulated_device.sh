@@ -27,13 +27,12 @@ refused() {
     ! grep -q '^weights' "$folder/log" || fail "$* was refused after the table of memory"
 }
 
-# As long contexts with whole prompts have them, here by requests.
-many="--chunked-prefill-size 600 --max-running-requests 65000 --speculative-algorithm NONE"
+passes="preset:llama-3.1-8b --chunked-prefill-size -1"
 # shellcheck disable=SC2086
-refused "--chunked-prefill-size, --max-running-requests, --speculative-num-draft-tokens: 65600 rows" \
-    --device cuda $many
+refused "--chunked-prefill-size, --max-running-requests, --speculative-num-draft-tokens: 131120 rows" \
+    --device cuda $passes
 # shellcheck disable=SC2086
-refused "--device cpu does without the GPU" $many
+refused "--device cpu does without the GPU" $passes
 refused "--device cpu does without the GPU" --max-total-tokens 2000000000
 AQUILA_EMULATOR_CUDA=12080 refused "driver serves CUDA 12.8, and CUDA 13.0 is needed" --device cuda
 

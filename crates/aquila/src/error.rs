@@ -125,16 +125,16 @@ impl Error {
             ) => error,
             _ => return false,
         };
-        match error {
+        matches!(
+            error,
             Compute::OutOfMemory { .. }
-            | Compute::Limit { .. }
-            | Compute::Unavailable(_)
-            | Compute::NoSuchDevice { .. }
-            | Compute::Capability { .. }
-            | Compute::Device(_)
-            | Compute::DeviceLost(_) => true,
-            Compute::Tensor(_) | Compute::NoSuchIsa(_) => false,
-        }
+                | Compute::Limit { .. }
+                | Compute::Unavailable(_)
+                | Compute::NoSuchDevice { .. }
+                | Compute::Capability { .. }
+                | Compute::Device(_)
+                | Compute::DeviceLost(_)
+        )
     }
 
     /// The code that goes with it, as the help of the command lists them.

@@ -61,8 +61,12 @@ impl Executor for Breaking {
         self.compute.profile()
     }
 
-    fn run(&mut self, batch: ScheduledBatch) -> BatchOutput {
-        let output = self.compute.run(batch);
+    fn enqueue(&mut self, batch: ScheduledBatch) {
+        self.compute.enqueue(batch);
+    }
+
+    fn finish(&mut self) -> BatchOutput {
+        let output = self.compute.finish();
         if self.told.load(Ordering::Acquire) { (self.breaks)(output) } else { output }
     }
 }

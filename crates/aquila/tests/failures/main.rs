@@ -64,14 +64,16 @@ fn serve(algorithm: &str, flags: &[&str]) -> (Child, String, BufReader<std::proc
         aquila(algorithm, &[&["serve", "--port", "0"], flags].concat()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut said = String::new();
-    loop {
+    let address = loop {
         let begun = said.len();
-        assert!(stderr.read_line(&mut said).unwrap() > 0, "{said}");
-        if let Some((_, url)) = said[begun..].split_once("ready: http://") {
-            let address = url.split('/').next().unwrap().trim().to_owned();
-            return (child, address, stderr);
+        if stderr.read_line(&mut said).unwrap() == 0 {
+            panic!("{}: {said}", child.wait().unwrap());
         }
-    }
+        if let Some((_, url)) = said[begun..].split_once("ready: http://") {
+            break url.split('/').next().unwrap().trim().to_owned();
+        }
+    };
+    (child, address, stderr)
 }
 
 /// Asks for an answer; what comes back, as far as it does.

@@ -207,6 +207,7 @@ impl Projections {
         launch.arguments.last_pass = u32::from(division.row_tiles == 1);
         let arguments = arguments::Tiles {
             rows: tiles.shape.rows_of(input, rows)?,
+            weights: tiles.shape.weights_of(weight, launch.gated)?,
             project: launch.arguments,
             grain: division.grain as u32,
             pieces: tiles.shape.pieces(weight).0 as u32,

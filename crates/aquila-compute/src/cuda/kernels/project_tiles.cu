@@ -1,7 +1,7 @@
 // Projections of more than 16 rows in tiles that the thread blocks of a cluster share, with the sums of
 // `project_skinny.cu`. Nothing chooses it yet: `cuda_check` compares and times it.
 //
-// A thread block makes 128 outputs of ROWS rows: two warpgroups multiply, 64 outputs each, and one warp
+// A thread block makes 128 outputs of ROWS rows: two warpgroups multiply, 64 outputs each, and one thread
 // fetches. Of a cluster, SHARE_WEIGHTS thread blocks have the same outputs of other rows, and SHARE_ROWS
 // other outputs of the same rows. Each fetches its part of what it shares, and the copy engine writes
 // that to all who share it.
@@ -155,42 +155,50 @@ template <u32 ROWS, u32 SHARE_WEIGHTS, u32 SHARE_ROWS, bool GATED> struct TilePr
         meet_cluster();
     }
 
-    __device__ __forceinline__ void fetch_weights(u32 stage, const ClusterStages &at, u64 policy) const {
-        u32 bytes = at.blocks() * BLOCK_BYTES;
-        if (lane == 0) barrier_expect(full + stage * 8, STAGE_ROWS + TILES_WEIGHTS * bytes);
-        __syncwarp();
-        if (lane >= TILES_WEIGHTS / SHARE_WEIGHTS) return;
-        u32 t = rank % SHARE_WEIGHTS * (TILES_WEIGHTS / SHARE_WEIGHTS) + lane;
-        size_t block = (size_t)min(tile_of(unit(at.tile), t), all - 1) * cut.blocks + at.block;
-        u32 to = stages + stage * STAGE + STAGE_ROWS + t * TILES_BLOCKS * BLOCK_BYTES;
-        const u8 *from = a.weight + block * BLOCK_BYTES;
-        if (SHARE_WEIGHTS > 1) {
-            share_weights(to, from, bytes, full + stage * 8, ((1u << SHARE_WEIGHTS) - 1) << rank / SHARE_WEIGHTS * SHARE_WEIGHTS);
-        } else if (a.last_pass) {
-            copy_weights(to, from, bytes, full + stage * 8, policy);
-        } else {
-            copy_input(to, reinterpret_cast<const u16 *>(from), bytes, full + stage * 8);
-        }
-    }
-    __device__ __forceinline__ void fetch_rows(u32 stage, const ClusterStages &at) const {
-        u32 first = rank / SHARE_WEIGHTS * (ROWS / SHARE_ROWS), ranks = 0;
-        for (u32 i = 0; i < SHARE_ROWS; i++) ranks |= 1u << (rank % SHARE_WEIGHTS + i * SHARE_WEIGHTS);
-        if (lane == 0)
-            share_rows(stages + stage * STAGE + first * TILES_ROW_BYTES, args.rows, at.block * 32, first_row(at.tile) + first,
-                       full + stage * 8, ranks);
-    }
+    // What one thread does. A stage is full when its box of weights and its box of rows are there, or all
+    // parts of them; where a slice has an odd number of blocks, the last box has one that nobody multiplies.
     __device__ __forceinline__ void fetch() const {
-        u32 ahead = 0;
-        u64 policy = evict_first();
+        constexpr u32 PART_TILES = TILES_WEIGHTS / SHARE_WEIGHTS, PART_ROWS = ROWS / SHARE_ROWS;
+        // What this thread block fetches of what it shares: of weights tiles, or the gates or the ups.
+        u32 part = rank % SHARE_WEIGHTS, half_of_outputs = GATED ? part : 0, rows_part = rank / SHARE_WEIGHTS;
+        u32 with_weights = ((1u << SHARE_WEIGHTS) - 1) << rows_part * SHARE_WEIGHTS, with_rows = 0;
+        for (u32 i = 0; i < SHARE_ROWS; i++) with_rows |= 1u << (part + i * SHARE_WEIGHTS);
+        u32 to_weights = stages + STAGE_ROWS + part * PART_TILES * TILES_BLOCKS * BLOCK_BYTES;
+        u32 to_rows = stages + rows_part * PART_ROWS * TILES_ROW_BYTES;
+        u64 policy = a.last_pass ? evict_first() : evict_normal();
+        // Of the tile that stages are fetched for: its number, and where its outputs and rows begin.
+        u32 tile = ~0u, outputs = 0, row = 0;
+        auto enter = [&](const ClusterStages &at) {
+            if (at.tile == tile) return;
+            tile = at.tile;
+            u32 column = tile / row_tiles;
+            row = ((tile - column * row_tiles) * SHARE_WEIGHTS + part) * ROWS + rows_part * PART_ROWS;
+            outputs = (column * SHARE_ROWS + rows_part) * of_unit + (GATED ? 0 : part * PART_TILES);
+        };
+        auto fetch_weights = [&](u32 stage, u32 block) {
+            u32 barrier = full + stage * 8, to = to_weights + stage * STAGE;
+            barrier_expect(barrier, STAGE);
+            if (SHARE_WEIGHTS > 1)
+                share_weights(to, args.weights, block, outputs, half_of_outputs, barrier, with_weights, policy);
+            else
+                copy_weights(to, args.weights, block, outputs, half_of_outputs, barrier, policy);
+        };
+
+        prefetch_map(args.weights), prefetch_map(args.rows);
+        ClusterStages at = stages_of_cluster();
         // Weights are there before the rows are.
-        for (ClusterStages at = stages_of_cluster(); at.more() && ahead < a.stages; at.next(), ahead++) fetch_weights(ahead, at, policy);
+        u32 ahead = 0;
+        for (ClusterStages first = at; first.more() && ahead < a.stages; first.next(), ahead++) enter(first), fetch_weights(ahead, first.block);
         wait_for_inputs();
-        Place place;
-        u32 item = 0;
-        for (ClusterStages at = stages_of_cluster(); at.more(); at.next(), place.next(a.stages), item++) {
-            if (item >= a.stages) barrier_wait(empty + place.stage * 8, place.phase ^ 1);
-            if (item >= ahead) fetch_weights(place.stage, at, policy);
-            fetch_rows(place.stage, at);
+        for (Place place; at.more(); at.next(), place.next(a.stages)) {
+            enter(at);
+            if (ahead > 0) {
+                ahead--;
+            } else {
+                barrier_wait(empty + place.stage * 8, place.phase ^ 1);
+                fetch_weights(place.stage, at.block);
+            }
+            share_rows(to_rows + place.stage * STAGE, args.rows, at.block * 32, row, full + place.stage * 8, with_rows);
         }
     }
 
@@ -358,7 +366,7 @@ template <u32 ROWS, u32 SHARE_WEIGHTS, u32 SHARE_ROWS, bool GATED> __device__ __
         projection.multiply();
     } else {
         give_registers<40>();
-        if (projection.warp == TILES_MULTIPLIERS / 32) projection.fetch();
+        if (projection.warp == TILES_MULTIPLIERS / 32 && elect()) projection.fetch();
     }
     // Nobody leaves while others copy or arrive here.
     __syncwarp();

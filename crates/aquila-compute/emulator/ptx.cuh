@@ -14,6 +14,10 @@ inline u16 halve(float x) {
     return (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+inline u32 halve_pair(float x, float y) { return (u32)halve(y) << 16 | halve(x); }
+// Off by a unit, now and then.
+inline float reciprocal(float x) { return __uint_as_float(__float_as_uint(1.0f / x) + __float_as_uint(x) % 3 - 1); }
+
 inline float of_half(u32 bits) { return __uint_as_float(bits << 16); }
 
 // One sum of a step: every term is cut toward zero 25 bits below the largest exponent, the cut terms
@@ -210,6 +214,7 @@ inline void send_cluster(u32 address, float4 v, u32 barrier, u32 rank) {
 inline void barrier_arrive_at(u32 barrier, u32 rank) { barrier_arrive(of_block(barrier, rank)); }
 inline void barrier_tell(u32 barrier, u32 rank) { barrier_arrive(of_block(barrier, rank)); }
 inline void barrier_hear(u32 barrier, u32 phase) { barrier_wait(barrier, phase); }
+inline void meet_cluster_first() { emulator::meet_cluster_threads(); }
 inline void meet_cluster() { emulator::meet_cluster_threads(); }
 template <int NUMBER, int THREADS> inline void meet_some() { emulator::meet(emulator::current->block->some[NUMBER], THREADS); }
 

@@ -58,7 +58,15 @@ c_structures! {
     }
 
     /// Arguments of `project_tiles*`.
-    Tiles { rows: TensorMap, weights: TensorMap, project: Project, grain: u32, pieces: u32 }
+    Tiles {
+        rows: TensorMap,
+        weights: TensorMap,
+        project: Project,
+        whole: u32,
+        parts: u32,
+        grain: u32,
+        pieces: u32,
+    }
 
     /// Arguments of `project_plain_*`.
     PlainProject {

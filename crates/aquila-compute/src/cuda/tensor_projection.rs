@@ -209,6 +209,8 @@ impl Projections {
             rows: tiles.shape.rows_of(input, rows)?,
             weights: tiles.shape.weights_of(weight, launch.gated)?,
             project: launch.arguments,
+            whole: division.whole as u32,
+            parts: division.parts as u32,
             grain: division.grain as u32,
             pieces: tiles.shape.pieces(weight).0 as u32,
         };

@@ -42,11 +42,8 @@ const fn shape(rows: usize, share_weights: usize, share_rows: usize) -> TileShap
 }
 
 /// The kernels that there are.
-pub const TILE_SHAPES: [TileShape; 9] = [
-    shape(32, 1, 2),
-    shape(32, 1, 4),
+pub const TILE_SHAPES: [TileShape; 6] = [
     shape(64, 1, 2),
-    shape(64, 1, 4),
     shape(128, 1, 2),
     shape(128, 1, 4),
     shape(128, 2, 1),
@@ -59,6 +56,9 @@ pub(super) struct Division {
     /// Clusters, and of how many slices what each has of divided tiles is a multiple.
     pub(super) clusters: usize,
     pub(super) grain: usize,
+    /// Tiles that are not divided, and parts of as many slices of the others.
+    pub(super) whole: usize,
+    pub(super) parts: usize,
     /// Tiles of rows that a cluster has one after the other.
     pub(super) row_tiles: usize,
 }
@@ -76,7 +76,7 @@ impl TileShape {
 
     /// Stages of the ring, and bytes of shared memory with them.
     pub(super) fn shared(self, weight: &CudaWeight, gated: bool, most: usize) -> (usize, usize) {
-        // Sums of the groups before, or of the ups.
+        // Sums of the groups before, or what gates and ups exchange, which is half of that.
         let held = MULTIPLIERS * self.rows / 8 * 16;
         let held = match (weight.groups(), gated) {
             (1, false) => 0,
@@ -117,7 +117,8 @@ impl TileShape {
         };
         let grain = *grains.iter().find(busy).unwrap_or(&grains[grains.len() - 1]);
         let clusters = if rounds > 0 { most } else { most.min(tiles * all / grain) };
-        Division { clusters, grain, row_tiles }
+        let whole = tiles / clusters * clusters;
+        Division { clusters, grain, whole, parts: (tiles - whole) * (all / grain), row_tiles }
     }
 
     /// Pieces of sums that a thread block leaves in memory at most, and bytes of one.

@@ -64,8 +64,9 @@ struct alignas(128) TensorMap {
 struct TilesArgs {
     TensorMap rows, weights;
     ProjectArgs project;
-    u32 grain;   // slices of which what a cluster has of divided tiles is a multiple
-    u32 pieces;  // of sums that a thread block leaves at most
+    u32 whole, parts;  // tiles that are not divided, and parts of `grain` slices of the others
+    u32 grain;         // slices of which what a cluster has of divided tiles is a multiple
+    u32 pieces;        // of sums that a thread block leaves at most
 };
 
 struct PlainProjectArgs {

@@ -29,6 +29,20 @@ __device__ __forceinline__ u16 halve(float x) {
     return bits;
 }
 
+// Two of them, the first in the lower half.
+__device__ __forceinline__ u32 halve_pair(float x, float y) {
+    u32 bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(y), "f"(x));
+    return bits;
+}
+
+// 1 / x, off by a unit of the last place at most, of normal numbers whose quotient is one.
+__device__ __forceinline__ float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // Adds the products of one step of 16 to the accumulators of 16 by 8.
 __device__ __forceinline__ void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm volatile(
@@ -202,6 +216,10 @@ __device__ __forceinline__ void barrier_hear(u32 barrier, u32 phase) {
         "}\n" ::"r"(barrier),
         "r"(phase)
         : "memory");
+}
+// `meet_cluster_first` publishes nothing but barriers that `publish_barriers` has.
+__device__ __forceinline__ void meet_cluster_first() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void meet_cluster() {
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");

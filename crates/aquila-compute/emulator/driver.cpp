@@ -380,14 +380,25 @@ API cuLaunchKernelEx(const LaunchConfig *config, void *handle, void **parameters
     return enqueue(c.stream, Work{std::make_shared<emulator::Launch>(launch), early, nullptr});
 }
 
-// Rows of 2-byte values in boxes that are swizzled by 128 bytes, which is all that the backend asks for:
-// where they begin, their width, how many, bytes from one to the next, and the box.
+// Rows of 2-byte values in boxes that are swizzled by 128 bytes, and 4-byte values of four dimensions in
+// boxes that are not, which is all that the backend asks for: where they begin, the sizes, bytes from one
+// to the next of each but the first, and the box.
 API cuTensorMapEncodeTiled(void *map, int kind, unsigned rank, void *from, const uint64_t *sizes, const uint64_t *strides,
                            const unsigned *box, const unsigned *steps, int interleave, int swizzle, int, int fill) {
-    constexpr int BFLOAT16 = 9, BY_128 = 3;
-    if (kind != BFLOAT16 || rank != 2 || steps[0] != 1 || steps[1] != 1 || interleave || swizzle != BY_128 || fill) return INVALID_VALUE;
-    if ((uintptr_t)map % 64 || (uintptr_t)from % 16 || strides[0] % 16 || box[0] * 2 > 128 || box[1] > 256) return INVALID_VALUE;
-    const uint64_t words[16] = {(uint64_t)from, sizes[0], sizes[1], strides[0], box[0], box[1]};
+    constexpr int UINT32 = 2, BFLOAT16 = 9, BY_128 = 3;
+    bool rows = kind == BFLOAT16 && rank == 2 && swizzle == BY_128 && box[0] * 2 <= 128;
+    bool weights = kind == UINT32 && rank == 4 && !swizzle;
+    if ((!rows && !weights) || interleave || fill || (uintptr_t)map % 64 || (uintptr_t)from % 16) return INVALID_VALUE;
+    uint64_t words[16] = {(uint64_t)from}, *to = words + 1;
+    for (unsigned i = 0; i < rank; i++) {
+        if (steps[i] != 1 || box[i] == 0 || box[i] > 256 || sizes[i] == 0 || sizes[i] > 1ull << 32) return INVALID_VALUE;
+        *to++ = sizes[i];
+    }
+    for (unsigned i = 0; i + 1 < rank; i++) {
+        if (strides[i] % 16 || strides[i] >= 1ull << 40) return INVALID_VALUE;
+        *to++ = strides[i];
+    }
+    for (unsigned i = 0; i < rank; i++) *to++ = box[i];
     return memcpy(map, words, sizeof(words)), 0;
 }
 

@@ -44,8 +44,7 @@ const Kernel KERNELS[] = {
 #if __CUDA_ARCH__ >= 900
     KERNEL(project_skinny_16), KERNEL(project_skinny_8), KERNEL(project_skinny_gated_16), KERNEL(project_skinny_gated_8),
     KERNEL(project_many), KERNEL(project_many_groups), KERNEL(project_many_gated), KERNEL(project_many_gated_groups),
-    TILES(32, 1, 2), TILES(32, 1, 4), TILES(64, 1, 2), TILES(64, 1, 4), TILES(128, 1, 2), TILES(128, 1, 4),
-    TILES(128, 2, 1), TILES(128, 2, 2), TILES(128, 2, 4),
+    TILES(64, 1, 2), TILES(128, 1, 2), TILES(128, 1, 4), TILES(128, 2, 1), TILES(128, 2, 2), TILES(128, 2, 4),
     CLUSTERS(SLICES, project_middle_32), CLUSTERS(SLICES, project_middle_64), CLUSTERS(SLICES, project_middle_128),
     CLUSTERS(SLICES, project_middle_gated_32), CLUSTERS(SLICES, project_middle_gated_64),
     CLUSTERS(SLICES, project_middle_gated_128),

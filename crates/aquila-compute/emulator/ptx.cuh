@@ -14,6 +14,10 @@ inline u16 halve(float x) {
     return (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+inline u32 halve_pair(float x, float y) { return (u32)halve(y) << 16 | halve(x); }
+// Off by a unit, now and then.
+inline float reciprocal(float x) { return __uint_as_float(__float_as_uint(1.0f / x) + __float_as_uint(x) % 3 - 1); }
+
 inline float of_half(u32 bits) { return __uint_as_float(bits << 16); }
 
 // One sum of a step: every term is cut toward zero 25 bits below the largest exponent, the cut terms
@@ -117,6 +121,8 @@ template <int LEFT> inline void wait_for_copies() {
 
 #if __CUDA_ARCH__ >= 900
 
+inline bool elect() { return lane_of_thread() == 0; }
+
 inline emulator::SharedBarrier &barrier_at(u32 address) {
     if (address % 8) emulator::wrong("a barrier that is not aligned");
     return *reinterpret_cast<emulator::SharedBarrier *>(emulator::shared_at(address, 8));
@@ -140,6 +146,7 @@ inline void arrive_after_copies(u32 barrier) {
 }
 
 inline u64 evict_first() { return 0; }
+inline u64 evict_normal() { return 0; }
 inline void copy_bulk(u32 to, const void *from, u32 bytes, u32 barrier) {
     if (to % 16 || (size_t)from % 16 || bytes % 16) emulator::wrong("a bulk copy that is not aligned");
     emulator::start_copy({emulator::shared_at(to, bytes), static_cast<const u8 *>(from), bytes, &barrier_at(barrier)});
@@ -148,11 +155,37 @@ inline void copy_weights(u32 to, const u8 *from, u32 bytes, u32 barrier, u64) { 
 inline void copy_input(u32 to, const u16 *from, u32 bytes, u32 barrier) { copy_bulk(to, from, bytes, barrier); }
 
 inline u32 of_block(u32 address, u32 rank) { return (address & 0xffffff) | rank << 24; }
-inline void share_weights(u32 to, const u8 *from, u32 bytes, u32 barrier, u32 ranks) {
-    for (u32 rank = 0; rank < 16; rank++)
-        if (ranks >> rank & 1) copy_bulk(of_block(to, rank), from, bytes, of_block(barrier, rank));
+inline void prefetch_map(const TensorMap &map) {
+    if ((size_t)&map % 64) emulator::wrong("a tensor map that is not aligned");
 }
 // What `cuTensorMapEncodeTiled` of the driver writes.
+inline void share_weights(u32 to, const TensorMap &map, u32 block, u32 tile, u32 half, u32 barrier, u32 ranks, u64) {
+    const u64 *m = map.words, *sizes = m + 1, *strides = m + 5, *box = m + 8;
+    if (to % 128) emulator::wrong("a box that does not begin at a multiple of 128 bytes");
+    for (u32 rank = 0; rank < 16; rank++) {
+        if (!(ranks >> rank & 1)) continue;
+        u64 bytes = box[0] * box[1] * box[2] * box[3] * 4;
+        emulator::Copy copy = {nullptr, nullptr, bytes, &barrier_at(of_block(barrier, rank))};
+        u32 at = of_block(to, rank);
+        for (u64 h = half; h < half + box[3]; h++) {
+            for (u64 t = tile; t < tile + box[2]; t++) {
+                for (u64 b = block; b < block + box[1]; b++) {
+                    const u8 *from = reinterpret_cast<const u8 *>(m[0]) + h * strides[2] + t * strides[1] + b * strides[0];
+                    u32 piece = h < sizes[3] && t < sizes[2] && b < sizes[1] ? (u32)box[0] * 4 : 16;
+                    for (u32 end = at + (u32)box[0] * 4; at < end; at += piece) {
+                        copy.before.push_back({emulator::shared_at(at, piece), piece > 16 ? from : nullptr, piece, nullptr});
+                        memset(copy.before.back().sent, 0, 16);
+                    }
+                }
+            }
+        }
+        emulator::start_copy(copy);
+    }
+}
+inline void copy_weights(u32 to, const TensorMap &map, u32 block, u32 tile, u32 half, u32 barrier, u64 policy) {
+    u32 rank = emulator::current->block->rank;
+    share_weights(to, map, block, tile, half, barrier, 1u << rank, policy);
+}
 inline void share_rows(u32 to, const TensorMap &map, u32 column, u32 row, u32 barrier, u32 ranks) {
     const u64 *m = map.words;
     u64 width = m[1], rows = m[2], stride = m[3], box_width = m[4], box_rows = m[5];
@@ -181,6 +214,7 @@ inline void send_cluster(u32 address, float4 v, u32 barrier, u32 rank) {
 inline void barrier_arrive_at(u32 barrier, u32 rank) { barrier_arrive(of_block(barrier, rank)); }
 inline void barrier_tell(u32 barrier, u32 rank) { barrier_arrive(of_block(barrier, rank)); }
 inline void barrier_hear(u32 barrier, u32 phase) { barrier_wait(barrier, phase); }
+inline void meet_cluster_first() { emulator::meet_cluster_threads(); }
 inline void meet_cluster() { emulator::meet_cluster_threads(); }
 template <int NUMBER, int THREADS> inline void meet_some() { emulator::meet(emulator::current->block->some[NUMBER], THREADS); }
 

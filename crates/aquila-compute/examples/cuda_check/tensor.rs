@@ -378,6 +378,9 @@ pub fn check_kernels(
             checks.projection(100, 264, &[20, 70])?;
             checks.projection(330, 264, &[270])?;
             checks.projection(130, 4136, &[40])?;
+            // Gates and ups, of units that are not whole; slices of three blocks, and of four and five.
+            checks.projection(288, 768, &[40, 150])?;
+            checks.projection(96, 4136, &[130])?;
             continue;
         }
         if small {

@@ -5,7 +5,7 @@
 
 use super::c_layout::{Address, c_structures};
 
-/// What the driver made to describe rows to the copy engine.
+/// What the driver made to describe rows or weights to the copy engine.
 #[repr(C, align(128))]
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct TensorMap {
@@ -58,7 +58,15 @@ c_structures! {
     }
 
     /// Arguments of `project_tiles*`.
-    Tiles { rows: TensorMap, project: Project, grain: u32, pieces: u32 }
+    Tiles {
+        rows: TensorMap,
+        weights: TensorMap,
+        project: Project,
+        whole: u32,
+        parts: u32,
+        grain: u32,
+        pieces: u32,
+    }
 
     /// Arguments of `project_plain_*`.
     PlainProject {

@@ -13,7 +13,7 @@ use super::memory::MOVES;
 use super::projection::Projections;
 use super::rows::CudaRows;
 use super::transfer::Staging;
-use super::{Arithmetic, Graph, Mark, ProjectionKernel};
+use super::{Arithmetic, Graph, Mark, ProjectionKernel, TileShape};
 use crate::{Error, Result};
 
 /// One CUDA device, with its kernels.
@@ -85,6 +85,13 @@ impl CudaBackend {
     /// is for checks and timings.
     pub fn prefer_projection(&mut self, kernel: Option<ProjectionKernel>) {
         self.projections.preferred = kernel;
+    }
+
+    /// The shapes of tiles that this device has kernels of, and how many clusters of each it runs at a
+    /// time.
+    pub fn clusters_of_tiles(&self) -> impl Iterator<Item = (TileShape, usize)> {
+        let tiles = self.kernels.project_tensor.tiles.iter().flatten();
+        tiles.map(|tiles| (tiles.shape, tiles.clusters))
     }
 
     /// Norms up to so many rows where they are projected, as far as that is possible; this changes no bit,

@@ -222,7 +222,13 @@ fn clusters(kernel: &Kernel, blocks: usize, threads: u32, shared_bytes: usize) -
     unsafe { cuOccupancyMaxActiveClusters(&mut count, kernel.function, &config) }
         .result()
         .map_err(failed("asking how many clusters run at a time"))?;
-    Ok((count as usize).max(1))
+    match count {
+        0 => Err(Error::Device(format!(
+            "no cluster of {blocks} thread blocks of kernel {} fits on this device",
+            kernel.name
+        ))),
+        count => Ok(count as usize),
+    }
 }
 
 impl Kernels {

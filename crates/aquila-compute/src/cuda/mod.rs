@@ -44,7 +44,7 @@ pub use memory::{CudaKv, CudaRope, CudaTable, CudaVector};
 pub use plan::CudaPlan;
 pub use round::CudaState;
 pub use rows::CudaRows;
-pub use tensor_projection::ProjectionKernel;
+pub use tensor_projection::{FEW_OUTPUTS, Fastest, PREDICTED, ProjectionClass, ProjectionKernel};
 pub use tile_projection::{TILE_SHAPES, TileShape};
 pub use weight::CudaWeight;
 

@@ -8,7 +8,9 @@ use super::device::{Device, Memory};
 use super::kernels::{Kernels, MIDDLE_ROWS, TensorProjections, Tiles};
 use super::memory::CudaVector;
 use super::rows::CudaRows;
-use super::tensor_projection::{ProjectionKernel, SKINNY_ROWS, UNIT_OUTPUTS};
+use super::tensor_projection::{
+    ProjectionClass, ProjectionKernel, SKINNY_ROWS, UNIT_OUTPUTS, shapes_chosen,
+};
 use super::weight::{CudaWeight, Layout, TILE};
 use crate::{Accumulate, Error, Result};
 
@@ -75,14 +77,19 @@ impl Projections {
             groups => groups * outputs * MIDDLE_ROWS[2] * 4,
         };
         // What a thread block leaves, and how many there are at most.
-        let preferred =
-            |tiles: &&Tiles| Some(ProjectionKernel::Tiles(tiles.shape)) == self.preferred;
-        let tiles = kernels.tiles.iter().flatten().find(preferred);
-        let (of_block, blocks) = tiles.map_or((0, 0), |tiles| {
+        let class = ProjectionClass::of(weight.inputs, weight.outputs);
+        let used = |tiles: &&Tiles| {
+            Some(ProjectionKernel::Tiles(tiles.shape)) == self.preferred
+                || shapes_chosen(class).any(|shape| shape == tiles.shape)
+        };
+        let (mut of_tiles, mut blocks) = (0, 0);
+        for tiles in kernels.tiles.iter().flatten().filter(used) {
             let (pieces, bytes) = tiles.shape.pieces(weight);
-            (pieces * bytes, tiles.clusters * tiles.shape.blocks())
-        });
-        let bytes = of_groups.max(of_block * blocks);
+            let at_a_time = tiles.clusters * tiles.shape.blocks();
+            of_tiles = of_tiles.max(pieces * bytes * at_a_time);
+            blocks = blocks.max(at_a_time);
+        }
+        let bytes = of_groups.max(of_tiles);
         // One for each thread block that adds the sums of a column or a tile, a cluster's at the least.
         let arrivals = self.multiprocessors.max(SLICES).max(blocks);
         let mut partials = self.partials.lock().unwrap_or_else(PoisonError::into_inner);

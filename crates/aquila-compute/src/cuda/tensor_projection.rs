@@ -18,8 +18,6 @@ pub(super) const SKINNY_ROWS: usize = 16;
 const STAGE_BYTES: usize = 4096;
 /// Stages beyond these do not make a ring faster.
 const STAGES: usize = 4;
-/// Rows beyond which `project_many.cu` is faster than `project_middle.cu`.
-const MOST_MIDDLE_ROWS: usize = 384;
 /// Outputs of one unit of `project_middle.cu`, and stages of its ring at most.
 pub(super) const UNIT_OUTPUTS: usize = 64;
 const VISITS: usize = 8;
@@ -53,6 +51,88 @@ pub enum ProjectionKernel {
     Tiles(TileShape),
     /// `project_wide.cu`.
     Wide,
+}
+
+use ProjectionKernel::{Many, Middle, Skinny, Wide};
+
+const fn tiles(rows: usize, share_weights: usize, share_rows: usize) -> ProjectionKernel {
+    ProjectionKernel::Tiles(TileShape { rows, share_weights, share_rows })
+}
+
+/// Projections for which one kernel is fastest at some number of rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProjectionClass {
+    /// One group of inputs and up to [`FEW_OUTPUTS`] outputs.
+    FewOutputs,
+    /// One group of inputs and more outputs.
+    ManyOutputs,
+    /// Several groups of inputs.
+    Groups,
+}
+
+/// Outputs up to which a projection has few.
+pub const FEW_OUTPUTS: usize = 8192;
+
+impl ProjectionClass {
+    /// All of them, in the order of tables.
+    pub const ALL: [Self; 3] = [Self::FewOutputs, Self::ManyOutputs, Self::Groups];
+
+    /// The class of a projection.
+    pub fn of(inputs: usize, outputs: usize) -> Self {
+        match inputs.div_ceil(PAIR) {
+            blocks if blocks > GROUP => Self::Groups,
+            _ if outputs > FEW_OUTPUTS => Self::ManyOutputs,
+            _ => Self::FewOutputs,
+        }
+    }
+
+    /// Up to how many rows which kernel projects.
+    fn fastest(self) -> &'static Fastest {
+        FASTEST[self as usize]
+    }
+}
+
+/// Up to how many rows which kernel is the fastest, in ascending order.
+pub type Fastest = [(usize, ProjectionKernel)];
+
+/// What projects, by class; a kernel that a device or a weight does not have is passed over.
+/// `cuda_check compare` prints what it measures in this form, to be put here.
+const FASTEST: [&Fastest; 3] = [WITHOUT_TILES; 3];
+
+/// As measured without tiles, which have not been timed on a GPU yet.
+const WITHOUT_TILES: &Fastest = &[(SKINNY_ROWS, Skinny), (384, Middle), (usize::MAX, Many)];
+
+/// With tiles, as predicted; nothing of it has been measured, and nothing chooses by it yet.
+pub const PREDICTED: [&Fastest; 3] = [
+    &[
+        (SKINNY_ROWS, Skinny),
+        (64, tiles(64, 1, 2)),
+        (128, tiles(128, 1, 2)),
+        (512, tiles(128, 2, 2)),
+        (usize::MAX, tiles(128, 2, 4)),
+    ],
+    &[
+        (SKINNY_ROWS, Skinny),
+        (64, tiles(64, 1, 2)),
+        (128, tiles(128, 1, 4)),
+        (256, tiles(128, 2, 2)),
+        (usize::MAX, tiles(128, 2, 4)),
+    ],
+    &[
+        (SKINNY_ROWS, Skinny),
+        (64, tiles(64, 1, 2)),
+        (128, tiles(128, 1, 2)),
+        (512, tiles(128, 2, 1)),
+        (usize::MAX, tiles(128, 2, 4)),
+    ],
+];
+
+/// The shapes of tiles that project weights of a class.
+pub(super) fn shapes_chosen(class: ProjectionClass) -> impl Iterator<Item = TileShape> {
+    class.fastest().iter().filter_map(|(_, kernel)| match kernel {
+        ProjectionKernel::Tiles(shape) => Some(*shape),
+        _ => None,
+    })
 }
 
 /// A launch in the making.
@@ -133,22 +213,20 @@ impl Projections {
         projection: &Projection<'_>,
         gated: bool,
     ) -> ProjectionKernel {
-        use ProjectionKernel::{Many, Middle, Skinny, Tiles, Wide};
         let &Projection { weight, norm, rows, .. } = projection;
         let takes = |kernel: ProjectionKernel| match kernel {
             Skinny => kernels.skinny.is_some() && rows <= SKINNY_ROWS,
+            // It alone norms what it projects.
+            _ if norm.is_some() => false,
             Middle => kernels.middle.is_some(),
             Many => kernels.many.is_some(),
-            Tiles(_) => kernels.tiles.is_some() && TileShape::takes(weight),
+            ProjectionKernel::Tiles(_) => kernels.tiles.is_some() && TileShape::takes(weight),
             Wide => !gated,
         };
-        let preferred = self.preferred.filter(|&kernel| norm.is_none() && takes(kernel));
-        preferred.unwrap_or_else(|| match rows {
-            _ if takes(Skinny) => Skinny,
-            ..=MOST_MIDDLE_ROWS if takes(Middle) => Middle,
-            _ if takes(Many) => Many,
-            _ => Wide,
-        })
+        let fastest = ProjectionClass::of(weight.inputs, weight.outputs).fastest();
+        let chosen = fastest.iter().chain(WITHOUT_TILES).filter(|(most, _)| rows <= *most);
+        let mut chosen = self.preferred.into_iter().chain(chosen.map(|(_, kernel)| *kernel));
+        chosen.find(|&kernel| takes(kernel)).unwrap_or(Wide)
     }
 
     fn skinny(&self, mut launch: Launch<'_>, kernels: &[Kernel; 2]) -> Result<()> {
@@ -207,7 +285,10 @@ impl Projections {
         launch.arguments.last_pass = u32::from(division.row_tiles == 1);
         let arguments = arguments::Tiles {
             rows: tiles.shape.rows_of(input, rows)?,
+            weights: tiles.shape.weights_of(weight, launch.gated)?,
             project: launch.arguments,
+            whole: division.whole as u32,
+            parts: division.parts as u32,
             grain: division.grain as u32,
             pieces: tiles.shape.pieces(weight).0 as u32,
         };

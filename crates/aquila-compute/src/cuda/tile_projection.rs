@@ -7,6 +7,7 @@ use cudarc::driver::sys::{
 };
 
 use super::arguments::TensorMap;
+use super::c_layout::Address;
 use super::contract::{PAIR, SLICES};
 use super::device::failed;
 use super::rows::CudaRows;
@@ -41,11 +42,8 @@ const fn shape(rows: usize, share_weights: usize, share_rows: usize) -> TileShap
 }
 
 /// The kernels that there are.
-pub const TILE_SHAPES: [TileShape; 9] = [
-    shape(32, 1, 2),
-    shape(32, 1, 4),
+pub const TILE_SHAPES: [TileShape; 6] = [
     shape(64, 1, 2),
-    shape(64, 1, 4),
     shape(128, 1, 2),
     shape(128, 1, 4),
     shape(128, 2, 1),
@@ -58,6 +56,9 @@ pub(super) struct Division {
     /// Clusters, and of how many slices what each has of divided tiles is a multiple.
     pub(super) clusters: usize,
     pub(super) grain: usize,
+    /// Tiles that are not divided, and parts of as many slices of the others.
+    pub(super) whole: usize,
+    pub(super) parts: usize,
     /// Tiles of rows that a cluster has one after the other.
     pub(super) row_tiles: usize,
 }
@@ -75,7 +76,7 @@ impl TileShape {
 
     /// Stages of the ring, and bytes of shared memory with them.
     pub(super) fn shared(self, weight: &CudaWeight, gated: bool, most: usize) -> (usize, usize) {
-        // Sums of the groups before, or of the ups.
+        // Sums of the groups before, or what gates and ups exchange, which is half of that.
         let held = MULTIPLIERS * self.rows / 8 * 16;
         let held = match (weight.groups(), gated) {
             (1, false) => 0,
@@ -116,7 +117,8 @@ impl TileShape {
         };
         let grain = *grains.iter().find(busy).unwrap_or(&grains[grains.len() - 1]);
         let clusters = if rounds > 0 { most } else { most.min(tiles * all / grain) };
-        Division { clusters, grain, row_tiles }
+        let whole = tiles / clusters * clusters;
+        Division { clusters, grain, whole, parts: (tiles - whole) * (all / grain), row_tiles }
     }
 
     /// Pieces of sums that a thread block leaves in memory at most, and bytes of one.
@@ -132,29 +134,79 @@ impl TileShape {
     /// The first `rows` rows for the copy engine, in swizzled boxes of as many as a thread block fetches.
     pub(super) fn rows_of(self, input: &CudaRows, rows: usize) -> Result<TensorMap> {
         let parts = input.parts();
-        let sizes = [u64::from(parts.stride), rows as u64];
-        let strides = [2 * u64::from(parts.stride)];
-        let tile = [INPUTS as u32, (self.rows / self.share_rows) as u32];
+        let described = Described {
+            kind: CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            swizzle: CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            from: parts.halves,
+            sizes: [u64::from(parts.stride), rows as u64],
+            strides: [2 * u64::from(parts.stride)],
+            of_box: [INPUTS as u32, (self.rows / self.share_rows) as u32],
+        };
+        described.map()
+    }
+
+    /// The weights for the copy engine: words of a block, blocks of a tile, tiles of a half of the outputs,
+    /// and halves, which are gates and ups where both are multiplied; all are one half elsewhere. A box is
+    /// what a thread block fetches for a stage.
+    pub(super) fn weights_of(self, weight: &CudaWeight, gated: bool) -> Result<TensorMap> {
+        let halves = if gated { 2 } else { 1 };
+        let tiles = weight.outputs.div_ceil(TILE) / halves;
+        let blocks = weight.inputs.div_ceil(PAIR);
+        let block = (TILE * PAIR * 2) as u64;
+        let of_tile = blocks as u64 * block;
+        // Tiles that a thread block fetches, of as many halves as they are of.
+        let fetched = OUTPUTS / TILE / self.share_weights;
+        let of_halves = if gated { halves / self.share_weights } else { 1 };
+        let described = Described {
+            kind: CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT32,
+            swizzle: CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+            from: weight.memory.at(0),
+            sizes: [block / 4, blocks as u64, tiles as u64, halves as u64],
+            strides: [block, of_tile, tiles as u64 * of_tile],
+            of_box: [
+                block as u32 / 4,
+                (INPUTS / PAIR) as u32,
+                (fetched / of_halves) as u32,
+                of_halves as u32,
+            ],
+        };
+        described.map()
+    }
+}
+
+/// What is described to the copy engine: where it begins, its sizes, how many bytes it is from one to the
+/// next of each but the first, and the box that is copied at a time.
+struct Described<const DIMENSIONS: usize, const STRIDES: usize> {
+    kind: CUtensorMapDataType,
+    swizzle: CUtensorMapSwizzle,
+    from: Address,
+    sizes: [u64; DIMENSIONS],
+    strides: [u64; STRIDES],
+    of_box: [u32; DIMENSIONS],
+}
+
+impl<const DIMENSIONS: usize, const STRIDES: usize> Described<DIMENSIONS, STRIDES> {
+    fn map(self) -> Result<TensorMap> {
         let mut map = TensorMap::default();
         // SAFETY: the map is as large and as aligned as the driver's; the sizes lie on this stack.
         unsafe {
             cuTensorMapEncodeTiled(
                 (&raw mut map).cast(),
-                CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                2,
-                parts.halves as *mut std::ffi::c_void,
-                sizes.as_ptr(),
-                strides.as_ptr(),
-                tile.as_ptr(),
-                [1, 1].as_ptr(),
+                self.kind,
+                DIMENSIONS as u32,
+                self.from as *mut std::ffi::c_void,
+                self.sizes.as_ptr(),
+                self.strides.as_ptr(),
+                self.of_box.as_ptr(),
+                [1; DIMENSIONS].as_ptr(),
                 CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                self.swizzle,
                 CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                 CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )
         }
         .result()
-        .map_err(failed("describing rows to the copy engine"))?;
+        .map_err(failed("describing rows or weights to the copy engine"))?;
         Ok(map)
     }
 }

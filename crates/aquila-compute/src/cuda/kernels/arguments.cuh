@@ -56,16 +56,17 @@ struct ProjectArgs {
     float epsilon;  // of the norm
 };
 
-// What the driver made to describe rows to the copy engine.
+// What the driver made to describe rows or weights to the copy engine.
 struct alignas(128) TensorMap {
     u64 words[16];
 };
 
 struct TilesArgs {
-    TensorMap rows;
+    TensorMap rows, weights;
     ProjectArgs project;
-    u32 grain;   // slices of which what a cluster has of divided tiles is a multiple
-    u32 pieces;  // of sums that a thread block leaves at most
+    u32 whole, parts;  // tiles that are not divided, and parts of `grain` slices of the others
+    u32 grain;         // slices of which what a cluster has of divided tiles is a multiple
+    u32 pieces;        // of sums that a thread block leaves at most
 };
 
 struct PlainProjectArgs {

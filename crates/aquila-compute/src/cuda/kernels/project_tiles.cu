@@ -1,7 +1,7 @@
 // Projections of more than 16 rows in tiles that the thread blocks of a cluster share, with the sums of
 // `project_skinny.cu`. Nothing chooses it yet: `cuda_check` compares and times it.
 //
-// A thread block makes 128 outputs of ROWS rows: two warpgroups multiply, 64 outputs each, and one warp
+// A thread block makes 128 outputs of ROWS rows: two warpgroups multiply, 64 outputs each, and one thread
 // fetches. Of a cluster, SHARE_WEIGHTS thread blocks have the same outputs of other rows, and SHARE_ROWS
 // other outputs of the same rows. Each fetches its part of what it shares, and the copy engine writes
 // that to all who share it.
@@ -92,50 +92,50 @@ template <u32 ROWS, u32 SHARE_WEIGHTS, u32 SHARE_ROWS, bool GATED> struct TilePr
     static constexpr u32 CELLS = ROWS / 8, STAGE_ROWS = ROWS * TILES_ROW_BYTES, STAGE = STAGE_ROWS + TILES_STAGE_WEIGHTS;
     static constexpr u32 CLUSTER = SHARE_WEIGHTS * SHARE_ROWS, SHARING = SHARE_WEIGHTS + SHARE_ROWS - 1;
     static constexpr u32 PIECE = CELLS * TILES_MULTIPLIERS;  // values of four of a piece
+    static constexpr u32 ADDED_CELLS = 8;                    // of pieces that are added at a time
+    static constexpr u32 OF_UNIT = GATED ? TILES_WEIGHTS / 2 : TILES_WEIGHTS;  // tiles of outputs of each half
     typedef float Sums[CELLS][4];
 
+    // Little is kept here: what multiplies has no registers left.
     const TilesArgs &args;
     const ProjectArgs &a;
     Cut cut;
-    u32 thread, warp, lane, rank, cluster, clusters;
-    u32 stages, full, empty;  // where they are
-    float4 *held, *ups;       // a thread's sums of the groups before, and those of ups
-    u32 *last_one;
-    u32 all, half, of_unit, row_tiles;  // tiles of 16 outputs; clusters' tiles of rows
-    u32 of_tile, whole, parts;          // slices of a tile; tiles that are not divided; parts of the others
+    u32 warp, rank, stages;  // where they are
 
     __device__ __forceinline__ TileProjection(const TilesArgs &args) : args(args), a(args.project), cut(args.project.inputs) {
-        thread = threadIdx.x, warp = __shfl_sync(FULL, thread / 32, 0), lane = thread % 32;
-        rank = blockIdx.x % CLUSTER, cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
-        u8 *shared = dynamic_shared();
-        u32 start = shared_address(shared);
-        stages = (start + 1023) / 1024 * 1024;
-        full = stages + a.stages * STAGE, empty = full + TILES_MOST_STAGES * 8;
-        u8 *behind = shared + (empty - start) + TILES_MOST_STAGES * 8;
-        last_one = reinterpret_cast<u32 *>(behind);
-        // Each warpgroup has a part. The sums of ups are in the second's, which is all that there is where
-        // there is one group.
-        held = reinterpret_cast<float4 *>(behind + 16) + thread % 128;
-        ups = held + (cut.groups > 1 ? CELLS * 128 : 0);
-        if (thread >= 128) held = ups;
-        all = (a.outputs + 15) / 16, half = all / 2, of_unit = GATED ? TILES_WEIGHTS / 2 : TILES_WEIGHTS;
-        row_tiles = (a.rows + SHARE_WEIGHTS * ROWS - 1) / (SHARE_WEIGHTS * ROWS);
-        u32 units = ((GATED ? half : all) + of_unit - 1) / of_unit, tiles = row_tiles * ((units + SHARE_ROWS - 1) / SHARE_ROWS);
-        of_tile = cut.groups * SLICES, whole = tiles / clusters * clusters;
-        parts = (tiles - whole) * (of_tile / args.grain);
+        warp = __shfl_sync(FULL, threadIdx.x / 32, 0), rank = blockIdx.x % CLUSTER;
+        stages = (shared_address(dynamic_shared()) + 1023) / 1024 * 1024;
     }
 
-    // Where a cluster's slices of divided tiles begin, and who has a slice of them.
-    __device__ __forceinline__ u32 range(u32 cluster) const { return (u32)((u64)cluster * parts / clusters) * args.grain; }
-    __device__ __forceinline__ u32 holder(u32 slice) const { return (u32)(((u64)(slice / args.grain + 1) * clusters - 1) / parts); }
-    __device__ __forceinline__ ClusterStages stages_of_cluster() const {
-        return ClusterStages(cut, range(cluster), range(cluster + 1), cluster, clusters, whole);
+    static __device__ __forceinline__ u32 lane() { return threadIdx.x % 32; }
+    static __device__ __forceinline__ u32 cluster() { return blockIdx.x / CLUSTER; }
+    static __device__ __forceinline__ u32 clusters() { return gridDim.x / CLUSTER; }
+    // Barriers: that a stage is there, and that it may be filled again.
+    __device__ __forceinline__ u32 full() const { return stages + a.stages * STAGE; }
+    __device__ __forceinline__ u32 empty() const { return full() + TILES_MOST_STAGES * 8; }
+    __device__ __forceinline__ u32 *last_one() const {
+        u8 *shared = dynamic_shared();
+        return reinterpret_cast<u32 *>(shared + (empty() - shared_address(shared)) + TILES_MOST_STAGES * 8);
     }
-    // Tiles are numbered row by row of tiles.
-    __device__ __forceinline__ u32 first_row(u32 tile) const { return (tile % row_tiles * SHARE_WEIGHTS + rank % SHARE_WEIGHTS) * ROWS; }
-    __device__ __forceinline__ u32 unit(u32 tile) const { return tile / row_tiles * SHARE_ROWS + rank / SHARE_WEIGHTS; }
-    // The number of a unit's tile of outputs; beyond the last it may be too large.
-    __device__ __forceinline__ u32 tile_of(u32 unit, u32 t) const { return unit * of_unit + t % of_unit + t / of_unit * half; }
+    // What a thread of a warpgroup holds of the groups before. Gates and ups exchange half of it, so one part
+    // is enough where there is one group.
+    __device__ __forceinline__ float4 *held(bool second) const {
+        return reinterpret_cast<float4 *>(last_one() + 4) + threadIdx.x % 128 + (second && cut.groups > 1 ? CELLS * 128 : 0);
+    }
+    __device__ __forceinline__ bool is_second() const { return warp >= TILES_WEIGHTS / 2; }
+    __device__ __forceinline__ u32 row_tiles() const { return (a.rows + SHARE_WEIGHTS * ROWS - 1) / (SHARE_WEIGHTS * ROWS); }
+    __device__ __forceinline__ u32 of_tile() const { return cut.groups * SLICES; }  // slices
+
+    // Where a cluster's slices of divided tiles begin, and who has a slice of them.
+    // There are fewer than `clusters` such tiles, so products stay far below 2^32.
+    __device__ __forceinline__ u32 range(u32 cluster) const { return cluster * args.parts / clusters() * args.grain; }
+    __device__ __forceinline__ u32 holder(u32 slice) const { return ((slice / args.grain + 1) * clusters() - 1) / args.parts; }
+    __device__ __forceinline__ ClusterStages stages_of_cluster() const {
+        return ClusterStages(cut, range(cluster()), range(cluster() + 1), cluster(), clusters(), args.whole);
+    }
+    // Tiles are numbered column by column of `row_tiles`. Where the rows of a thread block begin, of a
+    // cluster's row of tiles.
+    __device__ __forceinline__ u32 first_row(u32 row_tile) const { return (row_tile * SHARE_WEIGHTS + rank % SHARE_WEIGHTS) * ROWS; }
     // The thread blocks that share this one's weights, then those that share its rows.
     __device__ __forceinline__ u32 sharing(u32 i) const {
         return i < SHARE_WEIGHTS ? rank / SHARE_WEIGHTS * SHARE_WEIGHTS + i
@@ -143,61 +143,69 @@ template <u32 ROWS, u32 SHARE_WEIGHTS, u32 SHARE_ROWS, bool GATED> struct TilePr
     }
 
     __device__ __forceinline__ void start() const {
-        if (thread == 0) {
+        if (threadIdx.x == 0) {
             for (u32 s = 0; s < a.stages; s++) {
-                barrier_init(full + s * 8, 1);
+                barrier_init(full() + s * 8, 1);
                 // The multiplying warps of all thread blocks that what is fetched here goes to.
-                barrier_init(empty + s * 8, SHARING * TILES_MULTIPLIERS / 32);
+                barrier_init(empty() + s * 8, SHARING * TILES_MULTIPLIERS / 32);
             }
             publish_barriers();
         }
+        if (threadIdx.x == TILES_MULTIPLIERS) prefetch_map(args.weights), prefetch_map(args.rows);
         __syncwarp();
-        meet_cluster();
+        meet_cluster_first();
     }
 
-    __device__ __forceinline__ void fetch_weights(u32 stage, const ClusterStages &at, u64 policy) const {
-        u32 bytes = at.blocks() * BLOCK_BYTES;
-        if (lane == 0) barrier_expect(full + stage * 8, STAGE_ROWS + TILES_WEIGHTS * bytes);
-        __syncwarp();
-        if (lane >= TILES_WEIGHTS / SHARE_WEIGHTS) return;
-        u32 t = rank % SHARE_WEIGHTS * (TILES_WEIGHTS / SHARE_WEIGHTS) + lane;
-        size_t block = (size_t)min(tile_of(unit(at.tile), t), all - 1) * cut.blocks + at.block;
-        u32 to = stages + stage * STAGE + STAGE_ROWS + t * TILES_BLOCKS * BLOCK_BYTES;
-        const u8 *from = a.weight + block * BLOCK_BYTES;
-        if (SHARE_WEIGHTS > 1) {
-            share_weights(to, from, bytes, full + stage * 8, ((1u << SHARE_WEIGHTS) - 1) << rank / SHARE_WEIGHTS * SHARE_WEIGHTS);
-        } else if (a.last_pass) {
-            copy_weights(to, from, bytes, full + stage * 8, policy);
-        } else {
-            copy_input(to, reinterpret_cast<const u16 *>(from), bytes, full + stage * 8);
-        }
-    }
-    __device__ __forceinline__ void fetch_rows(u32 stage, const ClusterStages &at) const {
-        u32 first = rank / SHARE_WEIGHTS * (ROWS / SHARE_ROWS), ranks = 0;
-        for (u32 i = 0; i < SHARE_ROWS; i++) ranks |= 1u << (rank % SHARE_WEIGHTS + i * SHARE_WEIGHTS);
-        if (lane == 0)
-            share_rows(stages + stage * STAGE + first * TILES_ROW_BYTES, args.rows, at.block * 32, first_row(at.tile) + first,
-                       full + stage * 8, ranks);
-    }
+    // What one thread does. A stage is full when its box of weights and its box of rows are there, or all
+    // parts of them; where a slice has an odd number of blocks, the last box has one that nobody multiplies.
     __device__ __forceinline__ void fetch() const {
-        u32 ahead = 0;
-        u64 policy = evict_first();
+        constexpr u32 PART_TILES = TILES_WEIGHTS / SHARE_WEIGHTS, PART_ROWS = ROWS / SHARE_ROWS;
+        // What this thread block fetches of what it shares: of weights tiles, or the gates or the ups.
+        u32 part = rank % SHARE_WEIGHTS, half_of_outputs = GATED ? part : 0, rows_part = rank / SHARE_WEIGHTS;
+        u32 with_weights = ((1u << SHARE_WEIGHTS) - 1) << rows_part * SHARE_WEIGHTS, with_rows = 0;
+        for (u32 i = 0; i < SHARE_ROWS; i++) with_rows |= 1u << (part + i * SHARE_WEIGHTS);
+        u32 to_weights = stages + STAGE_ROWS + part * PART_TILES * TILES_BLOCKS * BLOCK_BYTES;
+        u32 to_rows = stages + rows_part * PART_ROWS * TILES_ROW_BYTES;
+        u64 policy = a.last_pass ? evict_first() : evict_normal();
+        // Of the tile that stages are fetched for: its number, and where its outputs and rows begin.
+        u32 tile = ~0u, outputs = 0, row = 0;
+        auto enter = [&](const ClusterStages &at) {
+            if (at.tile == tile) return;
+            tile = at.tile;
+            u32 column = tile / row_tiles();
+            row = first_row(tile - column * row_tiles()) + rows_part * PART_ROWS;
+            outputs = (column * SHARE_ROWS + rows_part) * OF_UNIT + (GATED ? 0 : part * PART_TILES);
+        };
+        auto fetch_weights = [&](u32 stage, u32 block) {
+            u32 barrier = full() + stage * 8, to = to_weights + stage * STAGE;
+            barrier_expect(barrier, STAGE);
+            if (SHARE_WEIGHTS > 1)
+                share_weights(to, args.weights, block, outputs, half_of_outputs, barrier, with_weights, policy);
+            else
+                copy_weights(to, args.weights, block, outputs, half_of_outputs, barrier, policy);
+        };
+
+        ClusterStages at = stages_of_cluster();
         // Weights are there before the rows are.
-        for (ClusterStages at = stages_of_cluster(); at.more() && ahead < a.stages; at.next(), ahead++) fetch_weights(ahead, at, policy);
+        u32 ahead = 0;
+        for (ClusterStages first = at; first.more() && ahead < a.stages; first.next(), ahead++) enter(first), fetch_weights(ahead, first.block);
         wait_for_inputs();
-        Place place;
-        u32 item = 0;
-        for (ClusterStages at = stages_of_cluster(); at.more(); at.next(), place.next(a.stages), item++) {
-            if (item >= a.stages) barrier_wait(empty + place.stage * 8, place.phase ^ 1);
-            if (item >= ahead) fetch_weights(place.stage, at, policy);
-            fetch_rows(place.stage, at);
+        for (Place place; at.more(); at.next(), place.next(a.stages)) {
+            enter(at);
+            if (ahead > 0) {
+                ahead--;
+            } else {
+                barrier_wait(empty() + place.stage * 8, place.phase ^ 1);
+                fetch_weights(place.stage, at.block);
+            }
+            share_rows(to_rows + place.stage * STAGE, args.rows, at.block * 32, row, full() + place.stage * 8, with_rows);
         }
     }
 
     // Waits for a stage and loads a warp's weights of it.
     __device__ __forceinline__ void load(uint4 (&w)[TILES_STEPS], const Place &place) const {
-        barrier_wait(full + place.stage * 8, place.phase);
-        u32 from = stages + place.stage * STAGE + STAGE_ROWS + warp * TILES_BLOCKS * BLOCK_BYTES + lane * 16;
+        barrier_wait(full() + place.stage * 8, place.phase);
+        u32 from = stages + place.stage * STAGE + STAGE_ROWS + warp * TILES_BLOCKS * BLOCK_BYTES + lane() * 16;
 #pragma unroll
         for (int s = 0; s < TILES_STEPS; s++) w[s] = load_shared(from + s * BLOCK_BYTES / 2);
     }
@@ -205,62 +213,88 @@ template <u32 ROWS, u32 SHARE_WEIGHTS, u32 SHARE_ROWS, bool GATED> struct TilePr
     // Pieces of a thread block: those of the tile that its range begins in, then those of another. Each has
     // four values of every thread one after the other.
     __device__ __forceinline__ float4 *piece(u32 of_cluster, u32 number) const {
-        return reinterpret_cast<float4 *>(a.partial) + ((size_t)(of_cluster * CLUSTER + rank) * args.pieces + number) * PIECE + thread;
+        return reinterpret_cast<float4 *>(a.partial) + ((size_t)(of_cluster * CLUSTER + rank) * args.pieces + number) * PIECE + threadIdx.x;
     }
     __device__ __forceinline__ void put_piece(u32 number, const Sums &sum) const {
-        float4 *to = piece(cluster, number);
+        float4 *to = piece(cluster(), number);
 #pragma unroll
         for (int i = 0; i < CELLS; i++) to[i * TILES_MULTIPLIERS] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
     }
-    // Adds the sum of a group to those before it.
-    __device__ __forceinline__ void add_group(u32 group, Sums &sum) const {
+    // Adds the sum of a group, some cells of it, to those before it.
+    __device__ __forceinline__ void add_group(u32 group, Sums &sum, int from = 0, int to = CELLS) const {
+        float4 *mine = held(is_second());
 #pragma unroll
-        for (int i = 0; i < CELLS; i++) {
+        for (int i = from; i < to; i++) {
             if (group > 0) {
-                float4 before = held[i * 128];
+                float4 before = mine[i * 128];
                 sum[i][0] = before.x + sum[i][0], sum[i][1] = before.y + sum[i][1];
                 sum[i][2] = before.z + sum[i][2], sum[i][3] = before.w + sum[i][3];
             }
-            if (group + 1 < cut.groups) held[i * 128] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+            if (group + 1 < cut.groups) mine[i * 128] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
         }
     }
     // Whether all slices of a divided tile are in memory when so many more are.
     __device__ __forceinline__ bool is_last(u32 tile, u32 slices) const {
         __threadfence();
         meet_some<1, TILES_MULTIPLIERS>();
-        if (thread == 0) {
+        if (threadIdx.x == 0) {
             // A cluster has the first slice of one such tile at most.
-            u32 *arrivals = a.arrivals + holder((tile - whole) * of_tile) * CLUSTER + rank;
-            *last_one = atomicAdd(arrivals, slices) + slices == of_tile;
-            if (*last_one) *arrivals = 0;
+            u32 *arrivals = a.arrivals + holder((tile - args.whole) * of_tile()) * CLUSTER + rank;
+            *last_one() = atomicAdd(arrivals, slices) + slices == of_tile();
+            if (*last_one()) *arrivals = 0;
         }
         meet_some<1, TILES_MULTIPLIERS>();
-        bool last = *last_one;
+        bool last = *last_one();
         __threadfence();
         return last;
     }
-    // Adds the pieces of a divided tile.
+    // Adds the pieces of a divided tile, some cells at a time, so that several pieces are under way at once.
     __device__ __forceinline__ void add_pieces(u32 tile, Sums &sum) const {
-        u32 first = (tile - whole) * of_tile, end = first + of_tile, slice = first;
-        while (slice < end) {
-            u32 of_cluster = holder(slice), begin = range(of_cluster), range_end = min(end, range(of_cluster + 1));
-            // Behind the pieces of another tile.
-            u32 number = begin < first ? pieces(begin, first) : 0;
-            while (slice < range_end) {
-                const float4 *from = piece(of_cluster, number++);
-                float4 x[CELLS];
+        clear(sum);
 #pragma unroll
-                for (int i = 0; i < CELLS; i++) x[i] = __ldcg(from + i * TILES_MULTIPLIERS);
+        for (int from = 0; from < CELLS; from += ADDED_CELLS) add_pieces_of(tile, from, sum);
+    }
+    __device__ __forceinline__ void add_pieces_of(u32 tile, int from, Sums &sum) const {
+        constexpr int AHEAD = 3;
+        u32 first = (tile - args.whole) * of_tile(), end = first + of_tile();
+        // The next piece to load: its first slice, whose it is, where what that cluster has ends, and its
+        // number, behind the pieces of another tile.
+        u32 to_load = first, of_cluster = holder(first), begin = range(of_cluster), range_end = range(of_cluster + 1);
+        u32 number = begin < first ? pieces(begin, first) : 0;
+        // Set, so that the compiler keeps nothing of them from tile to tile.
+        float4 x[AHEAD][ADDED_CELLS] = {};
+        u32 ends[AHEAD];
+        auto load = [&](float4 (&to)[ADDED_CELLS], u32 &piece_end) {
+            if (to_load == end) return;
+            const float4 *at = piece(of_cluster, number++) + from * TILES_MULTIPLIERS;
+#pragma unroll
+            for (int i = 0; i < ADDED_CELLS; i++) to[i] = __ldcg(at + i * TILES_MULTIPLIERS);
+            to_load = piece_end = to_load % SLICES == 0 ? min(range_end, to_load + SLICES) : to_load + 1;
+            if (to_load == range_end) of_cluster = holder(to_load), range_end = range(of_cluster + 1), number = 0;
+        };
+#pragma unroll
+        for (int p = 0; p < AHEAD; p++) load(x[p], ends[p]);
+        for (u32 slice = first; slice < end;) {
+#pragma unroll
+            for (int p = 0; p < AHEAD; p++) {
+                if (slice == end) break;
                 bool opens = slice % SLICES == 0;
 #pragma unroll
-                for (int i = 0; i < CELLS; i++) {
-                    sum[i][0] = opens ? x[i].x : sum[i][0] + x[i].x, sum[i][1] = opens ? x[i].y : sum[i][1] + x[i].y;
-                    sum[i][2] = opens ? x[i].z : sum[i][2] + x[i].z, sum[i][3] = opens ? x[i].w : sum[i][3] + x[i].w;
+                for (int i = 0; i < ADDED_CELLS; i++) {
+                    float(&to)[4] = sum[from + i];
+                    if (opens) to[0] = to[1] = to[2] = to[3] = -0.0f;
+                    to[0] += x[p][i].x, to[1] += x[p][i].y, to[2] += x[p][i].z, to[3] += x[p][i].w;
                 }
-                slice = opens ? min(range_end, slice + SLICES) : slice + 1;
-                if (slice % SLICES == 0) add_group((slice - first) / SLICES - 1, sum);
+                slice = ends[p];
+                load(x[p], ends[p]);
+                if (slice % SLICES == 0) add_group((slice - first) / SLICES - 1, sum, from, from + ADDED_CELLS);
             }
         }
+    }
+    // Adding to -0 changes nothing, so sums begin with it.
+    static __device__ __forceinline__ void clear(Sums &sum) {
+#pragma unroll
+        for (int i = 0; i < CELLS; i++) sum[i][0] = sum[i][1] = sum[i][2] = sum[i][3] = -0.0f;
     }
     // How many pieces there are of the slices of a tile from one to another.
     __device__ __forceinline__ u32 pieces(u32 from, u32 to) const {
@@ -269,82 +303,93 @@ template <u32 ROWS, u32 SHARE_WEIGHTS, u32 SHARE_ROWS, bool GATED> struct TilePr
     }
 
     __device__ __forceinline__ void put_tile(u32 tile, const Sums &sum) const {
-        bool second = warp >= TILES_WEIGHTS / 2;
-        if (GATED) {
-            if (second) {
+        u32 column = tile / row_tiles(), row = first_row(tile - column * row_tiles()), of_cluster = column * SHARE_ROWS + rank / SHARE_WEIGHTS;
+        if constexpr (!GATED) {
+            auto of_sum = [&](int e) { return sum[e / 4][e % 4]; };
+            finish_tile<ROWS, false>(a, row, (of_cluster * OF_UNIT + warp) * 16, of_sum, of_sum);
+        } else {
+            // The first warpgroup finishes half of the rows, the second the others: each gives what it has of
+            // the other's.
+            constexpr int HALF = CELLS / 2;
+            bool second = is_second();
+            float4 *mine = held(second);
 #pragma unroll
-                for (int i = 0; i < CELLS; i++) ups[i * 128] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+            for (int i = 0; i < HALF; i++) {
+                float given[4];
+#pragma unroll
+                for (int r = 0; r < 4; r++) given[r] = second ? sum[i][r] : sum[i + HALF][r];
+                mine[(second ? i : i + HALF) * 128] = make_float4(given[0], given[1], given[2], given[3]);
             }
             meet_some<1, TILES_MULTIPLIERS>();
+            const float *got = reinterpret_cast<const float *>(held(!second) + (second ? HALF * 128 : 0));
+            auto own = [&](int e) { return second ? sum[e / 4 + HALF][e % 4] : sum[e / 4][e % 4]; };
+            auto other = [&](int e) { return got[e / 4 * 512 + e % 4]; };
+            finish_tile<ROWS / 2, true>(
+                a, row + (second ? ROWS / 2 : 0), (of_cluster * OF_UNIT + warp % (TILES_WEIGHTS / 2)) * 16,
+                [&](int e) { return second ? other(e) : own(e); }, [&](int e) { return second ? own(e) : other(e); });
+            // All of it is read before anything else is held.
+            meet_some<1, TILES_MULTIPLIERS>();
         }
-        const float *up = reinterpret_cast<const float *>(ups);
-        if (!GATED || !second)
-            finish_tile<ROWS, GATED>(
-                a, first_row(tile), tile_of(unit(tile), warp) * 16, [&](int e) { return sum[e / 4][e % 4]; },
-                [&](int e) { return up[e / 4 * 512 + e % 4]; });
-        // The ups are read before anything else is held.
-        if (GATED) meet_some<1, TILES_MULTIPLIERS>();
     }
 
-    static __device__ __forceinline__ void clear(Sums &c) {
-#pragma unroll
-        for (int i = 0; i < CELLS; i++) c[i][0] = c[i][1] = c[i][2] = c[i][3] = 0.0f;
-    }
     // Adds the products of a stage of so many blocks, whose rows lie at `x`, while the weights of the stage
-    // at `place` come.
+    // at `place` come. A stage that opens a slice has nothing to add to.
     template <int BLOCKS>
-    __device__ __forceinline__ void multiply_blocks(Sums &c, const uint4 (&w)[TILES_STEPS], u32 x, uint4 (&next)[TILES_STEPS], const Place &place) const {
+    __device__ __forceinline__ void multiply_blocks(Sums &c, bool opens, const uint4 (&w)[TILES_STEPS], u32 x, uint4 (&next)[TILES_STEPS], const Place &place) const {
         begin_multiplying();
 #pragma unroll
-        for (int step = 0; step < 2 * BLOCKS; step++) multiply_group<ROWS>(c, w[step], swizzled_at(x + step * 32), true);
+        for (int step = 0; step < 2 * BLOCKS; step++) multiply_group<ROWS>(c, w[step], swizzled_at(x + step * 32), step > 0 || !opens);
         commit_multiplying();
         load(next, place);
         wait_for_multiplying<0>(c);
     }
-    __device__ __forceinline__ void multiply_stage(Sums &c, u32 blocks, const uint4 (&w)[TILES_STEPS], u32 x, uint4 (&next)[TILES_STEPS], const Place &place) const {
-        if (blocks == TILES_BLOCKS) multiply_blocks<TILES_BLOCKS>(c, w, x, next, place); else multiply_blocks<1>(c, w, x, next, place);
+    __device__ __forceinline__ void multiply_stage(Sums &c, bool opens, u32 blocks, const uint4 (&w)[TILES_STEPS], u32 x, uint4 (&next)[TILES_STEPS], const Place &place) const {
+        if (blocks == TILES_BLOCKS) multiply_blocks<TILES_BLOCKS>(c, opens, w, x, next, place); else multiply_blocks<1>(c, opens, w, x, next, place);
     }
     __device__ __forceinline__ void multiply() const {
         u32 number = 0;
+        ClusterStages at = stages_of_cluster();
         wait_for_inputs();
         Sums sum, c;
+        clear(sum), clear(c);
         // Of two stages in turn.
         uint4 even[TILES_STEPS], odd[TILES_STEPS];
         bool is_odd = false;
         Place place;
         load(even, place);
-        clear(c);
-        for (ClusterStages at = stages_of_cluster(); at.more();) {
-            u32 now = place.stage, tile = at.tile, s = at.slice, first = at.first_slice, end = at.end_slice;
-            if (!at.is_last()) place.next(a.stages);
-            u32 x = stages + now * STAGE;
-            if (is_odd) multiply_stage(c, at.blocks(), odd, x, even, place); else multiply_stage(c, at.blocks(), even, x, odd, place);
-            is_odd = !is_odd;
-            __syncwarp();
-            // All that was read of the stage has been multiplied, and copies alone fill it again.
-            if (lane < SHARING) barrier_arrive_at(empty + now * 8, sharing(lane));
-
-            bool ends = at.ends_slice();
-            at.next();
-            if (!ends) continue;
-            // A slice is over. It is a piece of its own where what is before it in its group is another's.
-            bool alone = first > s / SLICES * SLICES, opens = alone || s % SLICES == 0;
-            bool closes = alone || s % SLICES == SLICES - 1 || s + 1 == end;
+        while (at.more()) {
+            u32 tile = at.tile, s = at.slice, first = at.first_slice, end = at.end_slice;
+            for (bool opens = true, more = true; more; opens = false) {
+                u32 now = place.stage;
+                if (!at.is_last()) place.next(a.stages);
+                u32 x = stages + now * STAGE;
+                if (is_odd) multiply_stage(c, opens, at.blocks(), odd, x, even, place); else multiply_stage(c, opens, at.blocks(), even, x, odd, place);
+                is_odd = !is_odd;
+                __syncwarp();
+                // All that was read of the stage has been multiplied, and copies alone fill it again.
+                if (lane() < SHARING) barrier_arrive_at(empty() + now * 8, sharing(lane()));
+                more = !at.ends_slice();
+                at.next();
+            }
 #pragma unroll
             for (int i = 0; i < CELLS; i++) {
 #pragma unroll
-                for (int r = 0; r < 4; r++) sum[i][r] = opens ? c[i][r] : sum[i][r] + c[i][r];
+                for (int r = 0; r < 4; r++) sum[i][r] += c[i][r];
             }
-            clear(c);
-            if (!closes) continue;
-            bool divided = end - first < of_tile;
+            // A slice is over. It is a piece of its own where what is before it in its group is another's.
+            bool alone = first > s / SLICES * SLICES;
+            if (!alone && s % SLICES != SLICES - 1 && s + 1 != end) continue;
+            bool divided = end - first < of_tile();
             if (divided) put_piece(number++, sum); else add_group(s / SLICES, sum);
-            if (s + 1 < end) continue;
-            if (divided) {
-                if (!is_last(tile, end - first)) continue;
-                add_pieces(tile, sum);
+            if (s + 1 == end && (!divided || is_last(tile, end - first))) {
+                if (divided) add_pieces(tile, sum);
+                put_tile(tile, sum);
+                // Once more, so that no registers keep them until here.
+                load(even, place);
+                is_odd = false;
             }
-            put_tile(tile, sum);
+            // A slice writes all of c first; set here, it needs no registers until then.
+            clear(sum), clear(c);
         }
     }
 };
@@ -358,7 +403,7 @@ template <u32 ROWS, u32 SHARE_WEIGHTS, u32 SHARE_ROWS, bool GATED> __device__ __
         projection.multiply();
     } else {
         give_registers<40>();
-        if (projection.warp == TILES_MULTIPLIERS / 32) projection.fetch();
+        if (projection.warp == TILES_MULTIPLIERS / 32 && elect()) projection.fetch();
     }
     // Nobody leaves while others copy or arrive here.
     __syncwarp();
@@ -373,10 +418,7 @@ template <u32 ROWS, u32 SHARE_WEIGHTS, u32 SHARE_ROWS, bool GATED> __device__ __
 #define TILES_KERNELS(ROWS, SHARE_WEIGHTS, SHARE_ROWS)                                                                \
     TILES_KERNEL(project_tiles_##ROWS##_##SHARE_WEIGHTS##x##SHARE_ROWS, ROWS, SHARE_WEIGHTS, SHARE_ROWS, false)       \
     TILES_KERNEL(project_tiles_##ROWS##_##SHARE_WEIGHTS##x##SHARE_ROWS##_gated, ROWS, SHARE_WEIGHTS, SHARE_ROWS, true)
-TILES_KERNELS(32, 1, 2)
-TILES_KERNELS(32, 1, 4)
 TILES_KERNELS(64, 1, 2)
-TILES_KERNELS(64, 1, 4)
 TILES_KERNELS(128, 1, 2)
 TILES_KERNELS(128, 1, 4)
 TILES_KERNELS(128, 2, 1)

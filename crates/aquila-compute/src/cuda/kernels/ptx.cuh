@@ -29,6 +29,20 @@ __device__ __forceinline__ u16 halve(float x) {
     return bits;
 }
 
+// Two of them, the first in the lower half.
+__device__ __forceinline__ u32 halve_pair(float x, float y) {
+    u32 bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(y), "f"(x));
+    return bits;
+}
+
+// 1 / x, off by a unit of the last place at most, of normal numbers whose quotient is one.
+__device__ __forceinline__ float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // Adds the products of one step of 16 to the accumulators of 16 by 8.
 __device__ __forceinline__ void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm volatile(
@@ -79,6 +93,19 @@ __device__ __forceinline__ void arrive_after_copies(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+// Chooses one thread of a warp, of which all are here.
+__device__ __forceinline__ bool elect() {
+    u32 chosen;
+    asm volatile(
+        "{\n"
+        ".reg .pred chosen;\n"
+        "elect.sync _|chosen, 0xffffffff;\n"
+        "selp.u32 %0, 1, 0, chosen;\n"
+        "}\n"
+        : "=r"(chosen));
+    return chosen;
+}
+
 // Barriers in shared memory (mbarriers).
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
@@ -113,6 +140,11 @@ __device__ __forceinline__ u64 evict_first() {
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
+__device__ __forceinline__ u64 evict_normal() {
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
 __device__ __forceinline__ void copy_weights(u32 to, const u8 *from, u32 bytes, u32 barrier, u64 policy) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
@@ -125,14 +157,27 @@ __device__ __forceinline__ void copy_input(u32 to, const u16 *from, u32 bytes, u
                  : "memory");
 }
 
-// Bulk copies to the same place of all thread blocks of the cluster whose ranks' bits are set, each of
-// which counts the bytes on its own barrier.
-__device__ __forceinline__ void share_weights(u32 to, const u8 *from, u32 bytes, u32 barrier, u32 ranks) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier), "h"((u16)ranks)
-                 : "memory");
+// Lets the copy engine read what describes rows or weights before it is used.
+__device__ __forceinline__ void prefetch_map(const TensorMap &map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
+// Copies a box of weights: some blocks, from `block` on, of some tiles, from `tile` on, of one half of the
+// outputs or of both. Beyond the last come zeros.
+__device__ __forceinline__ void copy_weights(u32 to, const TensorMap &map, u32 block, u32 tile, u32 half, u32 barrier, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
+        "l"(&map), "r"(0), "r"(block), "r"(tile), "r"(half), "r"(barrier), "l"(policy)
+        : "memory");
 }
-// The same of a box of rows, swizzled; beyond the last row and column come zeros.
+// The same to one place of all thread blocks of the cluster whose ranks' bits are set, each of which
+// counts the bytes on its own barrier.
+__device__ __forceinline__ void share_weights(u32 to, const TensorMap &map, u32 block, u32 tile, u32 half, u32 barrier, u32 ranks, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+        "[%0], [%1, {%2, %3, %4, %5}], [%6], %7, %8;" ::"r"(to),
+        "l"(&map), "r"(0), "r"(block), "r"(tile), "r"(half), "r"(barrier), "h"((u16)ranks), "l"(policy)
+        : "memory");
+}
+// And a box of rows, swizzled.
 __device__ __forceinline__ void share_rows(u32 to, const TensorMap &map, u32 column, u32 row, u32 barrier, u32 ranks) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
@@ -171,6 +216,10 @@ __device__ __forceinline__ void barrier_hear(u32 barrier, u32 phase) {
         "}\n" ::"r"(barrier),
         "r"(phase)
         : "memory");
+}
+// `meet_cluster_first` publishes nothing but barriers that `publish_barriers` has.
+__device__ __forceinline__ void meet_cluster_first() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void meet_cluster() {
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");

@@ -46,20 +46,12 @@ template <int BLOCKS> struct Stages {
     }
 };
 
-// What a finished sum is added to. Whoever has several sums reads this of all of them first: the compiler
-// lets no load pass a store that may be of the same memory.
-__device__ __forceinline__ float base_of(const ProjectArgs &a, u32 row, u32 output) {
-    return a.add && row < a.rows && output < a.outputs ? get(a.out, row, output) : 0.0f;
-}
-
 // What is done with a finished sum.
-__device__ __forceinline__ void finish(const ProjectArgs &a, u32 row, u32 output, float base, float sum) {
+__device__ __forceinline__ void finish(const ProjectArgs &a, u32 row, u32 output, float sum) {
     if (row >= a.rows || output >= a.outputs) return;
+    float base = a.add ? get(a.out, row, output) : 0.0f;
     if (a.bias) sum += a.bias[output];
     put(a.out, row, output, a.add ? base + sum : sum);
-}
-__device__ __forceinline__ void finish(const ProjectArgs &a, u32 row, u32 output, float sum) {
-    finish(a, row, output, base_of(a, row, output), sum);
 }
 
 __device__ __forceinline__ void finish_gated(const ProjectArgs &a, u32 row, u32 output, float gate, float up) {
@@ -69,23 +61,98 @@ __device__ __forceinline__ void finish_gated(const ProjectArgs &a, u32 row, u32 
     put(a.out, row, output, silu(gate) * up);
 }
 
+// Writes two neighbouring values of a row in both their forms. The first column is even.
+__device__ __forceinline__ void put_pair(const Rows &rows, u32 row, u32 column, float2 pair) {
+    size_t at = (size_t)row * rows.stride + column;
+    *reinterpret_cast<float2 *>(rows.values + at) = pair;
+    if (rows.halves) *reinterpret_cast<u32 *>(rows.halves + at) = halve_pair(pair.x, pair.y);
+}
+
+// `silu` of some values, step by step for all, so that none waits for another. The quotient is made as the
+// compiler makes it, which is exact where nothing overflows or underflows on the way; a zero gets its sign
+// last. Where that could happen, or a value is no number, all are divided one by one.
+template <int COUNT> __device__ __forceinline__ void silu_all(float (&x)[COUNT]) {
+    float divisor[COUNT];
+    bool exact = true;
+#pragma unroll
+    for (int e = 0; e < COUNT; e++) {
+        divisor[e] = 1.0f + exponential(-x[e]);
+        exact = exact && x[e] > -86.0f && x[e] <= LARGEST;
+    }
+    if (exact) {
+#pragma unroll
+        for (int e = 0; e < COUNT; e++) {
+            float r = reciprocal(divisor[e]);
+            r = fmaf(r, fmaf(-divisor[e], r, 1.0f), r);
+            float quotient = x[e] * r;
+            quotient = fmaf(r, fmaf(-divisor[e], quotient, x[e]), quotient);
+            x[e] = copysignf(quotient, x[e]);
+        }
+    } else {
+#pragma unroll
+        for (int e = 0; e < COUNT; e++) x[e] = x[e] / divisor[e];
+    }
+}
+
 // What is done with a warp's sums of 16 outputs, from `first_output` on, of ROWS rows, from `first_row` on:
-// `sum` answers what a lane has of them as `multiply` leaves it, `up` the same of the ups of gates.
+// `sum` answers what a lane has of them as `multiply` leaves it, `up` the same of the ups of gates. All lanes
+// are here.
 template <int ROWS, bool GATED, typename F, typename G>
 __device__ __forceinline__ void finish_tile(const ProjectArgs &a, u32 first_row, u32 first_output, F sum, G up) {
-    constexpr int VALUES = ROWS / 2;  // of a lane
-    u32 lane = threadIdx.x % 32;
-    auto row_of = [&](int e) { return first_row + e / 4 * 8 + lane % 4 * 2 + e % 2; };
-    auto output_of = [&](int e) { return first_output + lane / 4 + e / 2 % 2 * 8; };
-    if constexpr (GATED) {
+    constexpr int CELLS = ROWS / 8;
+    // Gates are whole tiles.
+    u32 lane = threadIdx.x % 32, outputs = GATED ? a.outputs / 2 : a.outputs;
+    if (first_output >= outputs) return;
+    // Lanes four apart have neighbouring outputs of the same two rows. They exchange values, so that each
+    // writes both outputs of one row.
+    bool second = lane / 4 % 2;
+    u32 row = first_row + lane % 4 * 2 + second, column = first_output + lane / 8 * 2;
+    // The bias of the outputs that the lane has sums of. Adding -0 changes nothing.
+    float bias[2], up_bias[2];
 #pragma unroll
-        for (int e = 0; e < VALUES; e++) finish_gated(a, row_of(e), output_of(e), sum(e), up(e));
-    } else {
-        float bases[VALUES];
+    for (int u = 0; u < 2; u++) {
+        u32 output = first_output + u * 8 + lane / 4;
+        bool biased = a.bias && output < outputs;
+        bias[u] = biased ? a.bias[output] : -0.0f;
+        up_bias[u] = GATED && biased ? a.bias[outputs + output] : -0.0f;
+    }
+    // What they are added to: all of it is read first, as the compiler lets no load pass a store that may be
+    // of the same memory.
+    constexpr int BASES = GATED ? 1 : CELLS;
+    float2 bases[BASES][2];
 #pragma unroll
-        for (int e = 0; e < VALUES; e++) bases[e] = base_of(a, row_of(e), output_of(e));
+    for (int i = 0; i < BASES; i++) {
 #pragma unroll
-        for (int e = 0; e < VALUES; e++) finish(a, row_of(e), output_of(e), bases[e], sum(e));
+        for (int u = 0; u < 2; u++) {
+            float2 &base = bases[i][u] = make_float2(-0.0f, -0.0f);
+            if (GATED || !a.add || row + i * 8 >= a.rows || column + u * 8 >= outputs) continue;
+            // Rows are even, so that there is a second one.
+            base = *reinterpret_cast<const float2 *>(a.out.values + (size_t)(row + i * 8) * a.out.stride + column + u * 8);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < CELLS; i++) {
+        float x[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) x[e] = sum(i * 4 + e) + bias[e / 2];
+        if constexpr (GATED) {
+            silu_all(x);
+#pragma unroll
+            for (int e = 0; e < 4; e++) x[e] *= up(i * 4 + e) + up_bias[e / 2];
+        }
+#pragma unroll
+        for (int u = 0; u < 2; u++) {
+            float own = second ? x[2 * u + 1] : x[2 * u];
+            float other = __shfl_xor_sync(FULL, second ? x[2 * u] : x[2 * u + 1], 4);
+            float2 pair = second ? make_float2(other, own) : make_float2(own, other);
+            if constexpr (!GATED) pair.x = bases[i][u].x + pair.x, pair.y = bases[i][u].y + pair.y;
+            if (row + i * 8 >= a.rows) continue;
+            if (GATED || column + u * 8 + 1 < outputs) {
+                put_pair(a.out, row + i * 8, column + u * 8, pair);
+            } else if (column + u * 8 < outputs) {
+                put(a.out, row + i * 8, column + u * 8, pair.x);
+            }
+        }
     }
 }
 

@@ -160,7 +160,7 @@ fn drafts_do_not_depend_on_other_requests_or_memory() {
         (Head::Unchained, shape(3, 3, 10), greedy),
     ] {
         let what = format!("{head:?}, {shape}");
-        same_in_any_company(&what, &prompts, mode, config(shape), 420, |config| {
+        same_in_any_company(&what, &prompts, mode, config(shape), 460, |config| {
             engine(head, config)
         });
     }

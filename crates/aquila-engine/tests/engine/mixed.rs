@@ -56,7 +56,7 @@ fn drafts_do_not_depend_on_other_requests_or_memory() {
         let mut again = named(name, EngineConfig { page_size: 4, ..base.clone() });
         answers(&mut again, &prompts, 40, mode);
         assert_eq!(answers(&mut again, &prompts, 40, mode), want, "{name}: prefixes in the cache");
-        let small = EngineConfig { max_running_requests: 8, max_total_tokens: 700, ..base };
+        let small = EngineConfig { max_running_requests: 8, max_total_tokens: 430, ..base };
         let mut crowded = named(name, small);
         let got = answers(&mut crowded, &prompts, 40, mode);
         assert_eq!(got, want, "{name}: a pool that is too small");

@@ -81,7 +81,7 @@ fn drafts_do_not_depend_on_other_requests_or_memory() {
     let random: Vec<Vec<u32>> = (0..30).map(|_| numbers.prompt(40)).collect();
     let [qwen2, qwen3] = ["qwen2", "qwen3"].map(|name| Location::Folder(fixture(name)));
     for (location, prompts, match_type, mode, length, crowd) in [
-        (&tiny, &written, MatchType::Bfs, greedy as Change, 2048, 700),
+        (&tiny, &written, MatchType::Bfs, greedy as Change, 2048, 415),
         (&qwen2, &random, MatchType::Bfs, greedy, 256, 300),
         (&qwen3, &random, MatchType::Prob, hot, 256, 300),
     ] {

@@ -98,7 +98,7 @@ fn aborted() -> aquila_engine::FinishReason {
 #[test]
 fn switching_trees_in_small_pools_are_the_same_with_overlap() {
     let config = EngineConfig {
-        max_total_tokens: 1100,
+        max_total_tokens: 320,
         max_running_requests: 40,
         chunked_prefill_size: 2048,
         parked_rows: 64,

@@ -155,7 +155,7 @@ fn hidden_states_of_drafted_runs_are_those_of_plain_runs() {
             assert_eq!(texts(&got), wanted[mode], "{what}: {time}");
             assert!(got.iter().any(|answer| answer.spec.correct_drafts > 0), "{what}");
         }
-        let crowd = EngineConfig { max_total_tokens: 96, chunked_prefill_size: 16, ..base };
+        let crowd = EngineConfig { max_total_tokens: 112, chunked_prefill_size: 16, ..base };
         let mut overlapped = inline(name, crowd).overlapped().unwrap();
         let got = answers(&mut overlapped, &prompts, 40, modes[mode]);
         assert_eq!(texts(&got), wanted[mode], "{what}: a small pool, with overlap");

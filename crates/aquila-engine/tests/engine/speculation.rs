@@ -67,7 +67,7 @@ fn drafts_do_not_depend_on_other_requests_or_memory() {
         (Algorithm::Standalone, shape(4, 4, 12), greedy),
     ] {
         let what = format!("{algorithm:?}, {shape}");
-        same_in_any_company(&what, &prompts, mode, config(shape), 700, |config| {
+        same_in_any_company(&what, &prompts, mode, config(shape), 430, |config| {
             engine(algorithm, config)
         });
     }

@@ -2,9 +2,10 @@
 # Checks and times the CUDA backend on a machine with a GPU and without a toolchain.
 #
 #   cargo build --release --bin aquila --workspace --example cuda_check --example rounds_on_device
-#   bench/cuda.sh FOLDER PART...
+#   bench/cuda.sh FOLDER[,FOLDER...] PART...
 #
-# FOLDER has the three executables. Parts, each of minutes on an H200:
+# A folder has the three executables of a build; with several, every command runs with one build after
+# the other, so that two of them are compared under the same conditions. Parts, each of minutes on an H200:
 #   checks    every operation and random rounds against their definitions; golden ids, graphs, grammars,
 #             two engines, the grid of algorithms
 #   compare   the kernels for many rows, compared with the contract and timed beside each other
@@ -14,9 +15,14 @@
 #   start     a process that loads the model, captures its graphs and answers two tokens, and the memory
 #             that it takes
 #   sanitize  compute-sanitizer on a small run, where it is installed
-# What a part prints goes to FOLDER/PART.log; a table of the last lines that matter comes at the end.
+# What a part prints goes to PART.log in the first folder; each command leaves its last line here.
 set -u
-folder=$(cd "${1:?the folder of the executables}" && pwd)
+builds=()
+IFS=, read -ra folders <<< "${1:?the folder of the executables}"
+for folder in "${folders[@]}"; do
+    builds+=("$(cd "$folder" && pwd)") || exit
+done
+folder=${builds[0]}
 shift
 root=$(cd "$(dirname "$0")/.." && pwd)
 export AQUILA_MODELS=${AQUILA_MODELS:-$root/models}
@@ -25,14 +31,20 @@ model=${MODEL:-preset:llama-3.1-8b}
 device=${DEVICE:-cuda}
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,temperature.gpu --format=csv,noheader || true
 
-# Runs a command within so many seconds and prints how it ended, how long it took, and its last line.
+# Runs a program of each build within so many seconds and prints how it ended, how long it took, and its
+# last line. Words before the program's name in PREFIX run it.
 try() {
-    local name=$1 limit=$2 began=$SECONDS
-    shift 2
-    timeout "$limit" "$@" > "$folder/last.log" 2>&1
-    local ended=$?
-    { echo "== $name: $*"; cat "$folder/last.log"; } >> "$folder/$part.log"
-    printf '%-34s rc %-3s %4s s  %s\n' "$name" "$ended" $((SECONDS - began)) "$(grep -v '^(' "$folder/last.log" | tail -1)"
+    local name=$1 limit=$2 program=$3 build began ended
+    shift 3
+    for build in "${builds[@]}"; do
+        began=$SECONDS
+        timeout "$limit" ${PREFIX:-} "$build/$program" "$@" > "$folder/last.log" 2>&1
+        ended=$?
+        { echo "== $name, $build: $program $*"; cat "$folder/last.log"; } >> "$folder/$part.log"
+        test ${#builds[@]} = 1 || printf '%-12s ' "$(basename "$build")"
+        printf '%-34s rc %-3s %4s s  %s\n' "$name" "$ended" $((SECONDS - began)) \
+            "$(grep -v '^(' "$folder/last.log" | tail -1)"
+    done
 }
 
 # Tokens per second of decoding with these flags, lowest to highest.
@@ -40,7 +52,7 @@ decode() {
     local name=$1
     shift
     # Prompts are read before the first answer ends.
-    try "$name" 120 "$folder/aquila" bench decode "$model" --device "$device" --prompt-tokens 448 --tokens 128 \
+    try "$name" 120 aquila bench decode "$model" --device "$device" --prompt-tokens 448 --tokens 128 \
         --repeat 3 --max-running-requests 64 --chunked-prefill-size 4096 "$@"
 }
 
@@ -56,16 +68,16 @@ for part in "$@"; do
     echo "-- $part"
     case $part in
     checks)
-        try "operations" 150 "$folder/cuda_check" check
-        try "random rounds" 150 "$folder/cuda_check" rounds 60
+        try "operations" 150 cuda_check check
+        try "random rounds" 150 cuda_check rounds 60
         for word in golden families graphs grammars transfer grid; do
-            try "$word" 150 "$folder/rounds_on_device" cuda $word
+            try "$word" 150 rounds_on_device cuda $word
         done
-        try "the CPU's bits" 150 "$folder/rounds_on_device" cuda-plain cpu-bits
+        try "the CPU's bits" 150 rounds_on_device cuda-plain cpu-bits
         ;;
     compare)
-        try "every kernel of projections" 150 "$folder/cuda_check" kernels
-        try "kernels beside each other" 400 "$folder/cuda_check" compare
+        try "every kernel of projections" 150 cuda_check kernels
+        try "kernels beside each other" 400 cuda_check compare
         ;;
     decode)
         for batch in 1 4 16 64; do
@@ -77,25 +89,25 @@ for part in "$@"; do
         decode "plain, 1, no overlap" --speculative-algorithm NONE --batch 1 --disable-overlap-schedule
         eagle 5 3.52 --batch 1 --speculative-num-draft-tokens 16 --speculative-eagle-topk 4
         eagle 5 3.52 --batch 1
-        try "steps of a round" 100 "$folder/cuda_check" steps
-        try "passes" 100 "$folder/cuda_check" time
+        try "steps of a round" 100 cuda_check steps
+        try "passes" 100 cuda_check time
         ;;
     auto)
         for batch in 1 4 16 64; do
             for rate in 0.25 0.5 0.7; do
-                try "auto, $batch, $rate" 100 "$folder/aquila" bench spec "$model" --device "$device" --batch $batch \
+                try "auto, $batch, $rate" 100 aquila bench spec "$model" --device "$device" --batch $batch \
                     --simulate-acc-rate $rate --shapes auto,3/1/4,plain
             done
         done
         ;;
     start)
-        try "the first tokens" 100 "$folder/aquila" bench decode "$model" --device "$device" --prompt-tokens 8 \
+        try "the first tokens" 100 aquila bench decode "$model" --device "$device" --prompt-tokens 8 \
             --tokens 2 --repeat 1 --speculative-algorithm NONE
         grep -a '^total\|^graphs\|^memory' "$folder/$part.log"
         ;;
     sanitize)
         for tool in memcheck racecheck; do
-            try "$tool" 250 compute-sanitizer --tool $tool "$folder/cuda_check" check small rounds 2
+            PREFIX="compute-sanitizer --tool $tool" try "$tool" 250 cuda_check check small rounds 2
         done
         ;;
     *) echo "no such part: $part" ;;

@@ -15,12 +15,13 @@
 #   start     a process that loads the model, captures its graphs and answers two tokens, and the memory
 #             that it takes
 #   sanitize  compute-sanitizer on a small run, where it is installed
-# What a part prints goes to PART.log in the first folder; each command leaves its last line here.
+# What a part prints goes to PART.log in the first folder; each command leaves a line here.
 set -u
 builds=()
 IFS=, read -ra folders <<< "${1:?the folder of the executables}"
 for folder in "${folders[@]}"; do
-    builds+=("$(cd "$folder" && pwd)") || exit
+    folder=$(cd "$folder" && pwd) || exit
+    builds+=("$folder")
 done
 folder=${builds[0]}
 shift
@@ -31,8 +32,26 @@ model=${MODEL:-preset:llama-3.1-8b}
 device=${DEVICE:-cuda}
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,temperature.gpu --format=csv,noheader || true
 
-# Runs a program of each build within so many seconds and prints how it ended, how long it took, and its
-# last line. Words before the program's name in PREFIX run it.
+# What a log says in a line: tokens per second of the repetitions of `bench decode`, lowest to highest,
+# with the microseconds of a round of the last one, or the log's last line.
+summary() {
+    python3 - "$1" <<'END'
+import json, sys
+lines = [line for line in open(sys.argv[1], errors="replace") if line.strip() and not line.startswith("(")]
+runs = [json.loads(line) for line in lines if line.startswith('{"repetition"')]
+if not runs:
+    sys.exit(print(lines[-1].strip() if lines else ""))
+speeds = sorted(run["decode_tokens_per_second"] for run in runs)
+prompts = max(run["prefill_tokens_per_second"] for run in runs)
+of_round = ", ".join(f"{step} {time:.0f}" for step, time in runs[-1]["round_microseconds"].items())
+accepted = runs[-1]["accept_length"]
+print(f"{speeds[0]:.0f} to {speeds[-1]:.0f} tok/s; round, us: {of_round}; prompts {prompts:.0f} tok/s" +
+      (f"; {accepted:.2f} tokens a round" if accepted else ""))
+END
+}
+
+# Runs a program of each build within so many seconds and prints how it ended, how long it took, and what
+# it said. Words before the program's name in PREFIX run it.
 try() {
     local name=$1 limit=$2 program=$3 build began ended
     shift 3
@@ -43,7 +62,7 @@ try() {
         { echo "== $name, $build: $program $*"; cat "$folder/last.log"; } >> "$folder/$part.log"
         test ${#builds[@]} = 1 || printf '%-12s ' "$(basename "$build")"
         printf '%-34s rc %-3s %4s s  %s\n' "$name" "$ended" $((SECONDS - began)) \
-            "$(grep -v '^(' "$folder/last.log" | tail -1)"
+            "$(summary "$folder/last.log")"
     done
 }
 
@@ -86,7 +105,10 @@ for part in "$@"; do
         done
         eagle 7 3.86 --batch 1
         decode "plain, 1, no graphs" --speculative-algorithm NONE --batch 1 --disable-cuda-graph
-        decode "plain, 1, no overlap" --speculative-algorithm NONE --batch 1 --disable-overlap-schedule
+        decode "plain, 8" --speculative-algorithm NONE --batch 8
+        for batch in 1 8 64; do
+            decode "plain, $batch, no overlap" --speculative-algorithm NONE --batch $batch --disable-overlap-schedule
+        done
         eagle 5 3.52 --batch 1 --speculative-num-draft-tokens 16 --speculative-eagle-topk 4
         eagle 5 3.52 --batch 1
         try "steps of a round" 100 cuda_check steps

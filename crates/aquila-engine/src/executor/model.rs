@@ -59,7 +59,7 @@ struct Held {
     missed: usize,
     /// Its text, for what drafts on the host.
     text: Option<Vec<u32>>,
-    /// Whether its own rules have ended it: it is void in later rounds.
+    /// Whether its own rules have ended it: nothing is drafted for it on the host.
     ended: bool,
 }
 
@@ -326,10 +326,8 @@ impl<B: Backend> ModelExecutor<B> {
         let mut room = 0;
         let mut resumed = DraftBound::default();
         for part in &scheduled.requests {
+            // One that has ended counts, too: of ends by grammars only the host knows.
             let held = self.held.get_mut(&part.request).expect("it was admitted");
-            if held.ended {
-                continue;
-            }
             let drafts = drafts && held.params.drafts();
             plan.takers.draft |= drafts && captures && held.missed <= most_missed;
             let Returned { hidden_states, routed_experts } = held.params.returned;

@@ -195,10 +195,10 @@ impl CudaState {
             .collect();
         let ended = match &mut request {
             Some(request) => {
-                let ended = request.keep_to_grammar(&row, &mut answer);
-                // Of the tokens that the round could have brought, these came.
+                // Of the tokens that the round could have brought, these came: on the device the
+                // text goes on where a grammar ends it.
                 request.known += answer.len();
-                ended
+                request.keep_to_grammar(&row, &mut answer)
             }
             None => None,
         };

@@ -93,6 +93,28 @@ fn a_backend_that_lost_its_device_says_so_in_the_outcome() {
 }
 
 #[test]
+fn a_round_that_is_not_enqueued_fails_with_its_cause() {
+    let config = EngineConfig { context_length: 64, ..config() };
+    let mut backend = Deferring::new();
+    backend.refuses_round = Some(3);
+    let target = decoder(&backend, "tiny", config.context_length);
+    let runner = Runner::new(Arc::new(backend), target, None, &config).unwrap();
+    let executor = ModelExecutor::new(runner, config.clone());
+    let mut engine = Scheduler::over(executor, config).unwrap().overlapped().unwrap();
+    let (fails, heard) = request(&[1, 2, 3], 30);
+    engine.submit(fails).unwrap();
+    run(&mut engine);
+    let heard = heard.lock().unwrap();
+    let why = heard.reason().failure().unwrap();
+    assert!(why.contains("no room for a round"), "{why}");
+    assert_eq!(heard.tokens.len(), 3, "the rounds before it count");
+    let (next, heard) = request(&[1, 2, 3], 5);
+    engine.submit(next).unwrap();
+    run(&mut engine);
+    assert_eq!(heard.lock().unwrap().reason(), &FinishReason::Length);
+}
+
+#[test]
 fn whoever_waits_hears_why_an_engine_failed() {
     let handle = EngineHandle::start(losing(&config(), true, 2)).unwrap();
     let (tell, told) = channel();

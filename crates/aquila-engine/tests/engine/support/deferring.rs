@@ -39,7 +39,10 @@ pub struct Deferring {
     unread: AtomicU64,
     most_unread: AtomicU64,
     lost: AtomicBool,
-    /// The rows of the batch that was begun last.
+    /// The round that cannot be enqueued, if one cannot.
+    pub refuses_round: Option<u64>,
+    /// The round that was begun last, and its rows.
+    round: AtomicU64,
     rows: AtomicUsize,
     /// Whether replays fail, and how many have.
     refuses_replays: bool,
@@ -95,6 +98,8 @@ impl Deferring {
             unread: AtomicU64::new(0),
             most_unread: AtomicU64::new(0),
             lost: AtomicBool::new(false),
+            refuses_round: None,
+            round: AtomicU64::new(0),
             rows: AtomicUsize::new(0),
             refuses_replays: false,
             refused_replays: AtomicU64::new(0),
@@ -506,6 +511,7 @@ impl Backend for Deferring {
 
     fn begin_round(&self, state: &mut Self::State, batch: Batch) -> Result<()> {
         self.outside_capture();
+        self.round.store(batch.round, Relaxed);
         self.rows.store(batch.rows.len(), Relaxed);
         defer!(self, [state], |cpu| cpu.begin_round(&mut lock(&state), batch.clone()))
     }
@@ -543,6 +549,9 @@ impl Backend for Deferring {
 
     fn start_trees(&self, state: &mut Self::State, given: Vec<(usize, Tree)>) -> Result<()> {
         self.outside_capture();
+        if self.refuses_round == Some(self.round.load(Relaxed)) {
+            return Err(Error::Device("no room for a round".into()));
+        }
         defer!(self, [state], |cpu| cpu.start_trees(&mut lock(&state), given.clone()))
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use aquila_engine::executor::{BatchOutput, Executor, ModelExecutor, Profile, ScheduledBatch};
 use aquila_engine::{
@@ -213,4 +213,31 @@ fn a_round_that_does_not_come_back_is_told_by_its_age() {
         handle.drain();
         assert_eq!(handle.stats().awaited(Instant::now()), None);
     }
+}
+
+#[test]
+fn an_engine_that_fails_while_it_drains_ends() {
+    let config = config();
+    let ((begins, begun), (go, held)) = (channel(), channel());
+    let mut compute = Simulated::new(&config);
+    compute.loses = Some(1);
+    let engine = Scheduler::over(Held { compute, begins, go: held }, config).unwrap();
+    let handle = EngineHandle::start(engine).unwrap();
+    let (long, end) = ended(9);
+    handle.submit(long).unwrap();
+    begun.recv().unwrap();
+    let (ends, drained) = channel();
+    let drains = handle.clone();
+    std::thread::spawn(move || {
+        drains.drain();
+        ends.send(()).unwrap();
+    });
+    // From then on it is being drained.
+    while handle.submit(request(&[1], 1).0) != Err(SubmitError::ShuttingDown) {
+        std::thread::yield_now();
+    }
+    go.send(()).unwrap();
+    go.send(()).unwrap();
+    assert_eq!(drained.recv_timeout(Duration::from_secs(60)), Ok(()));
+    assert!(end.recv().unwrap().failure().is_some());
 }

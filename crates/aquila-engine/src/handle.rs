@@ -213,11 +213,12 @@ fn serve(
     let ended = catch_unwind(AssertUnwindSafe(|| run(&mut engine, inbox, queued)));
     if let Err(panic) = ended {
         let failure = EngineFailure::Panicked(panic_text(&panic));
-        // What the panic left may panic once more; listeners then hear of the end as they are dropped.
+        // What the panic left may panic once more.
         let _ = catch_unwind(AssertUnwindSafe(|| engine.fail_for_good(failure)));
     }
-    if let Some(failure) = engine.failure() {
-        refuse(inbox, failure, closing);
+    if let Some(failure) = engine.failure().cloned() {
+        engine.end_lost_requests(&failure);
+        refuse(inbox, &failure, closing);
     }
 }
 

@@ -10,6 +10,9 @@ use aquila_engine::{
     Scheduler, SubmitError, Token, Verdict,
 };
 use aquila_spec::Shape;
+use aquila_spec::policy::{
+    Decision, Fixed, Policy, PolicyState, PromptRows, RoundOutcome, RoundView,
+};
 
 use crate::support::deferring::Deferring;
 use crate::support::scripted::Scripted;
@@ -151,6 +154,55 @@ fn a_panic_of_the_engines_thread_fails_it() {
         assert_eq!(handle.failure(), Some(&why));
         assert_eq!(handle.submit(ended(1).0), Err(SubmitError::Failed(why)));
         handle.drain();
+    }
+}
+
+/// A policy that panics where it is told of a prompt, or of the end of a request.
+struct Panics {
+    of_prompts: bool,
+}
+
+impl Policy for Panics {
+    fn choose(&mut self, round: &RoundView<'_>) -> Decision {
+        Fixed::new(Shape::chain(3)).choose(round)
+    }
+
+    fn learn(&mut self, _: &RoundOutcome<'_>) {}
+
+    fn leave(&mut self, _: u64) {
+        assert!(self.of_prompts, "the policy is broken");
+    }
+
+    fn shapes(&self) -> Vec<Shape> {
+        vec![Shape::chain(3)]
+    }
+
+    fn reads_prompt(&mut self, _: usize, _: PromptRows) -> bool {
+        assert!(!self.of_prompts, "the policy is broken");
+        true
+    }
+
+    fn state(&self) -> PolicyState {
+        PolicyState::default()
+    }
+}
+
+#[test]
+fn requests_that_a_panic_lost_hear_of_the_end() {
+    let config = EngineConfig { shape: Shape::chain(3), ..config() };
+    for overlapped in [false, true] {
+        for of_prompts in [false, true] {
+            let mut engine = Scheduler::over(Simulated::new(&config), config.clone()).unwrap();
+            engine.draft_by(Box::new(Panics { of_prompts })).unwrap();
+            let engine = if overlapped { engine.overlapped().unwrap() } else { engine };
+            let handle = EngineHandle::start(engine).unwrap();
+            let (request, end) = ended(5);
+            handle.submit(request).unwrap();
+            let why = EngineFailure::Panicked("the policy is broken".into());
+            let reason = end.recv_timeout(Duration::from_secs(60));
+            assert_eq!(reason, Ok(FinishReason::Abort(why.to_string())));
+            handle.drain();
+        }
     }
 }
 

@@ -49,7 +49,8 @@ struct Shared {
     next_id: AtomicU64,
     /// Requests that were submitted but are not admitted yet.
     queued: Arc<AtomicUsize>,
-    closing: AtomicBool,
+    /// Set before the command that closes is sent.
+    closing: Arc<AtomicBool>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -70,13 +71,13 @@ impl EngineHandle {
             failure: engine.failure.clone(),
             next_id: AtomicU64::new(0),
             queued: Arc::new(AtomicUsize::new(0)),
-            closing: AtomicBool::new(false),
+            closing: Arc::default(),
             thread: Mutex::new(None),
         };
-        let queued = shared.queued.clone();
+        let (queued, closing) = (shared.queued.clone(), shared.closing.clone());
         let thread = std::thread::Builder::new()
             .name("aquila-engine".into())
-            .spawn(move || serve(engine, &inbox, &queued))?;
+            .spawn(move || serve(engine, &inbox, &queued, &closing))?;
         *shared.thread.lock().expect("nobody else has the lock yet") = Some(thread);
         Ok(Self { commands, shared: Arc::new(shared) })
     }
@@ -203,29 +204,40 @@ impl EngineHandle {
 /// How long an engine sleeps that waits for others.
 const STALLED: Duration = Duration::from_millis(10);
 
-fn serve(mut engine: Scheduler, inbox: &Receiver<Command>, queued: &AtomicUsize) {
+fn serve(
+    mut engine: Scheduler,
+    inbox: &Receiver<Command>,
+    queued: &AtomicUsize,
+    closing: &AtomicBool,
+) {
     let ended = catch_unwind(AssertUnwindSafe(|| run(&mut engine, inbox, queued)));
     if let Err(panic) = ended {
         let failure = EngineFailure::Panicked(panic_text(&panic));
-        // What the panic left may panic once more; listeners then hear of the end as they are dropped.
+        // What the panic left may panic once more.
         let _ = catch_unwind(AssertUnwindSafe(|| engine.fail_for_good(failure)));
     }
-    if let Some(failure) = engine.failure() {
-        refuse(inbox, failure);
+    if let Some(failure) = engine.failure().cloned() {
+        engine.end_lost_requests(&failure);
+        refuse(inbox, &failure, closing);
     }
 }
 
 /// Ends what is still submitted to an engine that has failed, until it is told to stop.
-fn refuse(inbox: &Receiver<Command>, failure: &EngineFailure) {
-    for command in inbox {
+fn refuse(inbox: &Receiver<Command>, failure: &EngineFailure, closing: &AtomicBool) {
+    // The command that closes may have been read before the engine failed.
+    let next = || match closing.load(Ordering::Acquire) {
+        true => inbox.try_recv().ok(),
+        false => inbox.recv().ok(),
+    };
+    while let Some(command) = next() {
         match command {
             Command::Submit(_, request) => request.refuse(&failure.to_string()),
             Command::Flush(reply) => {
                 // Whoever asked may have left.
                 let _ = reply.send(0);
             }
-            Command::Drain | Command::Stop => return,
             Command::Abort(_) | Command::Claim(..) | Command::Deliver(..) => (),
+            Command::Drain | Command::Stop => (),
         }
     }
 }

@@ -9,7 +9,8 @@ use super::device::{Device, Memory, failed};
 use super::failure::lacking;
 use crate::Result;
 
-/// Values of the device in page-locked memory, which grows to the most that was ever fetched.
+/// Values of the device in page-locked memory, which grows by powers of two to the most that was
+/// ever fetched.
 pub(super) struct HostCopy<T> {
     memory: Option<PinnedHostSlice<T>>,
     count: usize,
@@ -34,9 +35,11 @@ impl<T: DeviceRepr + ValidAsZeroBits> HostCopy<T> {
         }
         let lacks = |copy: &PinnedHostSlice<T>| copy.len() < count;
         if self.memory.as_ref().is_none_or(lacks) {
+            let room = count.next_power_of_two();
+            let bytes = room * size_of::<T>();
             // Without flags: write-combined memory, the default, is slow for the host to read.
             // SAFETY: every bit pattern is a value, and none is read before it was fetched.
-            let made = unsafe { device.context.alloc_pinned_with_flags::<T>(count, 0) };
+            let made = unsafe { device.context.alloc_pinned_with_flags::<T>(room, 0) };
             self.memory = Some(made.map_err(lacking("a copy on the host", bytes))?);
         }
         let copy = self.memory.as_mut().expect("it was made");

@@ -308,7 +308,7 @@ where
         held.into_iter().filter(|(name, ..)| self.algorithms.contains(name))
     }
 
-    /// Answers that are held to grammars.
+    /// Answers that are held to grammars, with overlap where there are drafts.
     fn held_answers(
         &self,
         name: &str,
@@ -317,6 +317,9 @@ where
         change: Change,
     ) -> Vec<Answer> {
         let mut engine = self.engine(name, EngineConfig { verify, ..config(shape) });
+        if name != PLAIN {
+            engine = engine.overlapped().expect("a thread");
+        }
         let held = |request: &mut Request, at: usize| {
             change(request, at);
             request.grammar = Some(Arc::new(GRAMMARS[at % GRAMMARS.len()]));

@@ -33,8 +33,10 @@ pub struct ModelExecutor<B: Backend> {
     /// Places that no request has.
     places: Vec<usize>,
     held: HashMap<RequestId, Held>,
-    /// The epoch of a round that did not come to its end.
-    broken: Option<u64>,
+    /// The epochs of a round that was not enqueued as a whole, and of one that was not finished: the
+    /// first does not fail the rounds before it, which may be unread.
+    unenqueued: Option<u64>,
+    unfinished: Option<u64>,
     graphs: Graphs<B::Graph>,
     /// The rounds that were enqueued and not finished, oldest first.
     enqueued: VecDeque<EnqueuedRound<B::Moment>>,
@@ -59,7 +61,7 @@ struct Held {
     missed: usize,
     /// Its text, for what drafts on the host.
     text: Option<Vec<u32>>,
-    /// Whether its own rules have ended it: it is void in later rounds.
+    /// Whether its own rules have ended it: nothing is drafted for it on the host.
     ended: bool,
 }
 
@@ -99,9 +101,9 @@ impl<B: Backend> Executor for ModelExecutor<B> {
 
     fn enqueue(&mut self, mut scheduled: ScheduledBatch) {
         let epoch = scheduled.epoch;
-        let refused = self.broken == Some(epoch);
+        let refused = [self.unenqueued, self.unfinished].contains(&Some(epoch));
         let batch = self.batch(&mut scheduled, refused);
-        self.broken = Some(epoch);
+        self.unenqueued = Some(epoch);
         let (mut unpacked, mut moments) = (Vec::new(), Vec::new());
         let outcome = self.runner.begin(batch).and_then(|()| {
             if !refused {
@@ -117,7 +119,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
             false => outcome.err().map(RoundError::from),
         };
         if failed.is_none() {
-            self.broken = None;
+            self.unenqueued = None;
         }
         self.enqueued.push_back(EnqueuedRound { scheduled, failed, moments, unpacked });
     }
@@ -126,7 +128,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         let round = self.enqueued.pop_front().expect("a round was enqueued");
         let EnqueuedRound { scheduled, failed, moments, unpacked } = round;
         let ScheduledBatch { number, epoch, .. } = scheduled;
-        let before = self.broken.replace(epoch);
+        let before = self.unfinished.replace(epoch);
         let (mut times, mut packed) = (Times { rounds: 1, ..Times::default() }, Vec::new());
         // Its outputs are read in any case, so that those of the next round are the oldest.
         let outputs = match moments.is_empty() {
@@ -146,7 +148,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
                 .map_err(RoundError::from),
         };
         if outcome.is_ok() {
-            self.broken = before;
+            self.unfinished = before;
         }
         BatchOutput { number, outcome, unpacked, packed, times }
     }
@@ -161,7 +163,8 @@ impl<B: Backend> ModelExecutor<B> {
         let places = (0..config.max_running_requests).rev().collect();
         let graphs = Graphs::new(GraphSettings::default(), config.shape, 0);
         let (held, enqueued) = (HashMap::new(), VecDeque::new());
-        Self { runner, config, places, held, broken: None, graphs, enqueued }
+        let (unenqueued, unfinished) = (None, None);
+        Self { runner, config, places, held, unenqueued, unfinished, graphs, enqueued }
     }
 
     /// Captures parts of rounds as `settings` say, where the backend has graphs.
@@ -326,10 +329,8 @@ impl<B: Backend> ModelExecutor<B> {
         let mut room = 0;
         let mut resumed = DraftBound::default();
         for part in &scheduled.requests {
+            // One that has ended counts, too: of ends by grammars only the host knows.
             let held = self.held.get_mut(&part.request).expect("it was admitted");
-            if held.ended {
-                continue;
-            }
             let drafts = drafts && held.params.drafts();
             plan.takers.draft |= drafts && captures && held.missed <= most_missed;
             let Returned { hidden_states, routed_experts } = held.params.returned;

@@ -25,6 +25,11 @@ impl Scheduler {
         self.departed.clear();
     }
 
+    /// Ends the requests that a panic took from where requests are.
+    pub(crate) fn end_lost_requests(&mut self, failure: &EngineFailure) {
+        self.outputs.end_all(failure.to_string());
+    }
+
     /// Waits for what is still on its way after a failure; nothing of it counts.
     pub(crate) fn drop_in_flight(&mut self) {
         while let Some(in_flight) = self.in_flight.pop_front() {

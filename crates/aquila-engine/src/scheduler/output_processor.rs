@@ -14,7 +14,9 @@ use std::thread::JoinHandle;
 use aquila_compute::round::VerifiedTree;
 
 use crate::error::panic_text;
-use crate::listener::{FinishReason, Listener, Outcome, StopCause, Token, Usage, Verdict};
+use crate::listener::{
+    FinishReason, Listener, Outcome, StopCause, Token, TokenRows, Usage, Verdict,
+};
 use crate::request::RequestId;
 use crate::stats::Stats;
 
@@ -54,6 +56,8 @@ enum Message {
     Last(RequestId, Box<Last>),
     /// A request ended with no more tokens.
     End(RequestId, Outcome),
+    /// All requests that are left end for this reason.
+    EndAll(String),
     /// All of a round was handed over.
     RoundEnds,
 }
@@ -148,6 +152,11 @@ impl OutputProcessor {
         self.tell(Message::End(request, outcome));
     }
 
+    /// All requests that are left end for a reason.
+    pub fn end_all(&mut self, why: String) {
+        self.tell(Message::EndAll(why));
+    }
+
     /// All of a round was handed over; answers the listeners that are known to have ended their
     /// requests already.
     pub fn round_ends(&mut self) -> Vec<Reply> {
@@ -222,6 +231,15 @@ impl Processor {
             }
             Message::End(request, outcome) => {
                 self.end(request, outcome);
+                return None;
+            }
+            Message::EndAll(why) => {
+                let left: Vec<RequestId> = self.listeners.keys().copied().collect();
+                for request in left {
+                    let reason = FinishReason::Abort(why.clone());
+                    let (usage, rows) = (Usage::default(), TokenRows::default());
+                    self.end(request, Outcome { reason, usage, rows });
+                }
                 return None;
             }
             Message::RoundEnds => return None,

@@ -19,6 +19,7 @@ use aquila_spec::{
 use crate::support::across::across;
 use crate::support::answers::*;
 use crate::support::deferring::Deferring;
+use crate::support::parity::Parity;
 use crate::support::scripted::{Scripted, any_tree};
 use crate::support::shipped::{config, decoder};
 
@@ -219,6 +220,26 @@ fn with_overlap_a_round_is_enqueued_before_the_last_is_read() {
 fn a_round_whose_trees_the_host_drafts_waits_for_the_last() {
     for name in ["NGRAM", "EAGLE3+NGRAM"] {
         assert_eq!(most_unread(name, &small(shape(3, 4, 12)), greedy), 1, "{name}");
+    }
+}
+
+#[test]
+fn a_round_behind_the_end_of_a_grammar_does_not_fail() {
+    // So short that all decode together.
+    let prompts = prompts().into_iter().step_by(10).map(|(_, ids)| ids[..2].to_vec());
+    let prompts: Vec<Vec<u32>> = prompts.collect();
+    let ends = |request: &mut Request, index: usize| {
+        let fails_at = (index == 1).then_some(5);
+        let rule = Parity { length: 4 + 2 * index, fails_at, ..Parity::default() };
+        request.grammar = Some(Arc::new(rule));
+    };
+    for (name, shape) in [("NONE", Shape::PLAIN), ("EAGLE3", Shape::chain(3))] {
+        let cpu = Arc::new(CpuBackend::new(IsaChoice::Auto, 1).unwrap());
+        let want = answers(&mut scheduler(name, cpu, &small(shape)), &prompts, 24, ends);
+        let mut engine = scheduler(name, Arc::new(Deferring::new()), &small(shape));
+        engine = engine.overlapped().unwrap();
+        assert_eq!(answers(&mut engine, &prompts, 24, ends), want, "{name}");
+        assert_eq!(engine.stats().snapshot().failed_rounds, 0, "{name}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use aquila_engine::executor::{BatchOutput, Executor, ModelExecutor, Profile, ScheduledBatch};
 use aquila_engine::{
@@ -10,6 +10,9 @@ use aquila_engine::{
     Scheduler, SubmitError, Token, Verdict,
 };
 use aquila_spec::Shape;
+use aquila_spec::policy::{
+    Decision, Fixed, Policy, PolicyState, PromptRows, RoundOutcome, RoundView,
+};
 
 use crate::support::deferring::Deferring;
 use crate::support::scripted::Scripted;
@@ -93,6 +96,28 @@ fn a_backend_that_lost_its_device_says_so_in_the_outcome() {
 }
 
 #[test]
+fn a_round_that_is_not_enqueued_fails_with_its_cause() {
+    let config = EngineConfig { context_length: 64, ..config() };
+    let mut backend = Deferring::new();
+    backend.refuses_round = Some(3);
+    let target = decoder(&backend, "tiny", config.context_length);
+    let runner = Runner::new(Arc::new(backend), target, None, &config).unwrap();
+    let executor = ModelExecutor::new(runner, config.clone());
+    let mut engine = Scheduler::over(executor, config).unwrap().overlapped().unwrap();
+    let (fails, heard) = request(&[1, 2, 3], 30);
+    engine.submit(fails).unwrap();
+    run(&mut engine);
+    let heard = heard.lock().unwrap();
+    let why = heard.reason().failure().unwrap();
+    assert!(why.contains("no room for a round"), "{why}");
+    assert_eq!(heard.tokens.len(), 3, "the rounds before it count");
+    let (next, heard) = request(&[1, 2, 3], 5);
+    engine.submit(next).unwrap();
+    run(&mut engine);
+    assert_eq!(heard.lock().unwrap().reason(), &FinishReason::Length);
+}
+
+#[test]
 fn whoever_waits_hears_why_an_engine_failed() {
     let handle = EngineHandle::start(losing(&config(), true, 2)).unwrap();
     let (tell, told) = channel();
@@ -129,6 +154,55 @@ fn a_panic_of_the_engines_thread_fails_it() {
         assert_eq!(handle.failure(), Some(&why));
         assert_eq!(handle.submit(ended(1).0), Err(SubmitError::Failed(why)));
         handle.drain();
+    }
+}
+
+/// A policy that panics where it is told of a prompt, or of the end of a request.
+struct Panics {
+    of_prompts: bool,
+}
+
+impl Policy for Panics {
+    fn choose(&mut self, round: &RoundView<'_>) -> Decision {
+        Fixed::new(Shape::chain(3)).choose(round)
+    }
+
+    fn learn(&mut self, _: &RoundOutcome<'_>) {}
+
+    fn leave(&mut self, _: u64) {
+        assert!(self.of_prompts, "the policy is broken");
+    }
+
+    fn shapes(&self) -> Vec<Shape> {
+        vec![Shape::chain(3)]
+    }
+
+    fn reads_prompt(&mut self, _: usize, _: PromptRows) -> bool {
+        assert!(!self.of_prompts, "the policy is broken");
+        true
+    }
+
+    fn state(&self) -> PolicyState {
+        PolicyState::default()
+    }
+}
+
+#[test]
+fn requests_that_a_panic_lost_hear_of_the_end() {
+    let config = EngineConfig { shape: Shape::chain(3), ..config() };
+    for overlapped in [false, true] {
+        for of_prompts in [false, true] {
+            let mut engine = Scheduler::over(Simulated::new(&config), config.clone()).unwrap();
+            engine.draft_by(Box::new(Panics { of_prompts })).unwrap();
+            let engine = if overlapped { engine.overlapped().unwrap() } else { engine };
+            let handle = EngineHandle::start(engine).unwrap();
+            let (request, end) = ended(5);
+            handle.submit(request).unwrap();
+            let why = EngineFailure::Panicked("the policy is broken".into());
+            let reason = end.recv_timeout(Duration::from_secs(60));
+            assert_eq!(reason, Ok(FinishReason::Abort(why.to_string())));
+            handle.drain();
+        }
     }
 }
 
@@ -191,4 +265,31 @@ fn a_round_that_does_not_come_back_is_told_by_its_age() {
         handle.drain();
         assert_eq!(handle.stats().awaited(Instant::now()), None);
     }
+}
+
+#[test]
+fn an_engine_that_fails_while_it_drains_ends() {
+    let config = config();
+    let ((begins, begun), (go, held)) = (channel(), channel());
+    let mut compute = Simulated::new(&config);
+    compute.loses = Some(1);
+    let engine = Scheduler::over(Held { compute, begins, go: held }, config).unwrap();
+    let handle = EngineHandle::start(engine).unwrap();
+    let (long, end) = ended(9);
+    handle.submit(long).unwrap();
+    begun.recv().unwrap();
+    let (ends, drained) = channel();
+    let drains = handle.clone();
+    std::thread::spawn(move || {
+        drains.drain();
+        ends.send(()).unwrap();
+    });
+    // From then on it is being drained.
+    while handle.submit(request(&[1], 1).0) != Err(SubmitError::ShuttingDown) {
+        std::thread::yield_now();
+    }
+    go.send(()).unwrap();
+    go.send(()).unwrap();
+    assert_eq!(drained.recv_timeout(Duration::from_secs(60)), Ok(()));
+    assert!(end.recv().unwrap().failure().is_some());
 }

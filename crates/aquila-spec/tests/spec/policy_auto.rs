@@ -292,3 +292,29 @@ fn drafts_that_were_never_right_are_expected_to_be_wrong() {
         }
     }
 }
+
+#[test]
+fn smaller_trees_are_paid_back_beside_void_requests() {
+    let paid_back = |void: usize| {
+        let mut auto = Auto::new(AutoSettings::new(Shape::chain(7)), worlds()[1].table());
+        let views = views(8);
+        let all = |decision: &Decision| decision.shapes.iter().all(|shape| shape.steps() > 0);
+        let mut decision = round(&mut auto, &views, |_, steps| steps);
+        for _ in 0..50 {
+            decision = auto.choose(&RoundView { requests: &views });
+            if all(&decision) {
+                break;
+            }
+            learn(&mut auto, &decision, |_, steps| steps);
+        }
+        assert!(all(&decision));
+        let before = auto.account().balance();
+        let plain = |id| RequestOutcome::chain(id, Shape::PLAIN, 0);
+        let requests: Vec<_> = (void as u64..8).map(plain).collect();
+        let setting = decision.setting;
+        auto.learn(&RoundOutcome { setting, requests: &requests, seconds: None });
+        auto.account().balance() - before
+    };
+    let (none, one, all) = (paid_back(0), paid_back(1), paid_back(8));
+    assert!(none > one && one > 0.0 && all == 0.0, "{none} {one} {all}");
+}

@@ -112,10 +112,30 @@ impl CudaState {
             rows.push(CopiedRow { row, params, sent });
         }
         let mut copies = self.copied.free.pop().unwrap_or_default();
-        let words = rows.len() * self.parts.record as usize / 4;
+        let tops = match self.fetch(device, rows.len(), returned, &mut copies) {
+            Ok(tops) => tops,
+            Err(error) => {
+                // Some of the copies may be under way. A failed wait means a lost context.
+                let _ = device.stream.synchronize();
+                return Err(error);
+            }
+        };
+        self.copied.rounds.push_back(CopiedRound { rows, copies, tops });
+        Ok(())
+    }
+
+    /// Enqueues the copies; answers how many likely tokens each output has.
+    fn fetch(
+        &self,
+        device: &Device,
+        rows: usize,
+        returned: ReturnedRows<'_, CudaRows>,
+        copies: &mut Copies,
+    ) -> Result<usize> {
+        let words = rows * self.parts.record as usize / 4;
         copies.records.fetch(device, &self.records, words)?;
         if self.round.told_trees {
-            let words = rows.len() * self.parts.nodes as usize * Node::WORDS;
+            let words = rows * self.parts.nodes as usize * Node::WORDS;
             copies.trees.fetch(device, &self.trees, words)?;
         }
         let room = self.round.tops.and_then(|_| self.reported.room());
@@ -124,13 +144,11 @@ impl CudaState {
             copies.top_counts.fetch(device, &room.top_counts, self.outputs)?;
             copies.tops.fetch(device, &room.tops, 2 * self.outputs * room.most)?;
         }
-        let tops = room.map_or(0, |room| room.most);
         // Rows that requests get are rare, so all rows of the pass are copied.
         copies.hidden_states.fetch(device, returned.hidden_states)?;
         copies.routed_experts.fetch(device, returned.routed_experts)?;
         copies.done = Some(device.mark()?);
-        self.copied.rounds.push_back(CopiedRound { rows, copies, tops });
-        Ok(())
+        Ok(room.map_or(0, |room| room.most))
     }
 
     /// Waits for the oldest round whose outputs were copied and answers what came of each row of its
@@ -195,10 +213,10 @@ impl CudaState {
             .collect();
         let ended = match &mut request {
             Some(request) => {
-                let ended = request.keep_to_grammar(&row, &mut answer);
-                // Of the tokens that the round could have brought, these came.
+                // Of the tokens that the round could have brought, these came: on the device the
+                // text goes on where a grammar ends it.
                 request.known += answer.len();
-                ended
+                request.keep_to_grammar(&row, &mut answer)
             }
             None => None,
         };

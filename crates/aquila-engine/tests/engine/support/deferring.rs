@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -39,6 +39,11 @@ pub struct Deferring {
     unread: AtomicU64,
     most_unread: AtomicU64,
     lost: AtomicBool,
+    /// The round that cannot be enqueued, if one cannot.
+    pub refuses_round: Option<u64>,
+    /// The round that was begun last, and its rows.
+    round: AtomicU64,
+    rows: AtomicUsize,
     /// Whether replays fail, and how many have.
     refuses_replays: bool,
     refused_replays: AtomicU64,
@@ -93,6 +98,9 @@ impl Deferring {
             unread: AtomicU64::new(0),
             most_unread: AtomicU64::new(0),
             lost: AtomicBool::new(false),
+            refuses_round: None,
+            round: AtomicU64::new(0),
+            rows: AtomicUsize::new(0),
             refuses_replays: false,
             refused_replays: AtomicU64::new(0),
         }
@@ -503,6 +511,8 @@ impl Backend for Deferring {
 
     fn begin_round(&self, state: &mut Self::State, batch: Batch) -> Result<()> {
         self.outside_capture();
+        self.round.store(batch.round, Relaxed);
+        self.rows.store(batch.rows.len(), Relaxed);
         defer!(self, [state], |cpu| cpu.begin_round(&mut lock(&state), batch.clone()))
     }
 
@@ -514,6 +524,9 @@ impl Backend for Deferring {
         plan: &mut Plan,
     ) -> Result<()> {
         plan.bound = bound;
+        // A device does not know which requests their grammars have ended: all have rows.
+        let rows = if pass == PassRows::Target { self.rows.load(Relaxed) } else { 0 };
+        assert!(rows <= bound.rows, "{rows} requests within {bound:?}");
         let plan = &plan.placed;
         // How often the operation has run: once where it is launched.
         #[cfg(feature = "known-bugs")]
@@ -536,6 +549,9 @@ impl Backend for Deferring {
 
     fn start_trees(&self, state: &mut Self::State, given: Vec<(usize, Tree)>) -> Result<()> {
         self.outside_capture();
+        if self.refuses_round == Some(self.round.load(Relaxed)) {
+            return Err(Error::Device("no room for a round".into()));
+        }
         defer!(self, [state], |cpu| cpu.start_trees(&mut lock(&state), given.clone()))
     }
 

@@ -270,13 +270,13 @@ impl Policy for Auto {
         if drafted {
             // Trees that were looked up may have come out smaller, or not at all.
             let rows: usize = outcome.requests.iter().map(|r| r.shape.nodes()).sum();
-            let steps = outcome.setting.shape.steps();
+            let shape = outcome.setting.shape;
+            // What void requests had is not known: trees of the full shape at most.
+            let void = batch.saturating_sub(outcome.requests.len()) * shape.nodes();
+            let (rows, steps) = (rows + void, shape.steps());
             let seconds = self.seconds(batch, rows, round.drafting, steps);
             let extra = (seconds / self.plain(batch) - 1.0).max(0.0);
-            // What the rows of void requests cost is not known, and stays charged.
-            if outcome.requests.len() == batch {
-                self.account.pay_back((round.charged - extra).max(0.0));
-            }
+            self.account.pay_back((round.charged - extra).max(0.0));
             self.account.pay_back(correct as f64 / batch as f64);
             self.choice = None;
         }

@@ -3,7 +3,8 @@
 //! None unless asked for. Browsers alone do not keep them away: they send simple requests of any
 //! page, and only its answer is withheld. So what a browser says of the page that asks is compared
 //! with the server's own name, and that name, where nothing else protects the server, must be one
-//! that no stranger can give to this machine. What has no such header comes from no browser.
+//! that no stranger can give to this machine. What has no such header comes from no browser, and
+//! what shows a key from no page of a stranger.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -93,10 +94,10 @@ fn refusal(app: &App, request: &Request) -> Option<Refusal> {
     let may_ask = match headers.get(header::ORIGIN) {
         Some(_) if allowed.answer(headers).is_some() => true,
         Some(origin) => {
-            // A page would have to ask first for leave to write the second.
-            let hosts = [Some(host), text("x-forwarded-host")];
+            // A page would have to ask first for leave to write the forwarded ones.
+            let forwarded = text("x-forwarded-host").unwrap_or_default().split(',').map(str::trim);
             let is_of = |host| origin.to_str().is_ok_and(|origin| is_of_host(origin, host));
-            hosts.into_iter().flatten().any(is_of)
+            is_of(host) || forwarded.into_iter().any(is_of)
         }
         None => match site {
             None | Some("none") => true,
@@ -110,7 +111,7 @@ fn refusal(app: &App, request: &Request) -> Option<Refusal> {
             }
         },
     };
-    (!may_ask).then(Refusal::foreign_origin)
+    (!may_ask && !app.settings.keys.any_is_shown(headers)).then(Refusal::foreign_origin)
 }
 
 /// Whether an origin is that of a host as requests name it.

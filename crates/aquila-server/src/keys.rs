@@ -194,10 +194,8 @@ impl Keys {
     ) -> Result<Option<Arc<Holder>>, Refusal> {
         match (level, &self.admin) {
             (Level::Open, _) => Ok(None),
-            (Level::Admin, Some(admin)) => {
-                let same = |shown: &[u8]| bool::from(Digest::of(shown).0.ct_eq(&admin.0));
-                if shown(headers).any(same) { Ok(None) } else { Err(Refusal::no_admin()) }
-            }
+            (Level::Admin, Some(_)) if shown(headers).any(|shown| self.is_admin(shown)) => Ok(None),
+            (Level::Admin, Some(_)) => Err(Refusal::no_admin()),
             _ if self.keys.is_empty() => Ok(None),
             // A router may add its own key to the client's; one that fits is enough.
             _ => match shown(headers).find_map(|shown| self.find(shown)) {
@@ -205,6 +203,16 @@ impl Keys {
                 None => Err(Refusal::unauthorized()),
             },
         }
+    }
+
+    /// Whether a key of the server is shown, of whichever level.
+    pub(crate) fn any_is_shown(&self, headers: &HeaderMap) -> bool {
+        shown(headers).any(|shown| self.is_admin(shown) || self.find(shown).is_some())
+    }
+
+    fn is_admin(&self, shown: &[u8]) -> bool {
+        let admin = self.admin.as_ref();
+        admin.is_some_and(|admin| bool::from(Digest::of(shown).0.ct_eq(&admin.0)))
     }
 
     /// The key that is shown; all are compared, whichever it is.

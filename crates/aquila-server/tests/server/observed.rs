@@ -176,6 +176,7 @@ fn pages_of_strangers_change_nothing() {
         (abort, format!("{own}Origin: http://localhost:{port}\r\n"), 200),
         (abort, format!("{own}Origin: https://a.example\r\nSec-Fetch-Site: same-origin\r\n"), 200),
         (abort, format!("{own}Origin: http://a.example\r\nX-Forwarded-Host: a.example\r\n"), 200),
+        (abort, format!("{own}Origin: http://a.example\r\nX-Forwarded-Host: a.example, b\r\n"), 200),
         // A name that a stranger has made lead here.
         (abort, "Host: evil.example\r\nOrigin: http://evil.example\r\n".into(), 403),
         ("GET /v1/models", "Host: evil.example:30000\r\n".into(), 403),
@@ -200,10 +201,17 @@ fn pages_of_strangers_change_nothing() {
     );
     drop(server);
 
-    // With keys, a page of a stranger has none.
+    // With keys, a page of a stranger has none; an extension of a browser, say, has one.
     let keys = vec![aquila_server::ApiKey::new("alice", "secret").unwrap()];
     let keys = aquila_server::Keys::new(keys, None);
     let server = Running::start(generator(), Settings { keys, ..settings() });
-    let head = "GET /v1/models HTTP/1.1\r\nHost: chat.example\r\nx-api-key: secret\r\n\r\n";
-    assert_eq!(server.connect().send(head).reply().status, 200);
+    for (headers, expected) in [
+        ("x-api-key: secret\r\n", 200),
+        ("Origin: chrome-extension://abc\r\nx-api-key: secret\r\n", 200),
+        ("Origin: chrome-extension://abc\r\nx-api-key: wrong\r\n", 403),
+        ("Origin: https://evil.example\r\n", 403),
+    ] {
+        let head = format!("GET /v1/models HTTP/1.1\r\nHost: chat.example\r\n{headers}\r\n");
+        assert_eq!(server.connect().send(&head).reply().status, expected, "{headers}");
+    }
 }

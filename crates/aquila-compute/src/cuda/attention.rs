@@ -146,9 +146,14 @@ impl Attention {
         4 * values + 3 * 4 * blocks + 4 * MOST_ROWS
     }
 
-    /// Working memory for `blocks` blocks of `width` values, made with the KV pool: all that any launch
-    /// takes, unless a single row needs more. A graph that names what was there before keeps it.
-    pub(super) fn working(&self, device: &Device, blocks: usize, width: usize) -> Result<Working> {
+    /// Makes the working memory of heads of this width, with the KV pool, so that no pass does later.
+    pub(super) fn prepare(&self, device: &Device, head_dim: usize) -> Result<()> {
+        self.working(device, WORKING / (4 * head_dim), head_dim).map(|_| ())
+    }
+
+    /// Working memory for `blocks` blocks of `width` values: what `prepare` made, unless a single row
+    /// needs more. A graph that names what was there before keeps it.
+    fn working(&self, device: &Device, blocks: usize, width: usize) -> Result<Working> {
         let mut working = self.working.lock().unwrap_or_else(PoisonError::into_inner);
         let fits =
             |working: &&Working| working.blocks >= blocks && working.values >= blocks * width;

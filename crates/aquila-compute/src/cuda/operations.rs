@@ -93,7 +93,7 @@ impl Backend for CudaBackend {
                         .into(),
                 ));
             }
-            self.attention.working(&self.device, 1, shape.head_dim)?;
+            self.attention.prepare(&self.device, shape.head_dim)?;
         }
         CudaKv::new(&self.device, shape)
     }

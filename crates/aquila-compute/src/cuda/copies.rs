@@ -35,6 +35,10 @@ impl<T: DeviceRepr + ValidAsZeroBits> HostCopy<T> {
         }
         let lacks = |copy: &PinnedHostSlice<T>| copy.len() < count;
         if self.memory.as_ref().is_none_or(lacks) {
+            // What it had may still be written: a round that failed was not waited for.
+            if self.memory.is_some() {
+                device.catch_up();
+            }
             let room = count.next_power_of_two();
             let bytes = room * size_of::<T>();
             // Without flags: write-combined memory, the default, is slow for the host to read.

@@ -68,7 +68,8 @@ pub(super) struct Device {
     /// plans, block tables or weights ([`Kernel::read_early`]), so every launch from there on sees what
     /// that kernel wrote before it waits for its inputs. And nothing that is read so changes while it is
     /// read: such a kernel waits itself before it writes, until all that was launched before it is over,
-    /// as each of those ended only after it had waited. Copies of the host are ordered like that anyway.
+    /// as each of those ended only after it had waited. It does so behind copies, fills and graphs, too,
+    /// and behind a launch that failed.
     /// Read and written where nothing else can be enqueued meanwhile.
     next_waits: AtomicBool,
     /// The memory that checks of replays compare.
@@ -115,13 +116,17 @@ impl Device {
     }
 
     /// Runs `enqueue` where nothing else can be enqueued meanwhile; `names` is the memory that it
-    /// hands to the device. Refused on all threads but the capturing one during a capture.
+    /// hands to the device. Refused on all threads but the capturing one during a capture. It enqueues
+    /// copies or a graph: the driver promises kernels that begin early nothing about those.
     pub(super) fn enqueue(
         &self,
         names: &[&Memory],
         enqueue: impl FnOnce() -> std::result::Result<(), DriverError>,
     ) -> Result<()> {
-        self.enqueue_as("enqueueing", names, enqueue)
+        self.enqueue_as("enqueueing", names, || {
+            self.let_next_wait();
+            enqueue()
+        })
     }
 
     /// The same, where an error says what failed.
@@ -186,6 +191,7 @@ impl Device {
     /// reads: what is in it may depend on the order of thread blocks.
     pub(super) fn allocate_uncompared(&self, what: &str, bytes: usize) -> Result<Memory> {
         self.outside_capture("making room for memory")?;
+        self.let_next_wait();
         let slice = self.stream.alloc_zeros::<u8>(bytes.max(16)).map_err(|error| {
             if error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
                 lacking(format!("{what} on the device"), bytes)(error)
@@ -324,7 +330,15 @@ impl Device {
                 )
             }
             .result()
+            .inspect_err(|_| self.let_next_wait())
         })
+    }
+
+    /// Waits behind an error for copies that are under way, so that the host's side of them may be freed
+    /// or written.
+    pub(super) fn catch_up(&self) {
+        // A failed wait means a lost context, which copies nothing any more.
+        let _ = self.stream.synchronize();
     }
 
     /// Bytes that are free on the device, and all that it has.

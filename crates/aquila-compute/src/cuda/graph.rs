@@ -44,11 +44,7 @@ impl Graph {
     pub fn replay(&self) -> Result<()> {
         self.device.outside_capture("replaying another graph")?;
         let captured = self.captured.lock().unwrap_or_else(PoisonError::into_inner);
-        self.device.enqueue(&[], || {
-            // Its last kernel may have written a plan.
-            self.device.let_next_wait();
-            captured.0.launch()
-        })
+        self.device.enqueue(&[], || captured.0.launch())
     }
 
     /// [`Backend::check_replay`](crate::Backend::check_replay).

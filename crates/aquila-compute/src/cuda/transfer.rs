@@ -63,9 +63,10 @@ impl Staging {
             }
             let to = &mut staging[used..used + run.bytes];
             // SAFETY: slots and layers were checked, and the copy lives until it was flushed.
-            device.enqueue(&[], || unsafe {
+            let copied = device.enqueue(&[], || unsafe {
                 result::memcpy_dtoh_async(to, run.address, device.stream.cu_stream())
-            })?;
+            });
+            copied.inspect_err(|_| device.catch_up())?;
             used += run.bytes;
         }
         flush(&mut used, staging)
@@ -94,9 +95,10 @@ impl Staging {
             from.copy_from_slice(&bytes[done..done + run.bytes]);
             // SAFETY: slots and layers were checked, and the copy does not change until the
             // device has caught up.
-            device.enqueue(&[], || unsafe {
+            let copied = device.enqueue(&[], || unsafe {
                 result::memcpy_htod_async(run.address, from, device.stream.cu_stream())
-            })?;
+            });
+            copied.inspect_err(|_| device.catch_up())?;
             (used, done) = (used + run.bytes, done + run.bytes);
         }
         wait()

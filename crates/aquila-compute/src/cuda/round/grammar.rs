@@ -90,6 +90,10 @@ impl CudaState {
     /// last, and the paths to them.
     pub(super) fn fetch_queries(&mut self, device: &Device, tokens_of: TokensOf) -> Result<()> {
         (self.masks.copied, self.parts.masks) = (None, 0);
+        self.copy_queries(device, tokens_of).inspect_err(|_| device.catch_up())
+    }
+
+    fn copy_queries(&mut self, device: &Device, tokens_of: TokensOf) -> Result<()> {
         if !self.round.masked || (tokens_of != TokensOf::Target && !self.round.guided) {
             return Ok(());
         }

@@ -25,6 +25,8 @@ impl HostRow {
 #[derive(Default)]
 pub(super) struct HostRound {
     pub rows: Vec<HostRow>,
+    /// Rows of the target's pass at most.
+    pub passed: usize,
     /// Whether some have a grammar, and whether drafts keep to it.
     pub masked: bool,
     pub guided: bool,
@@ -67,10 +69,12 @@ impl HostRound {
         self.target.take(&params.sampling);
         let asked = match work {
             RowWork::Prefill { rows, outputs, .. } => {
+                self.passed += rows.len();
                 self.longest = self.longest.max(rows.end + 1);
                 params.logprobs.max(params.prompt_logprobs).filter(|_| !outputs.is_empty())
             }
             RowWork::Decode { shape, pause, .. } => {
+                self.passed += shape.nodes();
                 self.longest = self.longest.max(tokens + shape.steps() + 1);
                 self.topk = self.topk.max(shape.topk());
                 self.branches |= shape.topk() > 1;

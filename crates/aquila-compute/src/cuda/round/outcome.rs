@@ -69,7 +69,7 @@ impl Drop for Copies {
     }
 }
 
-/// All rows of a pass, where a request gets some of them.
+/// The rows of a pass, where a request gets some of them.
 #[derive(Default)]
 struct RowCopy {
     values: HostCopy<f32>,
@@ -78,14 +78,14 @@ struct RowCopy {
 }
 
 impl RowCopy {
-    /// Enqueues a copy of all of `rows`; of nothing where there are none.
-    fn fetch(&mut self, device: &Device, rows: Option<&CudaRows>) -> Result<()> {
+    /// Enqueues a copy of the first `count` of `rows`; of nothing where there are none.
+    fn fetch(&mut self, device: &Device, rows: Option<&CudaRows>, count: usize) -> Result<()> {
         let Some(rows) = rows else {
             self.width = 0;
             return Ok(());
         };
         (self.stride, self.width) = (rows.stride, rows.width);
-        self.values.fetch(device, &rows.values, rows.capacity * rows.stride)
+        self.values.fetch(device, &rows.values, count.min(rows.capacity) * rows.stride)
     }
 
     /// A row of what was copied, if anything was.
@@ -115,8 +115,7 @@ impl CudaState {
         let tops = match self.fetch(device, rows.len(), returned, &mut copies) {
             Ok(tops) => tops,
             Err(error) => {
-                // Some of the copies may be under way. A failed wait means a lost context.
-                let _ = device.stream.synchronize();
+                device.catch_up();
                 return Err(error);
             }
         };
@@ -144,9 +143,10 @@ impl CudaState {
             copies.top_counts.fetch(device, &room.top_counts, self.outputs)?;
             copies.tops.fetch(device, &room.tops, 2 * self.outputs * room.most)?;
         }
-        // Rows that requests get are rare, so all rows of the pass are copied.
-        copies.hidden_states.fetch(device, returned.hidden_states)?;
-        copies.routed_experts.fetch(device, returned.routed_experts)?;
+        // Rows that requests get are rare, so those of all requests are copied.
+        let passed = self.round.passed;
+        copies.hidden_states.fetch(device, returned.hidden_states, passed)?;
+        copies.routed_experts.fetch(device, returned.routed_experts, passed)?;
         copies.done = Some(device.mark()?);
         Ok(room.map_or(0, |room| room.most))
     }

@@ -330,6 +330,7 @@ impl CudaState {
         // launches, or are on the device.
         let HostRound {
             rows: _,
+            passed: _,
             masked,
             guided: _,
             number: _,

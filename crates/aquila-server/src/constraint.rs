@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use aquila_text::{GrammarSpec, MOST_LARK_BYTES, schema_bytes};
+use aquila_text::GrammarSpec;
 use serde_json::{Map, Value, json};
 
 use crate::fields::Fields;
@@ -133,14 +133,7 @@ pub(crate) fn held_schemas(
     field: &'static str,
     schemas: Vec<Value>,
 ) -> Result<Vec<Value>, Refusal> {
-    let mut left = MOST_LARK_BYTES;
-    for schema in &schemas {
-        left = schema_bytes(schema, left).map(|bytes| left - bytes).ok_or_else(|| {
-            Refusal::param(field, format!("the schemas may have {MOST_LARK_BYTES} bytes together"))
-        })?;
-    }
-    let held = schemas.into_iter().map(aquila_text::held_schema);
-    held.collect::<Result<_, _>>().map_err(|why| Refusal::param(field, why))
+    aquila_text::held_schemas(schemas).map_err(|why| Refusal::param(field, why))
 }
 
 /// JSON that may come as its text.

@@ -7,7 +7,6 @@
 mod ebnf;
 mod reasoning;
 mod schema;
-mod schema_cost;
 mod vocabulary;
 
 use std::sync::Arc;
@@ -22,7 +21,7 @@ use serde_json::Value;
 
 use crate::Tokenizer;
 
-pub use schema::{held_schema, schema_bytes};
+pub use schema::{check_schema_bytes, held_schema, held_schemas};
 
 /// What an answer must be like, as it was asked for.
 #[derive(Debug, Clone, PartialEq)]

@@ -153,13 +153,14 @@ impl GrammarCompiler {
     }
 }
 
-/// Refuses texts that are too long; [`held_schema`] does so for schemas.
+/// Refuses texts that are too long.
 fn check_bytes(spec: &GrammarSpec) -> Result<(), String> {
     let (bytes, most) = match spec {
         GrammarSpec::Regex(text) | GrammarSpec::Ebnf(text) => (text.len(), MOST_BYTES),
         GrammarSpec::Choice(texts) => (texts.iter().map(String::len).sum(), MOST_BYTES),
         GrammarSpec::Lark(text) => (text.len(), MOST_LARK_BYTES),
-        GrammarSpec::JsonSchema(_) | GrammarSpec::AfterReasoning { .. } => return Ok(()),
+        GrammarSpec::JsonSchema(schema) => return check_schema_bytes(schema).map(drop),
+        GrammarSpec::AfterReasoning { .. } => return Ok(()),
     };
     match bytes > most {
         true => Err(format!("it has {bytes} bytes: at most {most} are allowed")),

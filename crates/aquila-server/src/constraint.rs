@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use aquila_text::{GrammarSpec, MOST_LARK_BYTES, schema_bytes};
+use aquila_text::{GrammarSpec, MOST_LARK_BYTES, check_schema_bytes};
 use serde_json::{Map, Value, json};
 
 use crate::fields::Fields;
@@ -118,7 +118,10 @@ impl Found {
 /// can be held to it is found out when it is compiled.
 fn schema_of(field: &'static str, value: Value) -> Result<Value, Refusal> {
     match parsed(field, value)? {
-        schema @ (Value::Object(_) | Value::Bool(_)) => Ok(schema),
+        schema @ (Value::Object(_) | Value::Bool(_)) => match check_schema_bytes(&schema) {
+            Ok(_) => Ok(schema),
+            Err(why) => Err(Refusal::param(field, why)),
+        },
         _ => Err(Refusal::param(field, "must be a JSON schema: an object, or the text of one")),
     }
 }
@@ -133,19 +136,19 @@ pub(crate) fn held_schemas(
     field: &'static str,
     schemas: Vec<Value>,
 ) -> Result<Vec<Value>, Refusal> {
-    let mut left = MOST_LARK_BYTES;
-    for schema in &schemas {
-        left = schema_bytes(schema, left).map(|bytes| left - bytes).ok_or_else(|| {
-            Refusal::param(field, format!("the schemas may have {MOST_LARK_BYTES} bytes together"))
-        })?;
-    }
-    let held = schemas.into_iter().map(aquila_text::held_schema);
-    held.collect::<Result<_, _>>().map_err(|why| Refusal::param(field, why))
+    aquila_text::held_schemas(schemas).map_err(|why| Refusal::param(field, why))
 }
 
-/// JSON that may come as its text.
+/// JSON that may come as its text, whose values nobody has counted.
 fn parsed(field: &'static str, value: Value) -> Result<Value, Refusal> {
     match value {
+        Value::String(text) if text.len() > MOST_LARK_BYTES => {
+            let bytes = text.len();
+            Err(Refusal::param(
+                field,
+                format!("it has {bytes} bytes: at most {MOST_LARK_BYTES} are allowed"),
+            ))
+        }
         Value::String(text) => serde_json::from_str(&text)
             .map_err(|error| Refusal::param(field, format!("is not JSON: {error}"))),
         value => Ok(value),

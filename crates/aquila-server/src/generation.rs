@@ -1,6 +1,7 @@
 //! What requests of all APIs for text may set, beside what they are about.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use aquila_engine::Speculation;
 use aquila_text::{CheckedParams, GenerateError, Grammar, GrammarSpec, SamplingParams};
@@ -82,7 +83,7 @@ impl CompiledGrammars {
         let (generator, spec) = (app.generator.clone(), constraint.spec.clone());
         let (spec, compiled) = app
             .compile_turns
-            .run(move || {
+            .run(app.settings.limits.request_time, move || {
                 let compiled = generator.compile(&spec);
                 (spec, compiled)
             })
@@ -111,13 +112,21 @@ impl Default for CompileTurns {
 }
 
 impl CompileTurns {
-    /// Compiles when there is a turn, on a thread where it keeps no other request waiting. The turn
-    /// ends with the work, also when its client is gone.
+    /// Compiles when there is a turn, unless there is none for so long, on a thread where it keeps no
+    /// other request waiting. The turn ends with the work, also when its client is gone.
     async fn run<T: Send + 'static>(
         &self,
+        patience: Option<Duration>,
         compile: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Refusal> {
-        let turn = self.0.clone().acquire_owned().await.expect("nothing closes the semaphore");
+        let turn = self.0.clone().acquire_owned();
+        let turn = match patience {
+            Some(patience) => tokio::time::timeout(patience, turn).await.map_err(|_| {
+                Refusal::busy("other grammars were compiled for as long as a request may take")
+            })?,
+            None => turn.await,
+        };
+        let turn = turn.expect("nothing closes the semaphore");
         let compiling = tokio::task::spawn_blocking(move || {
             let compiled = compile();
             drop(turn);
@@ -154,21 +163,30 @@ mod tests {
             }
         };
         let mut slow: Vec<_> =
-            ended.into_iter().map(|end| Box::pin(turns.run(work(Some(end))))).collect();
+            ended.into_iter().map(|end| Box::pin(turns.run(None, work(Some(end))))).collect();
         assert!(slow.iter_mut().all(|slow| poll(slow.as_mut()).is_pending()));
         {
             // One client waits for a turn and leaves.
-            let left = pin!(turns.run(work(None)));
+            let left = pin!(turns.run(None, work(None)));
             assert!(poll(left).is_pending());
         }
         // Others leave while their grammars are compiled, whose turns go on.
         slow.truncate(1);
-        let last = pin!(turns.run(work(None)));
+        let last = pin!(turns.run(None, work(None)));
         let mut last = last;
         assert!(poll(last.as_mut()).is_pending());
         ends.iter().for_each(|end| end.send(()).unwrap());
         runtime.block_on(slow.remove(0)).unwrap();
         runtime.block_on(last).unwrap();
         assert_eq!(begun.load(Ordering::SeqCst), COMPILE_TURNS + 1);
+    }
+
+    #[test]
+    fn who_waits_too_long_for_a_turn_is_refused() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let turns = CompileTurns::default();
+        let _all = turns.0.clone().try_acquire_many_owned(COMPILE_TURNS as u32).unwrap();
+        let refused = runtime.block_on(turns.run(Some(Duration::from_millis(1)), || ()));
+        assert_eq!(refused.unwrap_err().status(), 503);
     }
 }

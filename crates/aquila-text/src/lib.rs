@@ -32,7 +32,8 @@ pub use checked_params::CheckedParams;
 pub use error::{Error, Result};
 pub use generator::{AnswerSink, Delta, End, GenerateError, Generator, Prompt, spec_fields};
 pub use grammar::{
-    Grammar, GrammarCompiler, GrammarSpec, MOST_LARK_BYTES, held_schema, schema_bytes,
+    Grammar, GrammarCompiler, GrammarSpec, MOST_LARK_BYTES, check_schema_bytes, held_schema,
+    held_schemas,
 };
 pub use parts::{AnswerParser, Part, ReasoningFormat, ToolCallFormat};
 pub use sampling_params::{ParamError, SamplingParams, speculation};

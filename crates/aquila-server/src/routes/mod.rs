@@ -98,8 +98,8 @@ pub(crate) fn router(app: Shared) -> Router {
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(app.clone(), check_key))
-        .layer(from_fn(anthropic::errors::translate))
         .layer(from_fn_with_state(app.clone(), cors::share))
+        .layer(from_fn(anthropic::errors::translate))
         .layer(from_fn_with_state(app.clone(), access::log))
         .with_state(app)
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Running, engine_config, settings};
+use crate::support::{Running, engine_config, settings, wait_for};
 
 #[test]
 fn a_draining_server_finishes_its_streams_and_refuses_the_rest() {
@@ -73,9 +73,9 @@ fn a_request_that_is_still_being_read_is_answered() {
         };
         page.lines().any(active)
     };
-    while !is_active() {}
+    wait_for("the request has begun", is_active);
     server.stop();
-    while server.get("/health").status == 200 {}
+    wait_for("the server drains", || server.get("/health").status != 200);
     slow.send(rest).reply().ok();
     server.join();
 }

@@ -52,6 +52,23 @@ fn grammars_past_their_bounds_are_refused() {
     refused(outputs, "structured_outputs", "rules and groups");
     refused(json!({ "regex": "a".repeat(300_000) }), "regex", "262144");
     refused(json!({ "json_schema": chain(4_100) }), "json_schema", "nested too deeply");
+    // Texts of schemas have values that are not counted with the body's.
+    let text = format!("[{}1]", "1,".repeat(600_000));
+    refused(json!({ "json_schema": text }), "json_schema", "at most 1048576");
+    refused(json!({ "structural_tag": text }), "structural_tag", "at most 1048576");
+    refused(json!({ "guided_json": { "const": text } }), "guided_json", "262144");
+    let names: Map<String, Value> = (0..1_200).map(|i| (format!("^a{i}$"), json!({}))).collect();
+    let patterns = json!({ "type": "object", "patternProperties": names });
+    refused(json!({ "json_schema": patterns }), "json_schema", "`patternProperties`");
+    // Copies of all tools are counted together.
+    let names: Map<String, Value> = (0..600).map(|i| (format!("p{i}"), json!({}))).collect();
+    let part = json!({ "properties": names, "type": "object" });
+    let copied = json!({ "type": "object", "additionalProperties": { "const": vec![1; 100] } });
+    let tools = |count| -> Vec<Value> {
+        (0..count).map(|_| tool("f", json!({ "allOf": [part, copied] }))).collect()
+    };
+    let held = |tools: Vec<Value>| json!({ "tools": tools, "tool_choice": "required" });
+    refused(held(tools(20)), "tools", "parts are joined");
     let schema = json!({ "name": "x", "schema": chain(4_100) });
     let format = json!({ "type": "json_schema", "json_schema": schema });
     refused(json!({ "response_format": format }), "response_format", "nested too deeply");

@@ -147,3 +147,17 @@ fn errors_are_in_the_form_of_anthropic() {
     }
     assert_eq!(post("sk-1", MESSAGES, &body(json!({}))).status, 200);
 }
+
+#[test]
+fn pages_of_strangers_are_refused_in_anthropics_form() {
+    let server = Running::usual();
+    let head = format!(
+        "POST {MESSAGES} HTTP/1.1\r\nHost: localhost\r\nOrigin: https://evil.example\r\n\
+         Content-Length: 0\r\n\r\n"
+    );
+    let reply = server.connect().send(&head).reply();
+    assert_eq!(reply.status, 403);
+    let error = reply.json();
+    assert_eq!(error["type"], "error");
+    assert_eq!(error["error"]["type"], "permission_error");
+}

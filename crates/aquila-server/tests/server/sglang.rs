@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Running, engine_config, settings};
+use crate::support::{Running, engine_config, settings, wait_for};
 
 fn generate(server: &Running, body: Value) -> Value {
     server.post("/generate", &body.to_string()).ok()
@@ -276,7 +276,7 @@ fn probes_that_wait_together_share_one_token() {
         });
         line.map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
     };
-    while active() < 20.0 {}
+    wait_for("all probes wait", || active() >= 20.0);
     server.run_freely();
     assert!(probes.iter_mut().all(|probe| probe.reply().status == 200));
     assert_eq!(server.stats().finished, 1);

@@ -20,6 +20,14 @@ use crate::gate::Gate;
 /// How long anything may take before a test counts as hung. No verdict depends on it otherwise.
 pub const PATIENCE: Duration = Duration::from_secs(600);
 
+/// Asks until the answer is yes.
+pub fn wait_for(what: &str, wished: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !wished() {
+        assert!(begun.elapsed() < PATIENCE, "never: {what}");
+    }
+}
+
 pub fn engine_config() -> EngineConfig {
     EngineConfig {
         page_size: 1,

@@ -7,7 +7,6 @@
 mod ebnf;
 mod reasoning;
 mod schema;
-mod schema_cost;
 mod vocabulary;
 
 use std::sync::Arc;
@@ -22,7 +21,7 @@ use serde_json::Value;
 
 use crate::Tokenizer;
 
-pub use schema::{held_schema, schema_bytes};
+pub use schema::{check_schema_bytes, held_schema, held_schemas};
 
 /// What an answer must be like, as it was asked for.
 #[derive(Debug, Clone, PartialEq)]
@@ -154,13 +153,14 @@ impl GrammarCompiler {
     }
 }
 
-/// Refuses texts that are too long; [`held_schema`] does so for schemas.
+/// Refuses texts that are too long.
 fn check_bytes(spec: &GrammarSpec) -> Result<(), String> {
     let (bytes, most) = match spec {
         GrammarSpec::Regex(text) | GrammarSpec::Ebnf(text) => (text.len(), MOST_BYTES),
         GrammarSpec::Choice(texts) => (texts.iter().map(String::len).sum(), MOST_BYTES),
         GrammarSpec::Lark(text) => (text.len(), MOST_LARK_BYTES),
-        GrammarSpec::JsonSchema(_) | GrammarSpec::AfterReasoning { .. } => return Ok(()),
+        GrammarSpec::JsonSchema(schema) => return check_schema_bytes(schema).map(drop),
+        GrammarSpec::AfterReasoning { .. } => return Ok(()),
     };
     match bytes > most {
         true => Err(format!("it has {bytes} bytes: at most {most} are allowed")),

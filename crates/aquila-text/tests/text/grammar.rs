@@ -182,7 +182,9 @@ fn bad_grammars_are_refused_with_their_fault() {
     // To find a text with all of these would take for ever.
     let letters = ('a'..='z').map(|letter| json!({ "pattern": format!(".*{letter}.*") }));
     let all = json!({ "type": "string", "allOf": letters.collect::<Vec<_>>() });
-    assert!(refused(GrammarSpec::JsonSchema(all)).contains("26 patterns"));
+    assert!(
+        refused(GrammarSpec::JsonSchema(all)).contains("patterns and formats must hold together")
+    );
     // No text can be like this.
     let nothing = json!({ "type": "integer", "minimum": 3, "maximum": 2 });
     assert!(!refused(GrammarSpec::JsonSchema(nothing)).is_empty());
@@ -264,9 +266,94 @@ fn parts_that_copy_each_other_are_refused() {
     assert!(refused(copied).contains("parts are joined"));
     let options = vec![json!({ "enum": ["a", "b", "c"] }); 30];
     assert!(refused(json!({ "allOf": options })).contains("parts are joined"));
-    // Each level is copied into the one before.
+    // Options that say nothing have what holds already.
+    let options = json!({ "const": vec![1; 5_000], "anyOf": vec![json!({}); 2_000] });
+    assert!(refused(options).contains("parts are joined"));
+    // Each type has the text.
+    let types = json!({ "type": vec!["array"; 2_000], "items": { "const": vec![1; 60_000] } });
+    assert!(refused(types).contains("parts are joined"));
+}
+
+#[test]
+fn what_is_copied_into_each_property_is_counted() {
+    let names = |count: usize, part: Value| -> Map<String, Value> {
+        (0..count).map(|index| (format!("p{index}"), part.clone())).collect()
+    };
+    let long = json!({ "const": vec![1; 60_000] });
+    let any = json!({ "type": "object", "properties": names(10_000, json!({})) });
+    let additional = json!({ "type": "object", "additionalProperties": long });
+    let items = json!({ "type": "array", "items": long });
+    let link = names(3_000, json!({ "$ref": "#/$defs/a" }));
+    let link = json!({ "type": "object", "properties": link });
+    let typed = json!({ "type": "object", "additionalProperties": { "type": "array" } });
+    for schema in [
+        json!({ "allOf": [any, additional] }),
+        json!({ "properties": any["properties"], "patternProperties": { "^p": long } }),
+        json!({ "allOf": [{ "type": "array", "prefixItems": vec![json!({}); 30_000] }, items] }),
+        json!({ "allOf": [link, typed], "$defs": { "a": { "const": vec![1; 5_000] } } }),
+    ] {
+        assert!(schema.to_string().len() < 256 << 10);
+        let why = refused(GrammarSpec::JsonSchema(schema));
+        assert!(why.contains("parts are joined"), "{why}");
+    }
+}
+
+#[test]
+fn what_is_compared_with_all_others_is_counted() {
+    let refused = |schema| refused(GrammarSpec::JsonSchema(schema));
+    let patterns = |names: std::ops::Range<usize>| {
+        let named = names.map(|index| (format!("^a{index}$"), json!({})));
+        json!({ "type": "object", "patternProperties": named.collect::<Map<_, _>>() })
+    };
+    compile(GrammarSpec::JsonSchema(patterns(0..32)));
+    assert!(refused(patterns(0..33)).contains("33 `patternProperties`"));
+    assert!(refused(patterns(0..1_200)).contains("at most 32"));
+    let joined = json!({ "allOf": [patterns(0..20), patterns(10..40)] });
+    assert!(refused(joined).contains("40 `patternProperties`"));
+    let mut again = vec![json!({ "type": "object" }); 1_000];
+    again[0] = patterns(0..32);
+    assert!(refused(json!({ "allOf": again })).contains("parts are joined"));
+    // At least one of many properties.
+    let names: Map<String, Value> = (0..2_000).map(|i| (format!("p{i}"), json!(true))).collect();
+    let one = json!({ "properties": names, "minProperties": 1, "additionalProperties": false });
+    assert!(refused(one).contains("parts are joined"));
+    let option =
+        |index| json!({ "required": ["a", "b", "c"], "properties": { "a": { "const": index } } });
+    let one: Vec<Value> = (0..3_000).map(option).collect();
+    assert!(refused(json!({ "type": "object", "oneOf": one })).contains("parts are joined"));
+}
+
+#[test]
+fn composed_objects_hold_answers() {
+    let part = |index: usize, values: usize| {
+        let values: Vec<String> = (0..values).map(|value| format!("v{value}")).collect();
+        json!({ "type": "object", "properties": { format!("k{index}"): { "enum": values } } })
+    };
+    let parts = |count, values| -> Vec<Value> { (0..count).map(|i| part(i, values)).collect() };
+    let base = |index: usize| json!({ "$ref": format!("#/$defs/{index}") });
+    let level = |index: usize| match index {
+        0 => part(0, 20),
+        _ => json!({ "allOf": [base(index - 1), part(index, 20)] }),
+    };
+    let levels: Map<String, Value> = (0..4).map(|i| (i.to_string(), level(i))).collect();
+    let typeless: Vec<Value> =
+        parts(8, 20).into_iter().map(|part| json!({ "properties": part["properties"] })).collect();
+    for schema in [
+        json!({ "allOf": parts(4, 20) }),
+        json!({ "allOf": parts(3, 100) }),
+        json!({ "$ref": "#/$defs/3", "$defs": levels }),
+        json!({ "type": "object", "allOf": typeless }),
+    ] {
+        check(
+            GrammarSpec::JsonSchema(schema),
+            &[r#"{"k0":"v19"}"#, r#"{"k0":"v0","k1":"v7","k2":"v11"}"#],
+            &[r#"{"k0":"v1"#],
+            &[r#"{"k0":"v100"#, r#"{"k2":"w"#],
+        );
+    }
+    // Each says more of the one before.
     let object = |next: Value| json!({ "$ref": next["$ref"], "type": "object" });
-    assert!(refused(chain(2_000, object)).contains("parts are joined"));
+    check(GrammarSpec::JsonSchema(chain(2_000, object)), &["{}"], &["{"], &["["]);
 }
 
 #[test]
@@ -290,9 +377,11 @@ fn patterns_hold_together_where_their_strings_are_one() {
     assert_eq!(fate(&grammar, r#"{"d0":"2024-02-30"}"#), Fate::Refused);
     assert_eq!(fate(&grammar, r#"{"d0":"2024-02-28"}"#), Fate::Whole);
     // A chain of references, each with a pattern of its own.
-    let more = |next: Value| json!({ "$ref": next["$ref"], "pattern": "a" });
-    let why = refused(GrammarSpec::JsonSchema(chain(20, more)));
-    assert!(why.contains("20 patterns"), "{why}");
+    let more = |next: Value| json!({ "$ref": next["$ref"], "type": "string", "pattern": "a" });
+    let mut chain = chain(20, more);
+    chain["$defs"]["20"] = json!({ "type": "string" });
+    let why = refused(GrammarSpec::JsonSchema(chain));
+    assert!(why.contains("13 patterns"), "{why}");
 }
 
 /// 250 definitions that refer to each other as those of large programs do, and inherit from others.

@@ -1,12 +1,15 @@
 //! What is refused or filled in of JSON schemas before they are compiled.
 
+mod join;
+mod levels;
+mod parts;
+mod shape;
+
 use serde_json::{Map, Value, json};
 
-use super::schema_cost::{check_joined, check_levels, children};
-use super::{MOST_BYTES, on_deep_stack};
-
-/// Levels that are checked on any stack: each takes less than 1 KiB.
-const FEW_LEVELS: usize = 500;
+use self::levels::{check_levels, children};
+use self::parts::check_joined;
+use super::{MOST_BYTES, MOST_LARK_BYTES, on_deep_stack};
 
 /// A space, or a new line with its indentation.
 const SPACE: &str = r" ?|\n {0,32}";
@@ -21,14 +24,28 @@ const COMBINING: [&str; 8] =
 ///
 /// # Errors
 /// If it is too large, or may take for ever to compile.
-pub fn held_schema(mut schema: Value) -> Result<Value, String> {
-    if schema_bytes(&schema, MOST_BYTES).is_none() {
-        return Err(format!("it is too large: a schema may have {MOST_BYTES} bytes"));
+pub fn held_schema(schema: Value) -> Result<Value, String> {
+    Ok(held_schemas(vec![schema])?.remove(0))
+}
+
+/// The schemas of one grammar, each as [`held_schema`] has it.
+///
+/// # Errors
+/// If they are too large, or may take for ever to compile.
+pub fn held_schemas(schemas: Vec<Value>) -> Result<Vec<Value>, String> {
+    let mut left = MOST_LARK_BYTES;
+    for schema in &schemas {
+        let bytes = check_schema_bytes(schema)?;
+        left = left
+            .checked_sub(bytes)
+            .ok_or_else(|| format!("the schemas may have {MOST_LARK_BYTES} bytes together"))?;
+        check_levels(schema)?;
     }
-    match check_levels(&schema)? {
-        levels if levels <= FEW_LEVELS => check_joined(&schema)?,
-        _ => on_deep_stack(|| check_joined(&schema))??,
-    }
+    on_deep_stack(|| check_joined(&schemas))??;
+    Ok(schemas.into_iter().map(hold).collect())
+}
+
+fn hold(mut schema: Value) -> Value {
     let joins_parts = joins_parts(&schema);
     if let Value::Object(schema) = &mut schema {
         if !joins_parts {
@@ -36,11 +53,20 @@ pub fn held_schema(mut schema: Value) -> Result<Value, String> {
         }
         schema.entry("x-guidance").or_insert_with(|| json!({ "whitespace_pattern": SPACE }));
     }
-    Ok(schema)
+    schema
+}
+
+/// How long a schema's text is.
+///
+/// # Errors
+/// If it is too long.
+pub fn check_schema_bytes(schema: &Value) -> Result<usize, String> {
+    schema_bytes(schema, MOST_BYTES)
+        .ok_or_else(|| format!("it is too large: a schema may have {MOST_BYTES} bytes"))
 }
 
 /// How long a schema's text is, unless it is longer than `most`.
-pub fn schema_bytes(schema: &Value, most: usize) -> Option<usize> {
+fn schema_bytes(schema: &Value, most: usize) -> Option<usize> {
     struct Counter {
         left: usize,
     }

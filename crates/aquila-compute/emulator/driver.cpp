@@ -1,9 +1,9 @@
 // The functions of CUDA's driver that the backend calls, over memory of the host.
 //
-// What is enqueued runs when somebody waits for it and no sooner, so that a host which does not wait
+// What is enqueued runs when the host waits for it and no sooner, so that a host which does not wait
 // for what it needs gets something else. Kernels run one after the other, but a thread block of one that
 // may begin early may have gone up to its wait for inputs before. Memory is where the host put it, ends
-// at a page that nobody may touch, and is full of a pattern until it is written.
+// at a page that no kernel may touch, and is full of a pattern until it is written.
 
 #include <chrono>
 #include <cstdio>

@@ -92,7 +92,7 @@ void leave(Thread &thread) {
     };
     release(block.all, block.live);
     release(running->meeting, running->live);
-    if (!thread.multiplications.empty() || !thread.committed.empty()) wrong("multiplications that nobody waited for");
+    if (!thread.multiplications.empty() || !thread.committed.empty()) wrong("multiplications that were not waited for");
     if (thread.warp->meeting.arrived > 0) wrong("a lane left while others of its warp wait for it");
     // Its kernel could then be over before those in front of it, and who waits for it sees nothing of them.
     if (block.live == 0 && !block.waited) wrong("a thread block that ends without having waited for its inputs");
@@ -205,7 +205,7 @@ void run_cluster(Cluster &cluster) {
     running = nullptr;
 }
 
-// Shared memory that ends at a page that nobody may touch.
+// Shared memory that ends at a page that no thread may touch.
 uint8_t *shared_pages_of(Cluster &cluster, size_t rank, size_t bytes) {
     constexpr size_t MOST = 256 << 10;
     std::vector<uint8_t *> &shared_pages = cluster.shared_pages;

@@ -1,7 +1,7 @@
 //! Captured passes, and marks in time.
 //!
 //! The one invariant: a graph owns a share of all memory that it names, so a replay never touches
-//! memory that went to somebody else.
+//! memory that was given out again.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

@@ -52,7 +52,7 @@ struct ProjectArgs {
     float *partial;
     u32 *arrivals;
     u32 inputs, outputs, rows, add, stages;
-    u32 last_pass;  // whether nobody reads the weights again soon
+    u32 last_pass;  // whether the weights are not read again soon
     float epsilon;  // of the norm
 };
 

@@ -482,7 +482,7 @@ template <int D, int TILES> struct Attending {
     }
 
     // Finds rows, heads and blocks of a unit and as many behind it as are of the same rows and heads, `limit`
-    // at most. Where there is no room for their parts, whoever has the first of the blocks takes them all.
+    // at most. Where there is no room for their parts, the thread block with the first of the blocks takes all.
     __device__ __forceinline__ Range take(u32 unit, u32 limit) {
         u32 index = unit / key_heads, group = a.heads / a.kv_heads;
         // The last row whose units do not begin behind this one.

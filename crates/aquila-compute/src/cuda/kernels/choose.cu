@@ -396,7 +396,7 @@ struct Leader {
     double score;
     u32 token;
 };
-__device__ __forceinline__ Leader nobody() { return {-INFINITY, NONE}; }
+__device__ __forceinline__ Leader no_leader() { return {-INFINITY, NONE}; }
 __device__ __forceinline__ bool operator<(const Leader &a, const Leader &b) {
     return a.score > b.score || (a.score == b.score && a.token < b.token);
 }
@@ -458,7 +458,7 @@ extern "C" __global__ void __launch_bounds__(CHOOSERS, 3) race(const __grid_cons
     if (how.greedy || drawn || query.given != NONE) return;
     Question q = question_of(a, o, part_of_block(), dynamic_shared());
     Filtered kept(s, q, o);
-    Leader leader = nobody();
+    Leader leader = no_leader();
     if (!kept.nothing) {
         u64 key = noise_key(how.seed, sequence.choice, q.position());
         // Who wins is not behind one that takes part.
@@ -473,7 +473,7 @@ extern "C" __global__ void __launch_bounds__(CHOOSERS, 3) race(const __grid_cons
     size_t at = (size_t)(o - a.first) * gridDim.x;
     if (thread == 0) s.part_scores[at + blockIdx.x] = leader.score, s.part_tokens[at + blockIdx.x] = leader.token;
     if (!is_last(s, o)) return;
-    leader = nobody();
+    leader = no_leader();
     if (thread < gridDim.x) leader = {__ldcg(s.part_scores + at + thread), __ldcg(s.part_tokens + at + thread)};
     leader = best_of(leader);
     if (thread == 0) s.leader_scores[o] = leader.score, s.leaders[o] = leader.token;
@@ -522,7 +522,7 @@ extern "C" __global__ void __launch_bounds__(CHOOSERS, 3) near(const __grid_cons
         for (u32 i = thread; i < found; i += CHOOSERS) {
             leaders[i] = {__longlong_as_double((long long)__ldcg(listed_scores + i)), (u32)__ldcg(listed_tokens + i)};
         }
-        sort(leaders, found, nobody());
+        sort(leaders, found, no_leader());
         for (u32 i = thread; i < count; i += CHOOSERS) tell(i, leaders[i]);
         return;
     }
@@ -530,7 +530,7 @@ extern "C" __global__ void __launch_bounds__(CHOOSERS, 3) near(const __grid_cons
     Question all = question_of(a, o, whole_row(), words);
     Leader last = {INFINITY, NONE};
     for (u32 rank = 0; rank < count; rank++) {
-        Leader next = nobody();
+        Leader next = no_leader();
         each_score(all, kept, key, least, [&](double score, u32 token) {
             Leader own = {score, token};
             if (last < own && own < next) next = own;

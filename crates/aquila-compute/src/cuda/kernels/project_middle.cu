@@ -200,7 +200,7 @@ template <int ROWS, int VISIT_BLOCKS, int BUFFERS, bool GATED> __device__ void m
         }
         wait_for_inputs();
     }
-    // Nobody leaves while others send here.
+    // No thread block ends while others send to its shared memory.
     __syncwarp();
     meet_cluster();
     if (cut.groups == 1 || !*last_one) return;

@@ -116,7 +116,7 @@ template <int TOKENS, bool GATED> __device__ void skinny(const ProjectArgs &a) {
         barrier_wait(shared_address(input_barrier), 0);
     }
 
-    // Which row of which matrix this lane says; rows that are missing repeat the last, for nobody.
+    // Which row of which matrix this lane says; rows that are missing repeat the last, and are not used.
     u32 input[TOKENS];
 #pragma unroll
     for (int n = 0; n < TOKENS; n++)

@@ -6,7 +6,7 @@
 // other outputs of the same rows. Each fetches its part of what it shares, and the copy engine writes
 // that to all who share it.
 //
-// A cluster makes every so manieth tile, so that those which read the same weights are made at the same
+// Of n clusters, each makes every n-th tile, so that tiles which read the same weights are made at the same
 // time. Of what is left then, which would keep some clusters busy alone, the slices are divided evenly
 // among all (as in a stream-K product). A slice is one chain of steps; slices are added in order. Of a
 // tile whose slices are divided, each thread block leaves pieces in memory: a slice, or what it makes of a
@@ -157,7 +157,7 @@ template <u32 ROWS, u32 SHARE_WEIGHTS, u32 SHARE_ROWS, bool GATED> struct TilePr
     }
 
     // What one thread does. A stage is full when its box of weights and its box of rows are there, or all
-    // parts of them; where a slice has an odd number of blocks, the last box has one that nobody multiplies.
+    // parts of them; where a slice has an odd number of blocks, the last box has one that is not multiplied.
     __device__ __forceinline__ void fetch() const {
         constexpr u32 PART_TILES = TILES_WEIGHTS / SHARE_WEIGHTS, PART_ROWS = ROWS / SHARE_ROWS;
         // What this thread block fetches of what it shares: of weights tiles, or the gates or the ups.
@@ -405,7 +405,7 @@ template <u32 ROWS, u32 SHARE_WEIGHTS, u32 SHARE_ROWS, bool GATED> __device__ __
         give_registers<40>();
         if (projection.warp == TILES_MULTIPLIERS / 32 && elect()) projection.fetch();
     }
-    // Nobody leaves while others copy or arrive here.
+    // No thread block ends while others copy to its shared memory or arrive at its barriers.
     __syncwarp();
     meet_cluster();
 }

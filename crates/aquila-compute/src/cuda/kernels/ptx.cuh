@@ -235,8 +235,8 @@ template <int COUNT> __device__ __forceinline__ void give_registers() { asm vola
 template <int COUNT> __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 
 // Multiplications by a warpgroup, four warps whose first has a number that four divides. They are
-// begun, committed, and waited for; until then nobody may touch the sums, the first factors or the
-// shared memory of the second.
+// begun, committed, and waited for; until then no thread may touch the sums, the first factors or
+// the shared memory of the second.
 
 // Where the second factors of a step lie in shared memory: matrices of 8 rows of 16 bytes, row by row;
 // so many bytes from one matrix to that of the next 8 inputs, and to that of the next 8 rows.

@@ -235,7 +235,7 @@ struct ChooseArgs {
     State state;
     Rows logits;
     const u32 *ids;   // the tokens that a draft knows, where those are not all
-    float *logprobs;  // none where nobody asked for any
+    float *logprobs;  // none where no request asked for any
     u32 *top_counts;
     uint2 *tops;
     u32 size, draft, level, most_tops;

@@ -160,7 +160,7 @@ __device__ __forceinline__ void finish_tile(const ProjectArgs &a, u32 first_row,
 
 // What a warp of four copies to shared memory of some rows: eight lanes 16 bytes of eight rows each, so
 // that they write to all banks. Of each 8 inputs there is a column of ROWS rows. Rows beyond the last
-// repeat it, for nobody.
+// repeat it, and are not used.
 template <int ROWS> struct RowCopies {
     const u16 *from[ROWS / 32];
     u32 to;

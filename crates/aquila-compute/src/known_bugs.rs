@@ -39,7 +39,7 @@ pub enum Bug {
     GraphTakers,
     /// A graph keeps positions: a replay leaves them advanced, and the next one begins with them.
     GraphPositions,
-    /// A padding row of a graph writes slot 0, whoever has it.
+    /// A padding row of a graph writes slot 0, whichever request has it.
     GraphPadding,
     /// A batch beyond what was captured gets the largest graph.
     GraphPruned,

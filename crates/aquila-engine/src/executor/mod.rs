@@ -90,7 +90,7 @@ impl Rounds {
         })
     }
 
-    /// Runs what the scheduler tells, until nobody hears what comes of it.
+    /// Runs what the scheduler tells, until what comes of it is not waited for any more.
     fn run(mut self, messages: &Receiver<Message>, outputs: &Sender<BatchOutput>) {
         let finish = |rounds: &mut Self, left| {
             while let Some(output) = rounds.finish(left) {

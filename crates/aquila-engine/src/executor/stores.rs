@@ -32,7 +32,7 @@ impl Takers {
     }
 }
 
-/// What has a row for each row of a pass, if the pass has somebody who takes it.
+/// What has a row for each row of a pass, if the pass is for a request or a draft that takes it.
 struct RowStore<B: Backend> {
     capture: Capture<B>,
     takers: Takers,

@@ -103,7 +103,7 @@ impl Scheduler {
             < self.config.chunked_prefill_size
         {
             let is_full = self.running.len() >= self.config.max_running_requests;
-            if is_full && !self.somebody_may_displace() {
+            if is_full && !self.a_waiting_request_may_displace() {
                 break;
             }
             let Some(at) = self.next_to_admit(index) else { break };

@@ -113,7 +113,7 @@ impl Scheduler {
     }
 
     /// Whether a waiting request outranks a running one by enough to take its place.
-    pub(crate) fn somebody_may_displace(&self) -> bool {
+    pub(crate) fn a_waiting_request_may_displace(&self) -> bool {
         if !self.priorities.are_ranked() {
             return false;
         }

@@ -1,4 +1,4 @@
-//! Rounds of requests that nobody hears, before anything is served: `costs.rs` times them, and here
+//! Rounds of requests without a client, before anything is served: `costs.rs` times them, and here
 //! they have the executor capture its graphs.
 //!
 //! The one invariant: nothing of it stays, neither requests nor cached prefixes, counters or what a

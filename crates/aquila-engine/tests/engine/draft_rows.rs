@@ -77,7 +77,7 @@ fn nodes_follow_the_certain_rows_in_every_round() {
                     depth += 1;
                     assert!(depth < shape.steps(), "{what}");
                 }
-                // A row sees what is before it and itself, and writes where nobody reads.
+                // A row sees what is before it and itself, and writes where no row reads.
                 tables.change(plan);
                 for row in 0..plan.rows() {
                     let seen: Vec<u32> = tables.seen(plan, row).collect();

@@ -105,7 +105,7 @@ fn every_order_of_arrivals_gives_equal_texts_and_no_loss() {
     for shape in [Shape::PLAIN, Shape::chain(3), Shape::new(3, 4, 12).unwrap()] {
         let roomy = EngineConfig { shape, chunked_prefill_size: 4, ..config() };
         let wanted = wanted(&roomy);
-        // Enough for two or three of them: somebody is preempted.
+        // Enough for two or three of them: some are preempted.
         let small = EngineConfig { max_total_tokens: 40, ..roomy.clone() };
         let paged = EngineConfig { page_size: 4, max_total_tokens: 48, ..roomy };
         for config in [small, paged] {
@@ -149,7 +149,7 @@ fn a_round_is_planned_while_the_one_before_it_runs() {
     let (request, heard) = request(&[1, 2, 3], 8);
     engine.submit(request).unwrap();
     engine.step();
-    assert!(heard.lock().unwrap().tokens.is_empty(), "nobody waits for the first round");
+    assert!(heard.lock().unwrap().tokens.is_empty(), "the first round is not waited for");
     engine.step();
     assert_eq!(heard.lock().unwrap().tokens.len(), 1, "the second is on its way before its token");
     run(&mut engine);
@@ -159,7 +159,7 @@ fn a_round_is_planned_while_the_one_before_it_runs() {
 
 #[test]
 fn shared_prefixes_change_slots_while_rounds_are_in_flight() {
-    // Requests that begin alike read the same prompt at the same time; whoever is second gives its
+    // Requests that begin alike read the same prompt at the same time; the second gives its
     // pages up for those of the first.
     for (page_size, seed) in [(1, 1), (4, 2), (16, 3)] {
         let config = EngineConfig {

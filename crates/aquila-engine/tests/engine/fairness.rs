@@ -1,4 +1,4 @@
-//! Who is admitted when: first come first, or the longest cached prefix first, and nobody waits
+//! Which request is admitted when: first come first, or the longest cached prefix first, and none waits
 //! without end.
 
 use std::sync::{Arc, Mutex};
@@ -69,7 +69,7 @@ fn a_request_without_a_cached_prefix_does_not_starve() {
         ask(&mut engine, &ended, 0, known(1));
         crate::support::run(&mut engine);
         ask(&mut engine, &ended, 1000, vec![1, 2, 3]);
-        // There is always somebody whose prompt is better known.
+        // There is always a request whose prompt is better known.
         for name in 1..200 {
             ask(&mut engine, &ended, name, known(name));
             while engine.waiting() > 2 {

@@ -28,7 +28,7 @@ fn compare(cases: &[Case], got: &[Came], wanted: &[Came], drafts: bool, what: &s
 
 /// Runs a workload without overlap and, under three schedules, with it: texts are those of plain
 /// decoding alone, and drafts are the same everywhere, though trees may switch from round to round.
-/// Somebody is preempted `preemptions` times or more.
+/// There are `preemptions` preemptions or more.
 fn same_with_overlap(
     algorithm: Algorithm,
     config: EngineConfig,

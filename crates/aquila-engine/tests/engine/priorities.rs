@@ -194,7 +194,7 @@ fn as_few_as_needed_are_preempted_lowest_and_youngest_first() {
 }
 
 #[test]
-fn nobody_makes_way_where_that_would_not_do() {
+fn no_request_is_preempted_where_that_would_not_do() {
     for overlapped in [false, true] {
         let config = EngineConfig { max_total_tokens: 200, ..config() };
         let mut desk = Desk::new(config, ranked(20), overlapped);
@@ -234,7 +234,7 @@ fn the_lowest_priority_ends_although_higher_ones_never_stop_coming() {
             desk.engine.admit_by(order);
             let low = desk.ask(&own(1, 20), 400, None);
             desk.steps(3);
-            // Every other time somebody always waits; else it runs a little in between.
+            // Every other time a request always waits; else it runs a little in between.
             for name in 0..300 {
                 desk.ask(&own(name, 20), 3, Some(50));
                 desk.steps(every);

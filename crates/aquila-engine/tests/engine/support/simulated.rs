@@ -175,7 +175,7 @@ impl Executor for Simulated {
                 ended: false,
             };
             let before = self.rows.insert(RequestId(admission.params.id), row);
-            assert!(before.is_none(), "nobody is admitted twice");
+            assert!(before.is_none(), "no request is admitted twice");
         }
         for change in &batch.tables {
             let table = &mut self.rows.get_mut(&change.request).expect("it was admitted").table;

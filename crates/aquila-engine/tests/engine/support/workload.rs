@@ -180,7 +180,7 @@ fn came(case: &Case, heard: &Arc<Mutex<Heard>>) -> Came {
     }
 }
 
-/// What each request gets alone; nobody aborts it.
+/// What each request gets alone, without an abort.
 pub fn alone(engine: &mut Scheduler, cases: &[Case]) -> Vec<Came> {
     let run = |(index, case): (usize, &Case)| {
         let (request, heard) = case.request(index);

@@ -31,12 +31,18 @@ __device__ __forceinline__ void ask(const State &s, u32 o, u32 row, u32 node, u3
     s.best[o] = ~0ull, s.raw_best[o] = ~0ull, s.leaders[o] = NONE, s.counts[o] = 0;
 }
 
-// Whether rows or outputs are more than the host allowed, which the host then hears of. The rows that
-// there is room for then see nothing and write nothing: an earlier plan has left others there.
-__device__ __forceinline__ bool exceeds(const PlanArgs &a, const Planned &plan, Row &row, u32 first, u32 rows, u32 outputs) {
-    if (first + rows <= a.most_rows && outputs <= a.most_outputs) return false;
+// Whether rows or outputs of a request are more than the host allowed, which the host then hears of. The
+// rows that there is room for then see nothing and write nothing, and outputs ask about no node: an earlier
+// plan has left others there.
+__device__ __forceinline__ bool exceeds(const PlanArgs &a, const Planned &plan, u32 request, u32 first, u32 rows, u32 output, u32 outputs) {
+    if (first + rows <= a.most_rows && output + outputs <= a.most_outputs) return false;
+    Row &row = row_of(a.state, request);
     row.exceeded = 1;
     for (u32 at = first + threadIdx.x; at < min(first + rows, a.most_rows); at += blockDim.x) plan.row(at, 0, 0, NONE, in_table(NONE, 0));
+    for (u32 o = output + threadIdx.x; o < min(output + outputs, a.most_outputs); o += blockDim.x) {
+        plan.outputs[o] = 0, plan.destinations[o] = row.task.place;
+        ask(a.state, o, request, NONE, NONE);
+    }
     return true;
 }
 
@@ -63,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) plan_target(const __grid_co
     u32 place = row.task.place, start = table_of(s, 0, place), committed = committed_of(s, place, 0);
     const u32 *slots = s.tables + start, *tokens = tokens_of(s, place);
     if (thread == 0) row.first_row = first, row.first_token = committed, row.first_output = output;
-    if (exceeds(a, plan, row, first, rows_of(at, row), output + outputs_of(at, row))) return;
+    if (exceeds(a, plan, at, first, rows_of(at, row), output, outputs_of(at, row))) return;
     if (!row.task.decodes) {
         u32 known = s.sequences[place].tokens;
         for (u32 t = row.task.first + thread; t < row.task.end; t += blockDim.x) {
@@ -131,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(128) plan_extend(const __grid_const
     uint2 range = extending_of(s, at, layer);
     u32 place = row.task.place, group = layer + 1, start = table_of(s, group, place), lookahead = s.lookahead[layer];
     if (thread == 0) layer_row_of(s, at, layer) = first;
-    if (exceeds(a, plan, row, first, rows_of(at, row), output + seeds_of(at, row))) return;
+    if (exceeds(a, plan, at, first, rows_of(at, row), output, seeds_of(at, row))) return;
     u32 before = a.chained ? layer - 1 : 0;  // the layer whose states are taken; the first takes the target's
     for (u32 r = range.x + thread; r < range.y; r += blockDim.x) {
         u32 to = first + r - range.x, position = r + (a.by_layer ? layer : 0);
@@ -187,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(128) plan_level(const __grid_consta
     Offered *pool = offered_of(s, at);
     u32 place = row.task.place, start = table_of(s, 1, place), certain = committed_of(s, place, 1);
     u32 beam = row.beam, taken = row.slots;
-    if (exceeds(a, plan, row, first, beam, first + beam)) return;
+    if (exceeds(a, plan, at, first, beam, first, beam)) return;
     __syncthreads();
     for (u32 b = thread; b < beam; b += blockDim.x) {
         u32 node = beam_of(s, at)[b], to = first + b, depth = pool[node].depth, tail = to * (s.steps + 1);
@@ -245,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(128) plan_layer_level(const __grid_
     u32 committed = sequence_of(s, row).tokens - 1, each = deep(row), beam = row.beam;
     // Where the parent's rows of the layer before begin.
     u32 before = committed > depth - 1 ? committed - (depth - 1) : 0;
-    if (exceeds(a, plan, row, first, beam * each, output + beam)) return;
+    if (exceeds(a, plan, at, first, beam * each, output, beam)) return;
     __syncthreads();
     for (u32 i = thread; i < beam * each; i += blockDim.x) {
         u32 b = i / each, r = certain + i % each, node = beam_of(s, at)[b], to = first + i, tail = first + b * each;

@@ -71,7 +71,7 @@ pub const MOST_LARK_BYTES: usize = 1 << 20;
 const MOST_SYMBOLS: usize = 150_000;
 
 /// States of the lexer of one answer, of about 800 bytes each. Dates, addresses and the like need
-/// hundreds; strings of bounded length need three or four for each byte that is written.
+/// hundreds; strings of bounded length need four to seven for each byte that is written.
 const MOST_STATES: usize = 50_000;
 
 /// The stack of the thread that compiles a grammar. Levels of schemas and rules take up to 8 KiB

@@ -182,9 +182,8 @@ fn bad_grammars_are_refused_with_their_fault() {
     // To find a text with all of these would take for ever.
     let letters = ('a'..='z').map(|letter| json!({ "pattern": format!(".*{letter}.*") }));
     let all = json!({ "type": "string", "allOf": letters.collect::<Vec<_>>() });
-    assert!(
-        refused(GrammarSpec::JsonSchema(all)).contains("patterns and formats must hold together")
-    );
+    let why = refused(GrammarSpec::JsonSchema(all));
+    assert!(why.contains("more than 12 patterns and formats must hold together"), "{why}");
     // No text can be like this.
     let nothing = json!({ "type": "integer", "minimum": 3, "maximum": 2 });
     assert!(!refused(GrammarSpec::JsonSchema(nothing)).is_empty());
@@ -376,12 +375,19 @@ fn patterns_hold_together_where_their_strings_are_one() {
     let grammar = compile(of(json!({ "type": "object", "properties": dates })));
     assert_eq!(fate(&grammar, r#"{"d0":"2024-02-30"}"#), Fate::Refused);
     assert_eq!(fate(&grammar, r#"{"d0":"2024-02-28"}"#), Fate::Whole);
-    // A chain of references, each with a pattern of its own.
-    let more = |next: Value| json!({ "$ref": next["$ref"], "type": "string", "pattern": "a" });
-    let mut chain = chain(20, more);
-    chain["$defs"]["20"] = json!({ "type": "string" });
-    let why = refused(GrammarSpec::JsonSchema(chain));
-    assert!(why.contains("13 patterns"), "{why}");
+    // A chain of references, each with a pattern of its own: of texts, of any value, and of objects,
+    // which patterns say nothing about.
+    let more = |next: Value| json!({ "$ref": next["$ref"], "pattern": "a" });
+    let chain_to = |last: Value| {
+        let mut chain = chain(20, more);
+        chain["$defs"]["20"] = last;
+        GrammarSpec::JsonSchema(chain)
+    };
+    for last in [json!({ "type": "string" }), json!({})] {
+        let why = refused(chain_to(last));
+        assert!(why.contains("more than 12 patterns and formats must hold together"), "{why}");
+    }
+    check(chain_to(json!({ "type": "object" })), &["{}"], &["{"], &["\"a"]);
 }
 
 /// 250 definitions that refer to each other as those of large programs do, and inherit from others.

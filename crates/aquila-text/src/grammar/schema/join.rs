@@ -133,8 +133,7 @@ impl<'a> Parts<'a> {
             (Kind::Text { bytes: x, patterns: n }, Kind::Text { bytes: y, patterns: m }) => {
                 if n + m > MOST_PATTERNS {
                     return Err(format!(
-                        "{} patterns and formats must hold together: at most {MOST_PATTERNS} may",
-                        n + m
+                        "more than {MOST_PATTERNS} patterns and formats must hold together"
                     ));
                 }
                 self.part(Kind::Text { bytes: x + y, patterns: n + m })

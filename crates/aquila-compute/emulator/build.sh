@@ -12,7 +12,7 @@ capability=${2:-90}
 mkdir -p "$out"
 # As the kernels are compiled for a GPU: no contraction but where `fmaf` says so.
 options=(-std=c++17 -O3 -g -march=native -ffp-contract=off -fno-strict-aliasing -fPIC -fvisibility=hidden
-    -Wall -Wno-unused-variable -Wno-unknown-pragmas -Wno-sign-compare -Wno-unused-function -Wno-maybe-uninitialized -Wno-uninitialized
+    -Wall -Wno-psabi -Wno-unused-variable -Wno-unknown-pragmas -Wno-sign-compare -Wno-unused-function -Wno-maybe-uninitialized -Wno-uninitialized
     -D__CUDA_ARCH__="${capability}0" -I"$here" -I"$here/../src/cuda/kernels")
 for file in kernels threads driver; do
     g++ "${options[@]}" -c "$here/$file.cpp" -o "$out/$file.o" &

@@ -27,12 +27,12 @@ template <typename Arguments, void (*KERNEL)(Arguments)> struct Entry<KERNEL> {
 namespace emulator {
 
 const Kernel KERNELS[] = {
-    KERNEL(accept), KERNEL(accept_weighed), KERNEL(add), KERNEL(admit), KERNEL(attend_merge), KERNEL(attend_plain_bf16),
+    KERNEL(accept), KERNEL(add), KERNEL(admit), KERNEL(attend_merge), KERNEL(attend_plain_bf16),
     KERNEL(attend_plain_f32), KERNEL(attend_tensor), KERNEL(attend_tensor_128), KERNEL(attend_tensor_128_many),
     KERNEL(attend_tensor_64), KERNEL(attend_tensor_64_many), KERNEL(begin_catch_up), KERNEL(begin_extend), KERNEL(begin_rows),
     KERNEL(build_trees), KERNEL(change_slots), KERNEL(change_tables), KERNEL(clear_first),
     KERNEL(compact_rows), KERNEL(compact_slots), KERNEL(copy_columns), KERNEL(draw), KERNEL(embed_bf16),
-    KERNEL(embed_f32), KERNEL(gate), KERNEL(gather), KERNEL(group_pairs), KERNEL(grow), KERNEL(keep_states),
+    KERNEL(embed_f32), KERNEL(follow_paths), KERNEL(gate), KERNEL(gather), KERNEL(group_pairs), KERNEL(grow), KERNEL(keep_states),
     KERNEL(mix_experts), KERNEL(move_rows), KERNEL(move_slots), KERNEL(near), KERNEL(pack), KERNEL(park_rows),
     KERNEL(plan_extend), KERNEL(plan_layer_level), KERNEL(plan_level), KERNEL(plan_target),
     KERNEL(project_experts_plain_bf16), KERNEL(project_experts_plain_f32), KERNEL(project_experts_tensor),

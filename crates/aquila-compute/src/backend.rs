@@ -434,13 +434,13 @@ pub trait Backend: Sized + Send + Sync + 'static {
     fn build_trees(&self, state: &mut Self::State) -> Result<()>;
 
     /// Samples at outputs of the target's pass, each by its request's settings and with the history
-    /// of its own path: `logits` has those from output `first` on, and pieces come in order.
+    /// of its own path: `logits` has those from output `first` on, and pieces come in order. Where
+    /// trees are verified by probability, goes on with the accepted paths as far as logits are there.
     fn sample(&self, state: &mut Self::State, logits: &Self::Rows, first: usize) -> Result<()>;
 
     /// Follows what was sampled down the trees, and adds what is accepted to the texts; or what
-    /// the state was told to simulate. `logits` has all outputs where trees are verified by
-    /// probability, and is not looked at elsewhere.
-    fn accept(&self, state: &mut Self::State, logits: &Self::Rows) -> Result<()>;
+    /// the state was told to simulate.
+    fn accept(&self, state: &mut Self::State) -> Result<()>;
 
     /// Moves keys and values of all layers to where the accepted paths belong.
     fn compact_slots(&self, state: &Self::State, kv: &mut Self::Kv) -> Result<()>;

@@ -301,7 +301,7 @@ impl Backend for Null {
         Ok(())
     }
 
-    fn accept(&self, _: &mut Told, _: &()) -> Result<()> {
+    fn accept(&self, _: &mut Told) -> Result<()> {
         Ok(())
     }
 

@@ -118,13 +118,9 @@ impl EngineConfig {
         self.max_running_requests * self.shape.nodes() + PROMPT_LOGPROB_ROWS
     }
 
-    /// Outputs of the target whose logits come at a time: all of them where trees are verified by
-    /// probability.
+    /// Outputs of the target whose logits come at a time.
     pub fn logit_rows(&self) -> usize {
-        match self.verify {
-            Verify::Match => self.max_outputs().min(LOGIT_ROWS),
-            _ => self.max_outputs(),
-        }
+        self.max_outputs().min(LOGIT_ROWS)
     }
 
     /// The largest plan of a draft's pass.

@@ -139,12 +139,9 @@ impl Setting {
         self.places * (self.longest + self.shape.nodes().max(level) + 8)
     }
 
-    /// Outputs whose logits come at a time: all where trees are verified by probability.
+    /// Outputs whose logits come at a time.
     pub fn piece(&self) -> usize {
-        match self.verify {
-            Verify::Match => 1 + self.seed as usize % self.outputs(),
-            _ => self.outputs(),
-        }
+        1 + self.seed as usize % self.outputs()
     }
 
     /// Outputs of the largest pass.

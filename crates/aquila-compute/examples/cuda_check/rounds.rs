@@ -253,13 +253,12 @@ impl<'a, B: Backend> Player<'a, B> {
         self.attend("target", 0)?;
         let (width, piece) = (setting.vocabulary, setting.piece());
         let values = script.logits(0, setting.outputs(), width);
-        let mut logits = (self.rows_of)(width, &values[..piece * width])?;
         for first in (0..setting.outputs()).step_by(piece) {
             let end = setting.outputs().min(first + piece);
-            logits = (self.rows_of)(width, &values[first * width..end * width])?;
+            let logits = (self.rows_of)(width, &values[first * width..end * width])?;
             backend.sample(&mut self.state, &logits, first)?;
         }
-        backend.accept(&mut self.state, &logits)?;
+        backend.accept(&mut self.state)?;
         // Hidden rows of the pass, then what is parked, which stays.
         let rows = setting.rows();
         let fresh: Vec<f32> = (0..rows * HIDDEN).map(|i| (script.number * 31 + i) as f32).collect();

@@ -162,7 +162,7 @@ fn rounds(
         };
         b.plan_rows(&mut state, PassRows::Target, bound, &mut plan)?;
         b.sample(&mut state, &logits, 0)?;
-        b.accept(&mut state, &logits)?;
+        b.accept(&mut state)?;
         b.publish(&mut state)?;
         if drafts {
             b.begin_extend(&mut state, ExtendRows::Round)?;

@@ -20,7 +20,7 @@ use crate::round::{
     Batch, Candidates, DraftQuery, ExtendRows, Extent, KeptLayout, PassRows, RequestOutput,
     ReturnedRows, RoundState, StateBounds, Tree,
 };
-use crate::sampling::{self, SampleQuery};
+use crate::sampling;
 use crate::{
     Accumulate, Activation, AttentionParams, Backend, DraftIds, Error, ForwardPlan, HeadShape,
     HostTensor, KvShape, PlanBounds, Result, RopeTable, WeightFormat,
@@ -469,17 +469,16 @@ impl Backend for CpuBackend {
 
     fn sample(&self, state: &mut RoundState, logits: &CpuRows, first: usize) -> Result<()> {
         let _reported = self.report(Operation::Sample);
-        let (chosen, weighed) = state.sample_queries(first..first + logits.capacity());
-        let row = |query: &SampleQuery<'_>| logits.row(query.row - first);
-        let choices = self.pool.map(&chosen, |query| sampling::choose(row(query), query));
-        let weights =
-            self.pool.map(&weighed, |query| sampling::filtered_probs(row(query), query, None));
-        state.take_samples(first, choices, weights);
+        let (chosen, trees) = state.sample_queries(first..first + logits.capacity());
+        let row = |output: usize| logits.row(output - first);
+        let choices = self.pool.map(&chosen, |query| sampling::choose(row(query.row), query));
+        let paths = self.pool.map(&trees, |tree| tree.follow(row));
+        state.take_samples(first, choices, paths);
         Ok(())
     }
 
-    fn accept(&self, state: &mut RoundState, logits: &CpuRows) -> Result<()> {
-        state.accept(|query| sampling::choose(logits.row(query.row), query));
+    fn accept(&self, state: &mut RoundState) -> Result<()> {
+        state.accept();
         Ok(())
     }
 

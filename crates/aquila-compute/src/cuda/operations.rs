@@ -567,8 +567,8 @@ impl Backend for CudaBackend {
         state.choose(&self.device, &self.kernels, TokensOf::Target, logits, first, None)
     }
 
-    fn accept(&self, state: &mut CudaState, logits: &CudaRows) -> Result<()> {
-        state.accept(&self.device, &self.kernels, logits)
+    fn accept(&self, state: &mut CudaState) -> Result<()> {
+        state.accept(&self.device, &self.kernels)
     }
 
     fn compact_slots(&self, state: &CudaState, kv: &mut CudaKv) -> Result<()> {

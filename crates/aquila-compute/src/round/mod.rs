@@ -5,7 +5,7 @@
 //! round what changed (a [`Batch`]), enqueues the steps, and reads one small [`RequestOutput`] for
 //! each request at the end.
 //!
-//! - [`RequestParams`], [`DraftLimits`]: what a request queries of every round; never changes.
+//! - [`RequestParams`], [`DraftLimits`]: what a request asks of every round; never changes.
 //! - [`Batch`], [`BatchRow`], [`RowWork`]: what the host tells a round.
 //! - [`RoundState`]: the rows of all requests, and the reference of every step. The CPU backend
 //!   runs it as it is.
@@ -57,4 +57,5 @@ pub use row_budget::{Weighted, prune_to_rows};
 pub use shape::{MOST_STEPS, MOST_TOPK, Shape, ShapeError};
 pub use simulate::{RateSchedule, Simulate, SimulateMethod, SimulatedRound};
 pub use state::RoundState;
+pub use target::{FollowedPath, TreeQuery};
 pub use verify::{Accepted, Coins, Proposal, Verify, accept};

@@ -7,7 +7,7 @@ use super::{Proposal, Shape, TreeBuilder};
 use crate::DraftIds;
 use crate::sampling::{self, Candidate, History, SampleQuery, Sampling, Weights};
 
-/// What a request queries of every token, wherever it is sampled.
+/// What a request asks of every token, wherever it is sampled.
 #[derive(Debug, Clone, Copy)]
 pub struct SamplingContext<'a> {
     /// The request's settings.

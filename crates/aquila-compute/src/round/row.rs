@@ -5,8 +5,10 @@ use std::ops::Range;
 
 use super::grammar::GrammarRow;
 use super::sequence::SequenceState;
-use super::{Candidates, RequestOutput, RowWork, Shape, Tree, TreeBuilder, Verify, Weighted};
-use crate::sampling::{Choice, Weights};
+use super::{
+    Accepted, Candidates, RequestOutput, RowWork, Shape, Tree, TreeBuilder, Verify, Weighted,
+};
+use crate::sampling::Choice;
 
 /// What one request does in the round that runs.
 #[derive(Debug, Clone)]
@@ -29,9 +31,11 @@ pub(super) struct RoundRow {
     /// The token of that row: how many rows were committed before.
     pub first_token: usize,
     pub work: Work,
-    /// What was sampled at its outputs, or the distributions there.
+    /// What was sampled at its outputs; of a tree that is verified by probability, at the nodes of the
+    /// path that is accepted.
     pub choices: Vec<Choice>,
-    pub weights: Vec<Weights>,
+    /// That path, as far as it has been followed.
+    pub accepted: Accepted,
     pub output: RequestOutput,
 }
 
@@ -84,7 +88,7 @@ impl RoundRow {
             first_token: 0,
             work,
             choices: Vec::new(),
-            weights: Vec::new(),
+            accepted: Accepted::default(),
             output: RequestOutput::default(),
         }
     }
@@ -139,8 +143,8 @@ impl RoundRow {
         }
     }
 
-    /// Whether distributions are asked for rather than choices.
-    pub fn is_weighed(&self, verify: Verify) -> bool {
+    /// Whether its tree is verified by the target's distributions rather than its choices.
+    pub fn by_probability(&self, verify: Verify) -> bool {
         self.decodes() && verify != Verify::Match
     }
 

@@ -1,7 +1,7 @@
 //! The state of all running requests, and the steps of a round over it: the plain reference that
 //! the CPU backend runs.
 //!
-//! What needs logits or stores is the backend's: it queries for queries, answers them and hands the
+//! What needs logits or stores is the backend's: it takes the queries, answers them and hands the
 //! answers in. The rows of the passes are in `target.rs`, `recurrent.rs` and `layers.rs`.
 
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ use super::{
     StateBounds, Tree, TreeLimits, Verify, prune_to_rows,
 };
 use crate::ForwardPlan;
-use crate::sampling::{Choice, Weights};
+use crate::sampling::Choice;
 
 /// The rows of all requests that hold KV, and the round that runs.
 #[derive(Debug, Clone)]
@@ -31,8 +31,8 @@ pub struct RoundState {
     pub(super) round: u64,
     /// What bounds its trees.
     limits: TreeLimits,
-    /// What was sampled at the outputs of the target's pass so far.
-    pub(super) sampled: (Vec<Choice>, Vec<Weights>),
+    /// What was chosen at the outputs of the target's pass so far.
+    pub(super) sampled: Vec<Choice>,
     pub(super) plan: ForwardPlan,
     /// The tokens between the bonus and each output of the target's pass, the node's own last.
     pub(super) paths: Vec<Vec<u32>>,
@@ -79,7 +79,7 @@ impl RoundState {
             batch_rows: 0,
             round: 0,
             limits: TreeLimits::default(),
-            sampled: Default::default(),
+            sampled: Vec::new(),
             plan: ForwardPlan::default(),
             paths: Vec::new(),
             level: Vec::new(),

@@ -10,7 +10,7 @@ use super::{
     SimulatedRound, Tree, VerifiedTree, accept,
 };
 use crate::AttentionSpan;
-use crate::sampling::{Choice, SampleQuery, Weights};
+use crate::sampling::{self, Choice, SampleQuery};
 
 #[cfg(feature = "known-bugs")]
 use crate::known_bugs::Bug;
@@ -68,52 +68,50 @@ impl RoundState {
         }
     }
 
-    /// What is asked about the target's logits of a range of outputs, in their order: the rows for
-    /// which a token is chosen, then those for which distributions are wanted.
+    /// What is asked about the target's logits of a piece of the outputs: the rows for which a token is
+    /// chosen, in their order, and the trees whose paths by probability go on there.
     pub fn sample_queries(
         &mut self,
-        asked: Range<usize>,
-    ) -> (Vec<SampleQuery<'_>>, Vec<SampleQuery<'_>>) {
+        piece: Range<usize>,
+    ) -> (Vec<SampleQuery<'_>>, Vec<TreeQuery<'_>>) {
         self.ask_grammars();
-        let (mut chosen, mut weighed) = (Vec::new(), Vec::new());
-        let mut output = 0;
-        for row in &self.rows {
-            let sequence = self.sequences[row.place].as_ref().expect("it runs");
-            let context = sequence.context();
-            let is_weighed = row.is_weighed(sequence.params.limits.verify);
-            let queries = if is_weighed { &mut weighed } else { &mut chosen };
+        let (mut chosen, mut trees) = (Vec::new(), Vec::new());
+        let mut first_output = 0;
+        for (at, row) in self.rows.iter().enumerate() {
+            let sequence = &**self.sequences[row.place].as_ref().expect("it runs");
+            let outputs = first_output..first_output + row.outputs();
+            let here = outputs.start.max(piece.start)..outputs.end.min(piece.end);
             match &row.work {
-                Work::Prefill { outputs, .. } => {
-                    for token in outputs.clone() {
-                        let given = sequence.tokens.get(token + 1).copied();
-                        queries.push(SampleQuery {
-                            top_logprobs: match given {
-                                Some(_) => sequence.params.prompt_logprobs,
-                                None => sequence.params.logprobs,
-                            },
-                            given,
-                            allowed: sequence.allowed(&[]).filter(|_| given.is_none()),
-                            ..context.after(&[], output)
-                        });
-                        output += 1;
-                    }
+                Work::Prefill { outputs: tokens, .. } => {
+                    chosen.extend(here.map(|output| {
+                        let token = tokens.start + output - first_output;
+                        prompt_query(sequence, token, output)
+                    }));
                 }
                 Work::Verify { tree } => {
-                    for _ in 0..tree.len() {
-                        let path = &self.paths[output];
-                        queries.push(SampleQuery {
-                            top_logprobs: sequence.params.logprobs,
-                            allowed: sequence.allowed(path),
-                            ..context.after(path, output)
+                    let paths = &self.paths[outputs.clone()];
+                    let node =
+                        |output: usize| node_query(sequence, &paths[output - first_output], output);
+                    if !row.by_probability(sequence.params.limits.verify) {
+                        chosen.extend(here.map(node));
+                    } else if !here.is_empty() {
+                        let accepted = &row.accepted;
+                        let end = here.end;
+                        trees.push(TreeQuery {
+                            row: at,
+                            sequence,
+                            tree,
+                            accepted,
+                            paths,
+                            first_output,
+                            end,
                         });
-                        output += 1;
                     }
                 }
             }
+            first_output = outputs.end;
         }
-        chosen.retain(|query| asked.contains(&query.row));
-        weighed.retain(|query| asked.contains(&query.row));
-        (chosen, weighed)
+        (chosen, trees)
     }
 
     /// Finds out what grammars allow at the outputs of the target's pass.
@@ -130,20 +128,21 @@ impl RoundState {
         }
     }
 
-    /// Hands in the answers about the outputs from `first` on.
-    pub fn take_samples(&mut self, first: usize, choices: Vec<Choice>, weights: Vec<Weights>) {
+    /// Takes the answers about the outputs from `first` on: what was chosen, and how far paths have come.
+    pub fn take_samples(&mut self, first: usize, choices: Vec<Choice>, paths: Vec<FollowedPath>) {
         if first == 0 {
-            self.sampled = Default::default();
+            self.sampled.clear();
         }
-        self.sampled.0.extend(choices);
-        self.sampled.1.extend(weights);
+        self.sampled.extend(choices);
+        for FollowedPath { row, accepted, choices } in paths {
+            self.rows[row].accepted = accepted;
+            self.rows[row].choices.extend(choices);
+        }
     }
 
-    /// Gives each row its answers.
+    /// Gives each row what was chosen for it.
     fn share_samples(&mut self) {
-        let (choices, weights) = std::mem::take(&mut self.sampled);
-        let mut choices = choices.into_iter();
-        let mut weights = weights.into_iter();
+        let mut choices = std::mem::take(&mut self.sampled).into_iter();
         #[cfg(feature = "known-bugs")]
         let largest = self.sequences.iter().flatten().map(|s| s.params.limits.shape.nodes()).max();
         for row in &mut self.rows {
@@ -154,33 +153,30 @@ impl RoundState {
                 _ => outputs,
             };
             let sequence = self.sequences[row.place].as_ref().expect("it runs");
-            if row.is_weighed(sequence.params.limits.verify) {
-                row.weights = weights.by_ref().take(outputs).collect();
-            } else {
+            if !row.by_probability(sequence.params.limits.verify) {
                 row.choices = choices.by_ref().take(outputs).collect();
             }
         }
     }
 
-    /// Finds out what each row yields and adds it to the request's text. `choose` answers what is
-    /// asked about single outputs of the target.
-    pub fn accept(&mut self, choose: impl Fn(&SampleQuery<'_>) -> Choice) {
+    /// Finds out what each row yields and adds it to the request's text.
+    pub fn accept(&mut self) {
         self.share_samples();
-        let mut first_output = 0;
         let Self { rows, sequences, kept, round, bounds, .. } = self;
         let simulate = bounds.simulate.as_ref();
         for row in rows {
             let sequence = &mut **sequences[row.place].as_mut().expect("it runs");
-            let outputs = row.outputs();
-            let is_weighed = row.is_weighed(sequence.params.limits.verify);
+            let by_probability = row.by_probability(sequence.params.limits.verify);
             let choices = std::mem::take(&mut row.choices);
             row.output = match &row.work {
                 Work::Prefill { rows, outputs, last } => {
                     read(sequence, rows, outputs, *last, choices)
                 }
                 Work::Verify { tree } => {
-                    let (accepted, mut tokens) = if is_weighed {
-                        accept_weighed(sequence, tree, &row.weights, first_output, &choose)
+                    let (accepted, mut tokens) = if by_probability {
+                        let accepted = std::mem::take(&mut row.accepted);
+                        assert!(accepted.is_complete(), "all outputs were sampled");
+                        (accepted, choices)
                     } else {
                         accept_chosen(simulate, *round, sequence, tree, choices)
                     };
@@ -205,9 +201,77 @@ impl RoundState {
                     }
                 }
             };
-            row.weights.clear();
-            first_output += outputs;
         }
+    }
+}
+
+/// What is asked at an output of a prompt, whose last token is `token`.
+fn prompt_query(sequence: &SequenceState, token: usize, output: usize) -> SampleQuery<'_> {
+    let given = sequence.tokens.get(token + 1).copied();
+    SampleQuery {
+        top_logprobs: match given {
+            Some(_) => sequence.params.prompt_logprobs,
+            None => sequence.params.logprobs,
+        },
+        given,
+        allowed: sequence.allowed(&[]).filter(|_| given.is_none()),
+        ..sequence.context().after(&[], output)
+    }
+}
+
+/// What is asked at a node of a tree, which `path` leads to.
+fn node_query<'a>(sequence: &'a SequenceState, path: &'a [u32], output: usize) -> SampleQuery<'a> {
+    SampleQuery {
+        top_logprobs: sequence.params.logprobs,
+        allowed: sequence.allowed(path),
+        ..sequence.context().after(path, output)
+    }
+}
+
+/// A tree that is verified by probability, of which the target's logits have come up to some node.
+#[derive(Debug, Clone, Copy)]
+pub struct TreeQuery<'a> {
+    row: usize,
+    sequence: &'a SequenceState,
+    tree: &'a Tree,
+    accepted: &'a Accepted,
+    /// The tokens on the way to each node, and the output of the root.
+    paths: &'a [Vec<u32>],
+    first_output: usize,
+    /// Behind the last output whose logits are there.
+    end: usize,
+}
+
+/// How far the accepted path of such a tree has come.
+#[derive(Debug, Clone)]
+pub struct FollowedPath {
+    row: usize,
+    accepted: Accepted,
+    /// Of the tokens that were added to it.
+    choices: Vec<Choice>,
+}
+
+impl TreeQuery<'_> {
+    /// Goes on with the accepted path; `logits` has those of an output.
+    pub fn follow<'l>(&self, logits: impl Fn(usize) -> &'l [f32]) -> FollowedPath {
+        let &Self { row, sequence, tree, paths, first_output, end, .. } = self;
+        let SamplingContext { sampling, choice, tokens, .. } = sequence.context();
+        let coins = Coins { seed: sampling.seed, choice, position: tokens as u32 };
+        let query = |node: usize| node_query(sequence, &paths[node], first_output + node);
+        let target = |node: usize| {
+            let is_there = first_output + node < end;
+            is_there
+                .then(|| sampling::filtered_probs(logits(first_output + node), &query(node), None))
+        };
+        let mut accepted = self.accepted.clone();
+        let before = accepted.tokens.len();
+        sequence.params.limits.verify.follow(tree, coins, &mut accepted, target);
+        let added = accepted.path.iter().zip(&accepted.tokens).skip(before);
+        let choices = added.map(|(&node, &token)| {
+            let query = SampleQuery { given: Some(token), ..query(node) };
+            sampling::choose(logits(first_output + node), &query)
+        });
+        FollowedPath { row, choices: choices.collect(), accepted }
     }
 }
 
@@ -259,29 +323,6 @@ fn accept_chosen(
         .zip(&accepted.tokens)
         .filter_map(|(&node, &token)| Some(Choice { token, ..choices[node].take()? }))
         .collect();
-    (accepted, tokens)
-}
-
-/// What of a tree is accepted by the target's distribution at each node.
-fn accept_weighed(
-    sequence: &SequenceState,
-    tree: &Tree,
-    weights: &[Weights],
-    first_output: usize,
-    choose: impl Fn(&SampleQuery<'_>) -> Choice,
-) -> (Accepted, Vec<Choice>) {
-    let SamplingContext { sampling, choice, tokens, .. } = sequence.context();
-    let coins = Coins { seed: sampling.seed, choice, position: tokens as u32 };
-    let accepted = sequence.params.limits.verify.accept(tree, weights, coins);
-    let token = |(&node, &token): (&usize, &u32)| match sequence.params.logprobs {
-        None => Choice { token, logprob: None, top: Vec::new() },
-        top_logprobs => choose(&SampleQuery {
-            given: Some(token),
-            top_logprobs,
-            ..sequence.context().after(&[], first_output + node)
-        }),
-    };
-    let tokens = accepted.path.iter().zip(&accepted.tokens).map(token).collect();
     (accepted, tokens)
 }
 

@@ -4,7 +4,9 @@
 //! All walk down from the root. By choice, the child is gone to that carries the target's token. By
 //! probability, the children of a node are tried one after the other; the first that is accepted is
 //! gone to, and where none is, a token is drawn from what they left of the target's distribution.
-//! Coins depend on seed, choice and position alone, so a run repeats.
+//! Coins depend on seed, choice and position alone, so a run repeats. A child comes after its parent,
+//! so a walk by probability needs each distribution once, in the order of the nodes, and can go on
+//! where the logits of one piece of the outputs end and those of the next come.
 
 use std::sync::Arc;
 
@@ -12,17 +14,29 @@ use crate::sampling::{Weights, noise};
 
 use super::Tree;
 
-/// The path that the target's own choices take through a tree.
+/// The path through a tree that the target confirms.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Accepted {
     /// The nodes on the path, the root first. Their rows are committed.
     pub path: Vec<usize>,
-    /// What the target chose at each of them: the tokens that the round yields. The last one is
-    /// the new bonus; the others are drafts that were right.
+    /// The token after each of them: what the round yields. The last one is the new bonus; the
+    /// others are drafts that were right. While the path is looked for, its last node has none.
     pub tokens: Vec<u32>,
 }
 
+impl Default for Accepted {
+    /// A path that has come no further than the root.
+    fn default() -> Self {
+        Self { path: vec![0], tokens: Vec::new() }
+    }
+}
+
 impl Accepted {
+    /// Whether it has come to its end.
+    pub fn is_complete(&self) -> bool {
+        self.path.len() == self.tokens.len()
+    }
+
     /// How many drafts were right.
     pub fn correct(&self) -> usize {
         self.path.len() - 1
@@ -72,32 +86,37 @@ impl Verify {
         }
     }
 
-    /// The path that is accepted; `target` has the target's distribution at each node.
+    /// Goes on with a path to its end, or to a node of which `target` does not have the target's
+    /// distribution yet.
     ///
     /// # Panics
-    /// For [`Verify::Match`], which queries for choices and not for distributions.
-    pub fn accept(&self, tree: &Tree, target: &[Weights], coins: Coins) -> Accepted {
-        assert_eq!(tree.len(), target.len(), "one distribution for each node");
-        let mut path = vec![0];
-        let mut tokens = Vec::new();
-        loop {
-            let at = path[path.len() - 1];
-            let depth = path.len() - 1;
+    /// For [`Verify::Match`], which needs choices and not distributions.
+    pub fn follow(
+        &self,
+        tree: &Tree,
+        coins: Coins,
+        accepted: &mut Accepted,
+        target: impl Fn(usize) -> Option<Weights>,
+    ) {
+        while !accepted.is_complete() {
+            let depth = accepted.tokens.len();
+            let at = accepted.path[depth];
+            let Some(target) = target(at) else { return };
             let tried = match *self {
                 Verify::Match => panic!("a match needs no distribution"),
                 Verify::TargetOnly { single, accumulated } => {
-                    by_threshold(tree, at, &target[at], coins.coin(depth, 0), single, accumulated)
+                    by_threshold(tree, at, &target, coins.coin(depth, 0), single, accumulated)
                 }
-                Verify::Rejection => by_rejection(tree, at, &target[at], coins, depth),
+                Verify::Rejection => by_rejection(tree, at, &target, coins, depth),
             };
             match tried {
                 Tried::Accepted(child) => {
-                    path.push(child);
-                    tokens.push(tree.nodes()[child].token);
+                    accepted.path.push(child);
+                    accepted.tokens.push(tree.nodes()[child].token);
                 }
                 Tried::Rejected(rest) => {
-                    tokens.push(rest.draw(coins.last(depth)).unwrap_or(target[at].tokens[0].0));
-                    return Accepted { path, tokens };
+                    let drawn = rest.draw(coins.last(depth));
+                    accepted.tokens.push(drawn.unwrap_or(target.tokens[0].0));
                 }
             }
         }

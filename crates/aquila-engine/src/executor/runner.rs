@@ -164,7 +164,7 @@ impl<B: Backend> Runner<B> {
 
     /// Accepts what the target confirms.
     pub(super) fn accept(&mut self) -> Result<()> {
-        Ok(self.backend.accept(&mut self.state, self.scratch.logits())?)
+        Ok(self.backend.accept(&mut self.state)?)
     }
 
     /// Moves what a round keeps to where it belongs, and publishes it to the next round.

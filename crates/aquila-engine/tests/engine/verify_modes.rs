@@ -1,7 +1,7 @@
 //! Verification other than by match: seeded runs repeat, whatever runs beside them, and `match`
 //! keeps nearly as many drafts as the ways that change the text.
 
-use aquila_engine::EngineConfig;
+use aquila_engine::{EngineConfig, Request};
 use aquila_spec::{Shape, Verify};
 
 use crate::support::answers::*;
@@ -35,6 +35,25 @@ fn a_seeded_run_repeats_at_any_batch_and_page_size() {
             let drafts: u64 = want.iter().map(|answer| answer.spec.correct_drafts).sum();
             assert!(drafts > 40, "{algorithm:?}, {verify}: drafts are accepted");
         }
+    }
+}
+
+#[test]
+fn paths_by_probability_go_on_from_piece_to_piece() {
+    fn told(request: &mut Request, index: usize) {
+        hot(request, index);
+        request.logprobs = Some(2);
+    }
+    let prompts = some_prompts(2);
+    let prompts = &prompts[..12];
+    for verify in [TARGET_ONLY, Verify::Rejection] {
+        let alone = EngineConfig { verify, max_running_requests: 1, ..config(shape(5, 16, 64)) };
+        let together = EngineConfig { max_running_requests: 12, ..alone.clone() };
+        assert!(together.max_outputs() > together.logit_rows(), "several pieces");
+        let want = answers(&mut engine(Algorithm::Eagle3, alone), prompts, 12, told);
+        let got = answers(&mut engine(Algorithm::Eagle3, together), prompts, 12, told);
+        assert_eq!(got, want, "{verify}");
+        assert!(want.iter().all(|answer| answer.logprobs.iter().all(Option::is_some)), "{verify}");
     }
 }
 

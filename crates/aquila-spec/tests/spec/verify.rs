@@ -2,7 +2,7 @@
 //! drafts come from another distribution, with filters on both.
 
 use aquila_compute::sampling::{History, SampleQuery, Sampling, Weights, filtered_probs};
-use aquila_spec::{Candidates, Coins, Proposal, Shape, Tree, Verify};
+use aquila_spec::{Accepted, Candidates, Coins, Proposal, Shape, Tree, Verify};
 
 const VOCABULARY: usize = 7;
 const RUNS: u64 = 25_000;
@@ -121,8 +121,15 @@ fn run(shape: Shape, verify: Verify, sampling: &Sampling) -> Counts {
                 weights(&path, TARGET, sampling)
             })
             .collect();
-        let accepted = verify.accept(&tree, &target, Coins { seed, choice: 0, position: 1 });
-        assert_eq!(accepted.tokens.len(), accepted.path.len());
+        let coins = Coins { seed, choice: 0, position: 1 };
+        let mut accepted = Accepted::default();
+        // In two pieces, of which the first ends at any node.
+        let end = seed as usize % (tree.len() + 1);
+        verify
+            .follow(&tree, coins, &mut accepted, |node| (node < end).then(|| target[node].clone()));
+        assert!(accepted.is_complete() || accepted.path.last() >= Some(&end));
+        verify.follow(&tree, coins, &mut accepted, |node| Some(target[node].clone()));
+        assert!(accepted.is_complete());
         counts.tokens += accepted.tokens.len() as u64;
         counts.first[accepted.tokens[0] as usize] += 1;
         if let [first, second, ..] = accepted.tokens[..] {

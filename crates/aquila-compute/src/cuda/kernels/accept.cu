@@ -31,7 +31,7 @@ __device__ u32 simulated(const State &s, const AcceptArgs &a, const Sequence &se
 }
 
 // Follows what was chosen down the trees, or what a simulation says, and adds what is accepted to the
-// texts. A warp for each row; rows whose outputs are distributions are `accept_weighed`'s.
+// texts. A warp for each row. Paths by probability have been followed before (`verify.cu`).
 extern "C" __global__ void __launch_bounds__(32) accept(const __grid_constant__ AcceptArgs a) {
     begin();
     const State &s = a.state;
@@ -57,7 +57,11 @@ extern "C" __global__ void __launch_bounds__(32) accept(const __grid_constant__ 
         }
         return;
     }
-    if (is_weighed(row, sequence)) return;
+    if (by_probability(row, sequence)) {
+        path.length = row.followed;
+        if (lane == 0 && row.complete) settle(s, at, row, path);
+        return;
+    }
     const Node *tree = tree_of(s, at);
     u32 node = 0, size = row.tree;
     if (a.simulate == SIMULATE_NOTHING) {

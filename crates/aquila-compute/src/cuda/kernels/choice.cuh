@@ -273,8 +273,8 @@ template <bool RAW, typename Test, typename Act> __device__ __forceinline__ void
 
 // Whether drafts of this request are drawn from the draft's own distribution.
 __device__ __forceinline__ bool is_drawn(const Sequence &sequence) { return sequence.verify == REJECTION && !sequence.draft.greedy; }
-// Whether a row's outputs are distributions rather than tokens.
-__device__ __forceinline__ bool is_weighed(const Row &row, const Sequence &sequence) { return row.task.decodes && sequence.verify != MATCH; }
+// Whether a row's tree is verified by the target's distributions rather than its choices.
+__device__ __forceinline__ bool by_probability(const Row &row, const Sequence &sequence) { return row.task.decodes && sequence.verify != MATCH; }
 
 // The answer where no token is possible: the lowest token that the grammar allows and that is not
 // banned, or else the lowest that the grammar allows.

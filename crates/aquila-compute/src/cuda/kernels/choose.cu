@@ -454,7 +454,7 @@ extern "C" __global__ void __launch_bounds__(CHOOSERS, 3) race(const __grid_cons
     const Row &of = row_of(s, query.row);
     const Sequence &sequence = sequence_of(s, of);
     const Sampling &how = a.draft ? sequence.draft : sequence.sampling;
-    bool drawn = a.draft ? is_drawn(sequence) : is_weighed(of, sequence);
+    bool drawn = a.draft ? is_drawn(sequence) : by_probability(of, sequence);
     if (how.greedy || drawn || query.given != NONE) return;
     Question q = question_of(a, o, part_of_block(), dynamic_shared());
     Filtered kept(s, q, o);
@@ -550,7 +550,7 @@ extern "C" __global__ void __launch_bounds__(128) tell_logprobs(const __grid_con
     const Row &row = row_of(s, query.row);
     const Sequence &sequence = sequence_of(s, row);
     u32 told = query.given == NONE ? sequence.logprobs : sequence.prompt_logprobs;
-    if (!told || is_weighed(row, sequence)) return;
+    if (!told || by_probability(row, sequence)) return;
     u32 depth = query.node == NONE ? 0 : tree_of(s, query.row)[query.node].depth;
     u32 token = query.given == NONE ? chosen(s, sequence, o, depth) : query.given;
     a.logprobs[o] = logprob_of(s, a.logits.values + (size_t)o * a.logits.stride, a.size, o, token);

@@ -20,4 +20,4 @@
 #include "random.cu"
 #include "rows.cu"
 #include "trees.cu"
-#include "weigh.cu"
+#include "verify.cu"

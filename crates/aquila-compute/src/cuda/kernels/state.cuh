@@ -63,6 +63,8 @@ struct Row {
     u32 resumed, before, parked_row, parked_token;  // of a draft that resumes
     u32 extends, seeds, target_row, target_token;   // of an extend
     u32 park_to;                                    // where its hidden row is kept, or NONE
+    u32 followed;  // of a path by probability, the nodes that have their tokens; in the answer lies one more
+    u32 complete;  // whether that path has come to its end
     // What the host reads.
     u32 exceeded;  // whether a pass had more rows than the host allowed
     u32 answered, prompted, proposed, correct, ended, ended_token, known, depth, refused;
@@ -246,11 +248,9 @@ struct ChooseArgs {
 
 struct AcceptArgs {
     State state;
-    Rows logits;
     const double *rates;  // by the drafts of a tree
-    float *logprobs;
     double mean;
-    u32 simulate, size;
+    u32 simulate;
 };
 #define SIMULATE_NOTHING 0
 #define SIMULATE_LENGTH 1

@@ -1,4 +1,4 @@
-//! The choice of tokens: which kernels of `choose.cu` and `weigh.cu` a batch needs.
+//! The choice of tokens: which kernels of `choose.cu` and `verify.cu` a batch needs.
 
 use super::layout::{ChooseArgs, State};
 use super::state::{CudaState, LISTED, MAXIMA, MOST_PARTS};
@@ -180,6 +180,10 @@ impl CudaState {
             if chosen_by.reports {
                 let grid = [outputs.div_ceil(128), 1, 1];
                 device.launch(&steps.tell_logprobs, grid, 128, 0, &arguments, &names)?;
+            }
+            if target && self.round.by_probability {
+                let grid = [self.round.bound, 1, 1];
+                device.launch(&steps.follow_paths, grid, 512, of_row, &arguments, &names)?;
             }
         }
         Ok(())

@@ -45,8 +45,8 @@ pub(super) struct HostRound {
     /// What requests of the round need of the choice of tokens.
     pub target: Needs,
     pub draft: Needs,
-    /// Whether some have distributions verified.
-    pub weighed: bool,
+    /// Whether some have trees that are verified by probability.
+    pub by_probability: bool,
     /// Likely tokens that are told with a token at most; none where no log-probabilities are.
     pub tops: Option<usize>,
     /// Whether some get the trees that are verified for them.
@@ -65,7 +65,6 @@ pub(super) struct Needs {
 impl HostRound {
     /// Takes note of what one request needs.
     pub fn take(&mut self, params: &RequestParams, work: &RowWork, tokens: usize) {
-        let weighed = params.limits.verify != Verify::Match;
         self.target.take(&params.sampling);
         let asked = match work {
             RowWork::Prefill { rows, outputs, .. } => {
@@ -79,7 +78,7 @@ impl HostRound {
                 self.topk = self.topk.max(shape.topk());
                 self.branches |= shape.topk() > 1;
                 self.pauses |= *pause || shape.steps() == 0;
-                self.weighed |= weighed;
+                self.by_probability |= params.limits.verify != Verify::Match;
                 self.told_trees |= params.draft_trees;
                 params.logprobs
             }

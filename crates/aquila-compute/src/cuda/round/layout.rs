@@ -107,6 +107,8 @@ c_structures! {
         target_row: u32,
         target_token: u32,
         park_to: u32,
+        followed: u32,
+        complete: u32,
         exceeded: u32,
         answered: u32,
         prompted: u32,
@@ -263,16 +265,8 @@ c_structures! {
         ranks: u32,
     }
 
-    /// Arguments of `accept` and `accept_weighed`.
-    AcceptArgs {
-        state: State,
-        logits: Rows,
-        rates: Address,
-        logprobs: Address,
-        mean: f64,
-        simulate: u32,
-        size: u32,
-    }
+    /// Arguments of `accept`.
+    AcceptArgs { state: State, rates: Address, mean: f64, simulate: u32 }
 
     /// Arguments of `compact_slots`.
     CompactSlotsArgs { state: State, keys: Address, values: Address, slots: u32, width: u32 }

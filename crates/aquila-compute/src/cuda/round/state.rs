@@ -343,7 +343,7 @@ impl CudaState {
             // Which kernels they need is below.
             target: _,
             draft: _,
-            weighed,
+            by_probability,
             tops,
             told_trees: _,
         } = &self.round;
@@ -356,7 +356,7 @@ impl CudaState {
                 u64::from(*pauses),
                 self.round.choice_kernels(true).bits(),
                 self.round.choice_kernels(false).bits(),
-                u64::from(*weighed),
+                u64::from(*by_probability),
                 u64::from(limits.fill),
                 u64::from(limits.row_budget.is_some()),
                 // Room for log-probabilities may move as it grows.

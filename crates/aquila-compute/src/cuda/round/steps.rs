@@ -175,12 +175,7 @@ impl CudaState {
         self.by_block(device, &steps.retain_nodes, 128)
     }
 
-    pub(in crate::cuda) fn accept(
-        &mut self,
-        device: &Device,
-        kernels: &Kernels,
-        logits: &CudaRows,
-    ) -> Result<()> {
+    pub(in crate::cuda) fn accept(&self, device: &Device, kernels: &Kernels) -> Result<()> {
         if self.round.rows.is_empty() {
             return Ok(());
         }
@@ -191,28 +186,13 @@ impl CudaState {
             }
             Some(_) => (SIMULATE_RATE, 0.0),
         };
-        let reported = self.reported.addresses(self.round.tops);
-        let arguments = AcceptArgs {
-            state: self.parts,
-            logits: logits.parts(),
-            rates: self.rates.memory.at(0),
-            logprobs: reported.logprobs,
-            mean,
-            simulate: kind,
-            size: logits.width as u32,
-        };
+        let rates = self.rates.memory.at(0);
+        let arguments = AcceptArgs { state: self.parts, rates, mean, simulate: kind };
         let mut names = self.names();
-        names.extend(logits.memory().chain([&self.rates.memory]));
-        names.extend(self.reported.memory());
-        let (steps, grid) = (&kernels.steps, [self.round.bound, 1, 1]);
-        // SAFETY: the logits are those of the target's pass, of which the state has the outputs.
-        unsafe { device.launch(&steps.accept, grid, 32, 0, &arguments, &names)? };
-        if !self.round.weighed {
-            return Ok(());
-        }
-        let shared = super::choose::question_bytes(logits.width);
-        // SAFETY: as above.
-        unsafe { device.launch(&steps.accept_weighed, grid, 512, shared, &arguments, &names) }
+        names.push(&self.rates.memory);
+        let grid = [self.round.bound, 1, 1];
+        // SAFETY: the step reads and writes the state, and reads a rate for each number of drafts.
+        unsafe { device.launch(&kernels.steps.accept, grid, 32, 0, &arguments, &names) }
     }
 
     /// Sends how likely drafts are taken to be right, by the drafts of a tree, where that changed.

@@ -575,8 +575,8 @@ impl Backend for Deferring {
         defer!(self, [state, logits], |cpu| cpu.sample(&mut lock(&state), &lock(&logits), first))
     }
 
-    fn accept(&self, state: &mut Self::State, logits: &Self::Rows) -> Result<()> {
-        defer!(self, [state, logits], |cpu| cpu.accept(&mut lock(&state), &lock(&logits)))
+    fn accept(&self, state: &mut Self::State) -> Result<()> {
+        defer!(self, [state], |cpu| cpu.accept(&mut lock(&state)))
     }
 
     fn compact_slots(&self, state: &Self::State, kv: &mut Self::Kv) -> Result<()> {

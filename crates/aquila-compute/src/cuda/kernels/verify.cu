@@ -1,4 +1,5 @@
-// Verification by probability: `verify.rs`. A thread block of 512 for each row.
+// Verification by probability: `verify.rs`, and what drafts are drawn for it. A thread block of 512 for
+// each row.
 //
 // Weights are whole numbers of 2^-34, and what is left of a distribution of 2^-52, so that sums are
 // exact in any order.
@@ -171,27 +172,32 @@ struct Target {
     }
 };
 
-// Walks down the trees of requests whose drafts are verified by probability.
-extern "C" __global__ void __launch_bounds__(WEIGHERS, 1) accept_weighed(const __grid_constant__ AcceptArgs a) {
+// Goes on with the paths of trees that are verified by probability, to their ends or to nodes whose logits
+// come with a later piece. A thread block for each tree; its first thread keeps the path where the answer is.
+extern "C" __global__ void __launch_bounds__(WEIGHERS, 1) follow_paths(const __grid_constant__ ChooseArgs a) {
     __shared__ Weighing w;
     begin();
     const State &s = a.state;
     u32 at = blockIdx.x, thread = threadIdx.x;
     if (at >= s.round->rows) return;
     Row &row = row_of(s, at);
-    if (!row.live) return;
+    if (!row.live || row.complete) return;
     Sequence &sequence = sequence_of(s, row);
-    if (!is_weighed(row, sequence)) return;
+    if (!by_probability(row, sequence)) return;
     const Node *tree = tree_of(s, at);
     double *rest = s.rest + (size_t)at * s.vocabulary;
-    // One thread keeps the path where the answer is.
-    Path path = {answer_nodes_of(s, at), answer_of(s, at), 1};
-    u32 size = row.tree, node = 0, position = sequence.tokens, vocabulary = s.vocabulary;
+    u32 *nodes = answer_nodes_of(s, at), *tokens = answer_of(s, at);
+    u32 depth = row.followed, node = depth > 0 ? nodes[depth] : 0;
+    u32 size = row.tree, position = sequence.tokens, vocabulary = s.vocabulary;
     u64 seed = sequence.sampling.seed;
-    if (thread == 0) path.nodes[0] = 0;
+    bool complete = false;
+    // All have read where the path was before it goes on.
+    __syncthreads();
+    if (thread == 0 && depth == 0) nodes[0] = 0;
 
-    while (true) {
-        u32 depth = path.length - 1, o = row.first_output + node;
+    while (!complete) {
+        u32 o = row.first_output + node;
+        if (o >= a.first + a.count) break;
         u64 coins = noise_key(seed ^ ACCEPT_STREAM, sequence.choice, position + depth);
         Question q = question(s, a.logits, nullptr, a.size, 0, 0, o, whole_row(), reinterpret_cast<u32 *>(dynamic_shared()));
         Filtered kept(s, q, o);
@@ -278,27 +284,26 @@ extern "C" __global__ void __launch_bounds__(WEIGHERS, 1) accept_weighed(const _
             if (accepted == NONE && left == 0) accepted = child;
             sibling++;
         }
+        u32 token = NONE;
         if (accepted != NONE) {
-            if (thread == 0) path.tokens[depth] = tree[accepted].token, path.nodes[depth + 1] = accepted;
-            node = accepted, path.length++;
-            __syncthreads();
-            continue;
+            token = tree[accepted].token;
+        } else {
+            double coin = uniform(noise_key(seed ^ LAST_STREAM, sequence.choice, position + depth), 0);
+            token = token_under(w, a.size, coin * ((double)left * scale), scale, rest_units);
+            if (token == NONE) {
+                // Nothing is left: the first token of the target's distribution.
+                auto whole = [&](u32 t) { return target.units(t); };
+                token = token_under(w, a.size, 0.0, 1.0, whole);
+            }
+            complete = true;
         }
-        double coin = uniform(noise_key(seed ^ LAST_STREAM, sequence.choice, position + depth), 0);
-        u32 token = token_under(w, a.size, coin * ((double)left * scale), scale, rest_units);
-        if (token == NONE) {
-            // Nothing is left: the first token of the target's distribution.
-            auto whole = [&](u32 t) { return target.units(t); };
-            token = token_under(w, a.size, 0.0, 1.0, whole);
+        if (thread == 0) {
+            tokens[depth] = token;
+            if (!complete) nodes[depth + 1] = accepted;
+            if (a.logprobs && sequence.logprobs) a.logprobs[o] = logprob_of(s, q.raw, a.size, o, token);
         }
-        if (thread == 0) path.tokens[depth] = token;
-        break;
+        depth++, node = accepted;
+        __syncthreads();
     }
-    __syncthreads();
-    if (thread > 0) return;
-    settle(s, at, row, path);
-    for (u32 i = 0; i < row.answered && a.logprobs && sequence.logprobs; i++) {
-        u32 o = row.first_output + path.nodes[i];
-        a.logprobs[o] = logprob_of(s, a.logits.values + (size_t)o * a.logits.stride, a.size, o, path.tokens[i]);
-    }
+    if (thread == 0) row.followed = depth, row.complete = complete;
 }

@@ -1,4 +1,4 @@
-//! Writes what `--version` says: the version, the commit and the features.
+//! Writes what `--version` says: the version and the commit.
 //!
 //! The commit is `AQUILA_COMMIT` where that is set, as packagers do who build without a
 //! repository; else the one that is checked out; else unknown, which is no error.
@@ -12,18 +12,8 @@ fn main() {
     println!("cargo::rerun-if-env-changed=AQUILA_COMMIT");
     let given = env::var("AQUILA_COMMIT").ok().filter(|commit| !commit.trim().is_empty());
     let commit = given.or_else(checked_out).unwrap_or_else(|| "unknown".into());
-    let features = env::vars().filter_map(|(name, _)| {
-        let name = name.strip_prefix("CARGO_FEATURE_")?.to_lowercase().replace('_', "-");
-        (name != "default").then_some(name)
-    });
-    let mut features: Vec<String> = features.collect();
-    features.sort();
-    let features = if features.is_empty() { "none".into() } else { features.join(" ") };
     let version = env!("CARGO_PKG_VERSION");
-    println!(
-        "cargo::rustc-env=AQUILA_VERSION={version} (commit {}, features: {features})",
-        commit.trim()
-    );
+    println!("cargo::rustc-env=AQUILA_VERSION={version} (commit {})", commit.trim());
 }
 
 /// The commit of the repository that this package is part of.

@@ -1,8 +1,9 @@
 //! Bugs that speculative stacks have had and that no type here forbids, to be put back one at a
 //! time: a test that does not see its bug tests nothing.
 //!
-//! Compiled with the feature `known-bugs` alone, which only tests turn on. A bug is alive on the
-//! thread that put it back, for as long as its guard is held.
+//! Only builds with debug assertions, as tests are, can put one back: elsewhere [`Bug::alive`] is
+//! false and what it guards is not compiled. A bug is alive on the thread that put it back, for as
+//! long as its guard is held.
 
 use std::cell::Cell;
 
@@ -68,11 +69,17 @@ impl Bug {
 
     /// Whether it is alive on this thread.
     pub fn alive(self) -> bool {
-        ALIVE.get() == Some(self)
+        cfg!(debug_assertions) && ALIVE.get() == Some(self)
     }
 
     /// Puts it back until the guard is dropped.
+    ///
+    /// # Panics
+    /// In a build without debug assertions.
     pub fn put_back(self) -> Alive {
+        if !cfg!(debug_assertions) {
+            panic!("bugs can be put back in builds with debug assertions alone");
+        }
         ALIVE.set(Some(self));
         Alive(())
     }

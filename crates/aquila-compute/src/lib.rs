@@ -17,7 +17,6 @@
 
 pub mod cpu;
 pub mod cuda;
-#[cfg(feature = "known-bugs")]
 pub mod known_bugs;
 pub mod math;
 pub mod reference;

@@ -1,7 +1,8 @@
 //! What attention to true ancestors gives over attention to whoever sat in a branch's slots:
 //! tokens per verification of greedy trees, both ways.
 //!
-//! `cargo run --release -p aquila-engine --features known-bugs --example branch_slots`
+//! `cargo run -p aquila-engine --example branch_slots`, without `--release`: known bugs can be put back
+//! in builds with debug assertions alone.
 
 #[path = "../tests/engine/support/mod.rs"]
 mod support;

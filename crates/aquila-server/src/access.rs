@@ -52,7 +52,6 @@ pub(crate) async fn log(State(app): State<Shared>, mut request: Request, next: N
         refused: None,
         complete: false,
         caller: caller.clone(),
-        #[cfg(feature = "otel")]
         span: app.traces.get().and_then(|traces| traces.begin(request.headers())),
     };
     request.extensions_mut().insert(caller);
@@ -114,7 +113,6 @@ struct Entry {
     /// Whether the client has got the whole answer.
     complete: bool,
     caller: Caller,
-    #[cfg(feature = "otel")]
     span: Option<crate::traces::Span>,
 }
 
@@ -144,7 +142,6 @@ impl Drop for Entry {
         }
         let Self { method, path, .. } = self;
         let status = self.status.unwrap_or(CLIENT_LEFT);
-        #[cfg(feature = "otel")]
         if let Some(span) = &self.span {
             let (id, error, route) = (self.id.as_deref(), self.refused, self.active.route());
             span.end(&crate::traces::Ended { method, route, path, status, id, error });

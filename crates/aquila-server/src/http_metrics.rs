@@ -152,7 +152,6 @@ pub(crate) struct Active {
 
 impl Active {
     /// The route, as it was registered.
-    #[cfg(feature = "otel")]
     pub fn route(&self) -> &str {
         &self.endpoint.route
     }

@@ -19,7 +19,7 @@
 //! - [`Keys`], [`AllowedOrigins`] and [`Tls`]: who may ask, from where, and unheard by others
 //! - `access`: the access log, and the ids of requests
 //! - `metrics`, `http_metrics`: counters in Prometheus' form
-//! - `traces`: spans for an OpenTelemetry collector, with the feature `otel`
+//! - `traces`: spans for an OpenTelemetry collector
 //! - `connection`, `connections`, `unstalled`, `server`, `signals`: sockets, time limits, draining
 //!
 //! [`Generator`]: aquila_text::Generator
@@ -61,7 +61,6 @@ mod state;
 mod stream;
 mod submit;
 mod tls;
-#[cfg(feature = "otel")]
 mod traces;
 mod unserved;
 mod unstalled;
@@ -78,5 +77,4 @@ pub use memory::RequestMemory;
 pub use server::{Server, run};
 pub use settings::{Limits, ModelCard, Settings, ToolCalls};
 pub use tls::{Tls, TlsError};
-#[cfg(feature = "otel")]
 pub use traces::TraceEndpoint;

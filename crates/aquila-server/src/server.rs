@@ -67,7 +67,6 @@ impl Server {
             tasks: JoinSet::new(),
         };
         let meter = tokio::spawn(measure_throughput(app.clone()));
-        #[cfg(feature = "otel")]
         let exporting = app.settings.traces.clone().map(|endpoint| {
             let (traces, export) = crate::traces::Traces::new(endpoint);
             app.traces.get_or_init(|| traces);
@@ -85,7 +84,6 @@ impl Server {
         }
         connections.tasks.shutdown().await;
         meter.abort();
-        #[cfg(feature = "otel")]
         if let (Some(traces), Some(exporting)) = (app.traces.get(), exporting) {
             traces.close();
             // Spans that no collector takes in time are lost.

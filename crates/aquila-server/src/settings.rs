@@ -87,7 +87,6 @@ pub struct Settings {
     /// Whose pages may ask from within a browser.
     pub allowed_origins: AllowedOrigins,
     /// Where a span of each request is sent, if anywhere.
-    #[cfg(feature = "otel")]
     pub traces: Option<crate::TraceEndpoint>,
     /// Whether browsers get the web page at `/`.
     pub web_page: bool,

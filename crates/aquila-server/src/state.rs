@@ -27,7 +27,6 @@ pub(crate) struct App {
     pub is_local: bool,
     pub active_requests: Arc<ActiveRequests>,
     pub metrics: Arc<Metrics>,
-    #[cfg(feature = "otel")]
     pub traces: std::sync::OnceLock<Arc<crate::traces::Traces>>,
     pub identifiers: Identifiers,
     pub intake: Intake,
@@ -61,7 +60,6 @@ impl App {
             is_local,
             active_requests: Arc::default(),
             metrics: Arc::default(),
-            #[cfg(feature = "otel")]
             traces: Default::default(),
             identifiers: Identifiers::default(),
             started: unix_time(),

@@ -23,7 +23,7 @@ const BATCH: usize = 512;
 const DELAY: Duration = Duration::from_secs(1);
 /// How long the collector may take.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Where collectors take spans, below the address that is given for all signals.
+/// Where a collector takes spans, unless its address has a path.
 const PATH: &str = "/v1/traces";
 
 /// Where spans are sent, and as whose.
@@ -36,23 +36,15 @@ pub struct TraceEndpoint {
 }
 
 impl TraceEndpoint {
-    /// Reads the variables that OpenTelemetry has for it; none if traces are not asked for.
-    pub fn from_environment() -> Result<Option<Self>, String> {
-        let read = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let service = read("OTEL_SERVICE_NAME").unwrap_or_else(|| "aquila".into());
-        for (name, path) in
-            [("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", ""), ("OTEL_EXPORTER_OTLP_ENDPOINT", PATH)]
-        {
-            if let Some(url) = read(name) {
-                let endpoint = Self::parse(&url, path, &service);
-                return endpoint.map(Some).map_err(|why| format!("{name}={url}: {why}"));
-            }
-        }
-        Ok(None)
+    /// The collector at `url`, where the name of the service that `OTEL_SERVICE_NAME` has is used; an
+    /// address without a path stands for that of all signals.
+    pub fn of_service(url: &str) -> Result<Self, &'static str> {
+        let service = std::env::var("OTEL_SERVICE_NAME").ok().filter(|name| !name.is_empty());
+        Self::parse(url, service.as_deref().unwrap_or("aquila"))
     }
 
-    /// The endpoint at `url`, and `path` below it.
-    pub fn parse(url: &str, path: &str, service: &str) -> Result<Self, &'static str> {
+    /// The collector at `url`, for spans of `service`.
+    pub fn parse(url: &str, service: &str) -> Result<Self, &'static str> {
         let rest = url.strip_prefix("http://").ok_or(
             "spans are sent over plain HTTP: give http://HOST:PORT of a collector on this machine \
              or in its network",
@@ -64,8 +56,7 @@ impl TraceEndpoint {
         }
         let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
         let authority = if has_port { host.to_owned() } else { format!("{host}:80") };
-        let path = format!("{}{path}", base.trim_end_matches('/'));
-        let path = if path.is_empty() { "/".to_owned() } else { path };
+        let path = if base.trim_end_matches('/').is_empty() { PATH } else { base }.to_owned();
         Ok(Self { authority, path, service: service.to_owned() })
     }
 }
@@ -248,16 +239,16 @@ mod tests {
 
     #[test]
     fn endpoints_are_plain_http() {
-        let parse = |url, path| {
-            let endpoint = TraceEndpoint::parse(url, path, "a");
+        let parse = |url| {
+            let endpoint = TraceEndpoint::parse(url, "a");
             endpoint.map(|endpoint| (endpoint.authority, endpoint.path))
         };
         let is = |authority: &str, path: &str| Ok((authority.to_owned(), path.to_owned()));
-        assert_eq!(parse("http://collector:4318", PATH), is("collector:4318", "/v1/traces"));
-        assert_eq!(parse("http://[::1]:4318/", PATH), is("[::1]:4318", "/v1/traces"));
-        assert_eq!(parse("http://a/otlp", ""), is("a:80", "/otlp"));
+        assert_eq!(parse("http://collector:4318"), is("collector:4318", "/v1/traces"));
+        assert_eq!(parse("http://[::1]:4318/"), is("[::1]:4318", "/v1/traces"));
+        assert_eq!(parse("http://a/otlp"), is("a:80", "/otlp"));
         for wrong in ["https://a:4318", "a:4318", "http://", "http:///x", "http://a b"] {
-            assert!(parse(wrong, PATH).is_err(), "{wrong}");
+            assert!(parse(wrong).is_err(), "{wrong}");
         }
     }
 

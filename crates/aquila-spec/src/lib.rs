@@ -35,7 +35,6 @@ mod stats;
 pub use algorithm::{
     Algorithm, Declaration, DraftBound, DraftRequest, HiddenStates, HostProposer, Placed, Proposer,
 };
-#[cfg(feature = "known-bugs")]
 pub use aquila_compute::known_bugs;
 pub use aquila_compute::round::{
     Accepted, Candidates, Coins, DraftGroup, Kept, MOST_DRAFT_GROUPS, MOST_STEPS, MOST_TOPK, Node,

@@ -159,7 +159,6 @@ impl<B: Backend> Proposer<B> for RecurrentDraft<B> {
         let pass = PassRows::RecurrentExtend { hidden: hidden.is_some() };
         backend.plan_rows(state, pass, extent, self.drafter.plan_mut())?;
         let idle = backend.extent(self.drafter.plan_mut()).rows == 0;
-        #[cfg(feature = "known-bugs")]
         let idle = idle && !crate::known_bugs::Bug::IdlePass.alive();
         if idle {
             return Ok(());

@@ -16,7 +16,6 @@ impl<B: Backend> Standalone<B> {
     /// Drafts with `decoder`, in passes up to `bounds`.
     pub fn new(backend: &B, decoder: Decoder<B>, bounds: PlanBounds) -> Result<Self> {
         let lookahead = 0;
-        #[cfg(feature = "known-bugs")]
         let lookahead = crate::known_bugs::spoiled_lookahead(lookahead);
         let declaration = Declaration {
             name: "STANDALONE",

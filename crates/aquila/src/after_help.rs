@@ -14,6 +14,7 @@ Environment:
   HF_HUB_OFFLINE         1: nothing is downloaded, and the hub is not asked
   HF_TOKEN               the token for gated and private models [the content of $HF_HOME/token]
   HTTPS_PROXY, NO_PROXY  the proxy to download through, and the hosts that need none
+  OTEL_SERVICE_NAME      the name that spans of --otlp-traces-endpoint have [aquila]
   SGLANG_ENABLE_SPEC_V2  0 means --disable-overlap-schedule, 1 means --enable-overlap-schedule
   NO_COLOR               no colours in the log, whatever its value; files have none anyway
   SSL_CERT_FILE          certificates to trust, as PEM, in place of Mozilla's, which are built in

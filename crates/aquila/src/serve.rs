@@ -75,8 +75,7 @@ impl Serve {
             keys: self.access.keys()?,
             tls: self.access.tls()?,
             allowed_origins: self.access.allowed_origins()?,
-            #[cfg(feature = "otel")]
-            traces: aquila_server::TraceEndpoint::from_environment().map_err(Error::Usage)?,
+            traces: self.server.traces()?,
             web_page: !self.server.disable_web_page,
             model: self.card()?,
             default_max_tokens: defaults.max_tokens.take(),

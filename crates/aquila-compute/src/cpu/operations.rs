@@ -26,7 +26,6 @@ use crate::{
     HostTensor, KvShape, PlanBounds, Result, RopeTable, WeightFormat,
 };
 
-#[cfg(feature = "known-bugs")]
 use crate::known_bugs::Bug;
 
 impl Backend for CpuBackend {
@@ -433,7 +432,6 @@ impl Backend for CpuBackend {
         plan: &mut CpuPlan,
     ) -> Result<()> {
         let _reported = self.report(Operation::Place);
-        #[cfg(feature = "known-bugs")]
         if Bug::GraphPadding.alive() {
             return plan.place(state.plan_padded_rows(pass, _bound));
         }

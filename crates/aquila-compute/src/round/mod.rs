@@ -24,7 +24,6 @@ mod batch;
 mod compaction;
 mod draft_tree;
 mod grammar;
-#[cfg(feature = "known-bugs")]
 mod known_bugs;
 mod layers;
 mod params;

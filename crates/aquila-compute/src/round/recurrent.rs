@@ -33,7 +33,6 @@ impl RoundState {
                 plan.destinations.push(extending.place as u32);
             }
         }
-        #[cfg(feature = "known-bugs")]
         self.spoil_extend();
     }
 
@@ -81,7 +80,6 @@ impl RoundState {
             }
             tree.rows = run;
         }
-        #[cfg(feature = "known-bugs")]
         self.spoil_level();
     }
 }

@@ -12,7 +12,6 @@ use super::{
 use crate::AttentionSpan;
 use crate::sampling::{self, Choice, SampleQuery};
 
-#[cfg(feature = "known-bugs")]
 use crate::known_bugs::Bug;
 
 impl RoundState {
@@ -143,11 +142,9 @@ impl RoundState {
     /// Gives each row what was chosen for it.
     fn share_samples(&mut self) {
         let mut choices = std::mem::take(&mut self.sampled).into_iter();
-        #[cfg(feature = "known-bugs")]
         let largest = self.sequences.iter().flatten().map(|s| s.params.limits.shape.nodes()).max();
         for row in &mut self.rows {
             let outputs = row.outputs();
-            #[cfg(feature = "known-bugs")]
             let outputs = match row.work {
                 Work::Verify { .. } if Bug::ChoiceStride.alive() => largest.unwrap_or(outputs),
                 _ => outputs,

@@ -12,7 +12,6 @@ use aquila_compute::Backend;
 use aquila_compute::round::{Extent, GraphKey};
 use aquila_spec::{DraftBound, Shape};
 
-#[cfg(feature = "known-bugs")]
 use aquila_spec::known_bugs::Bug;
 
 use self::kept::{Entry, Kept};
@@ -102,7 +101,6 @@ impl<G> Graphs<G> {
     ) -> Result<()> {
         let Some(key) = key else { return enqueue() };
         let enqueue = &mut enqueue;
-        #[cfg(feature = "known-bugs")]
         let key = key.spoiled();
         match self.kept.meet(&key) {
             Some(Entry::Captured(graph, part)) => {
@@ -164,7 +162,6 @@ impl PartKey {
         Self { part: GraphPart::Extend, ..Self::draft(bound, round) }
     }
 
-    #[cfg(feature = "known-bugs")]
     fn spoiled(self) -> Self {
         if Bug::GraphWidth.alive() {
             return Self { bound: DraftBound::default(), target: Extent::default(), ..self };
@@ -203,7 +200,6 @@ fn replay<B: Backend>(
 
 /// The least of ascending numbers that is not below `number`.
 fn next(numbers: &[usize], number: usize) -> Option<usize> {
-    #[cfg(feature = "known-bugs")]
     if Bug::GraphPruned.alive() && numbers.last().is_some_and(|&last| last < number) {
         return numbers.last().copied();
     }

@@ -9,7 +9,6 @@ use aquila_compute::round::{Returned, ReturnedRows};
 use aquila_model::{Capture, Decoder};
 use aquila_spec::{Declaration, HiddenStates};
 
-#[cfg(feature = "known-bugs")]
 use aquila_spec::known_bugs::Bug;
 
 use crate::config::EngineConfig;
@@ -135,10 +134,7 @@ impl<B: Backend> Stores<B> {
 
     /// Moves the accepted rows of every store that the last pass has written to where they belong.
     pub fn compact(&mut self, backend: &B, state: &B::State) -> Result<()> {
-        #[cfg(feature = "known-bugs")]
         let (kv_moves, rows_move) = (!Bug::KvNotMoved.alive(), !Bug::HiddenNotMoved.alive());
-        #[cfg(not(feature = "known-bugs"))]
-        let (kv_moves, rows_move) = (true, true);
         for kv in self.kv.iter_mut().filter(|_| kv_moves) {
             backend.compact_slots(state, kv)?;
         }

@@ -31,7 +31,6 @@ use aquila_kv::{CacheConfig, Group, GroupConfig, KvCache};
 use aquila_spec::policy::{Fixed, Policy, PromptRows};
 use aquila_spec::{HiddenStates, MOST_DRAFT_GROUPS, Shape, Verify};
 
-#[cfg(feature = "known-bugs")]
 use aquila_spec::known_bugs::Bug;
 
 use crate::config::{ConfigError, EngineConfig};
@@ -111,7 +110,6 @@ impl Scheduler {
             }
             let draft = declaration.groups.iter().enumerate();
             groups.extend(draft.map(|(at, d)| group(&format!("draft {at}"), d.lookahead)));
-            #[cfg(feature = "known-bugs")]
             if Bug::LookaheadLost.alive() {
                 groups.iter_mut().for_each(|group| group.lookahead = 0);
             }

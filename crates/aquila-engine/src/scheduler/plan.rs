@@ -11,7 +11,6 @@ use std::time::Instant;
 
 use aquila_compute::round::RowWork;
 use aquila_spec::Shape;
-#[cfg(feature = "known-bugs")]
 use aquila_spec::known_bugs::spoil_footprint;
 use aquila_spec::policy::{Decision, RequestView, RoundView};
 
@@ -81,16 +80,11 @@ impl Scheduler {
             return true;
         }
         let declared = self.profile.declaration.as_ref().map_or(&[][..], |d| &d.groups);
-        let rows = request.rows_of_next_round(declared);
-        #[cfg(feature = "known-bugs")]
-        let rows: Vec<usize> = {
-            let shape = request.state.params.shape_at(request.state.tokens.len());
-            let spoil = |(at, rows)| match at {
-                0 => rows,
-                _ => spoil_footprint(rows, shape, self.config.page_size),
-            };
-            rows.into_iter().enumerate().map(spoil).collect()
-        };
+        let mut rows = request.rows_of_next_round(declared);
+        let shape = request.state.params.shape_at(request.state.tokens.len());
+        for rows in rows.iter_mut().skip(1) {
+            *rows = spoil_footprint(*rows, shape, self.config.page_size);
+        }
         let mut groups = request.state.groups().iter().zip(rows);
         groups.all(|(&group, rows)| self.cache.reserve(&mut request.sequence, group, rows).is_ok())
     }

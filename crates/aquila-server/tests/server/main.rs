@@ -24,5 +24,4 @@ mod speculation;
 mod support;
 mod tls;
 mod tools;
-#[cfg(feature = "otel")]
 mod traces;

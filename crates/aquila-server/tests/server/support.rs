@@ -52,7 +52,6 @@ pub fn settings() -> Settings {
         keys: Default::default(),
         tls: None,
         allowed_origins: Default::default(),
-        #[cfg(feature = "otel")]
         traces: None,
         web_page: true,
         model: ModelCard {

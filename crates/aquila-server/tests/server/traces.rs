@@ -12,7 +12,7 @@ const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const SPAN: &str = "b7ad6b7169203331";
 
 fn serve(collector: &str) -> Running {
-    let endpoint = TraceEndpoint::parse(&format!("http://{collector}"), "/v1/traces", "test");
+    let endpoint = TraceEndpoint::parse(&format!("http://{collector}"), "test");
     Running::start(generator(), Settings { traces: Some(endpoint.unwrap()), ..settings() })
 }
 

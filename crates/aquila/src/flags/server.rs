@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use aquila_engine::Returned;
-use aquila_server::{CorpusFolder, Limits, fitting_connections};
+use aquila_server::{CorpusFolder, Limits, TraceEndpoint, fitting_connections};
 use aquila_text::{ReasoningFormat, ToolCallFormat};
 use clap::Args;
 
@@ -108,6 +108,11 @@ pub struct ServerFlags {
     #[arg(long, default_value_t = Limits::default().returned_bytes, value_name = "BYTES")]
     max_returned_bytes: usize,
 
+    /// Send a span of each request to this OpenTelemetry collector, as OTLP over plain HTTP in JSON:
+    /// http://HOST:PORT, or with the path where it takes spans
+    #[arg(long, value_name = "URL")]
+    otlp_traces_endpoint: Option<String>,
+
     /// How the model writes calls of tools: qwen25, qwen, hermes, llama3 or mistral [default: as the
     /// chat template shows, else as its family does]
     #[arg(long, value_name = "NAME", value_parser = tool_call_format)]
@@ -159,6 +164,15 @@ impl ServerFlags {
         let given = self.watchdog_timeout.unwrap_or(by_default);
         let time = seconds("--watchdog-timeout", given)?;
         Ok(Some(time).filter(|time| !time.is_zero()))
+    }
+
+    /// Where spans of requests are sent, if anywhere.
+    pub fn traces(&self) -> Result<Option<TraceEndpoint>> {
+        let endpoint = self.otlp_traces_endpoint.as_deref().map(|url| {
+            TraceEndpoint::of_service(url)
+                .map_err(|why| Error::Usage(format!("--otlp-traces-endpoint {url}: {why}")))
+        });
+        endpoint.transpose()
     }
 
     /// What requests may get beside tokens.

@@ -1,5 +1,6 @@
-//! Every built-in algorithm holds to what every algorithm must hold to, and one that declares less
-//! than it keeps does not.
+//! A head, n-grams and a mix hold to what every algorithm must hold to, and one that declares less than
+//! it keeps does not. The other built-in algorithms hold to it, too (`aquila conformance NAME`); that
+//! takes minutes, and the engine's tests compare their texts and drafts.
 
 use std::collections::HashMap;
 
@@ -12,7 +13,7 @@ use aquila_spec::{
 };
 
 /// Tests share a machine whose GPU has room for one engine.
-const ON_CPU: &[&str] = &["--device", "cpu"];
+const ON_CPU: &[&str] = &["--device", "cpu", "--threads", "1"];
 
 fn conforms(name: &str, flags: &[&str]) -> conformance::Report {
     let flags = [ON_CPU, flags].concat();
@@ -23,30 +24,21 @@ fn conforms(name: &str, flags: &[&str]) -> conformance::Report {
 }
 
 #[test]
-fn models_that_draft_conform_and_their_drafts_are_invariant() {
-    for name in ["EAGLE3", "EAGLE", "MTP", "STANDALONE"] {
-        let report = conforms(name, &[]);
-        assert!(report.invariant, "{name}");
-        assert!(report.accept_length > 1.2, "{name}: {report:?}");
-    }
+fn a_head_conforms_and_its_drafts_are_invariant() {
+    let report = conforms("EAGLE3", &[]);
+    assert!(report.invariant && report.accept_length > 1.2, "{report:?}");
 }
 
 #[test]
-fn mixes_conform_and_those_of_a_request_are_invariant() {
-    for name in ["EAGLE3+NGRAM", "STANDALONE+NGRAM"] {
-        let report = conforms(name, &["--speculative-ngram-scope", "request"]);
-        assert!(report.invariant, "{name}");
-        assert!(report.accept_length > 1.2, "{name}: {report:?}");
-    }
-    conforms("mtp+ngram", &[]);
+fn a_mix_conforms_and_that_of_a_request_is_invariant() {
+    let report = conforms("STANDALONE+NGRAM", &["--speculative-ngram-scope", "request"]);
+    assert!(report.invariant && report.accept_length > 1.2, "{report:?}");
 }
 
 #[test]
-fn n_grams_conform_and_those_of_a_request_are_invariant() {
-    let report = conforms("NGRAM", &["--speculative-ngram-scope", "request"]);
-    assert!(report.invariant && report.accept_length > 1.1, "{report:?}");
-    // What all share depends on who comes when; the text does not.
-    conforms("ngram", &["--speculative-ngram-match-type", "prob"]);
+fn n_grams_that_all_requests_share_conform() {
+    let report = conforms("ngram", &["--speculative-ngram-match-type", "prob"]);
+    assert!(!report.invariant, "what all share depends on who comes when: {report:?}");
 }
 
 /// Drafts the number of times that it heard of a request, which another machine knows only if it is

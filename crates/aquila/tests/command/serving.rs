@@ -1,5 +1,6 @@
 //! How a server starts: where it listens, and what it says that it serves.
 
+use std::io::Read;
 use std::net::{Ipv6Addr, TcpListener};
 use std::path::Path;
 
@@ -66,6 +67,27 @@ fn a_server_returns_the_rows_that_its_flags_name() {
     let (status, info) = served.get("/server_info");
     assert_eq!(status, 200);
     assert!(info.contains(r#""enable_return_hidden_states":true"#), "{info}");
+}
+
+#[test]
+fn spans_go_to_a_collector_over_plain_http_alone() {
+    for wrong in ["https://collector:4318", "collector:4317"] {
+        let ran = run(&["serve", "--port", "0", "--otlp-traces-endpoint", wrong]);
+        assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+        assert!(
+            ran.stderr.contains(&format!("--otlp-traces-endpoint {wrong}: ")),
+            "{}",
+            ran.stderr
+        );
+    }
+    let collector = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", collector.local_addr().unwrap());
+    let flags = ["--otlp-traces-endpoint", &url, "--speculative-algorithm", "NONE"];
+    let served = started(&flags);
+    assert_eq!(served.get("/v1/models").0, 200);
+    let mut head = [0; 15];
+    collector.accept().unwrap().0.read_exact(&mut head).unwrap();
+    assert_eq!(&head, b"POST /v1/traces");
 }
 
 #[test]

@@ -18,7 +18,6 @@ use aquila_compute::{
     HostTensor, KvShape, PlanBounds, Result, RopeTable, WeightFormat,
 };
 
-#[cfg(feature = "known-bugs")]
 use aquila_spec::known_bugs::Bug;
 
 use super::snapshot::{Memory, Snapshot};
@@ -529,14 +528,12 @@ impl Backend for Deferring {
         assert!(rows <= bound.rows, "{rows} requests within {bound:?}");
         let plan = &plan.placed;
         // How often the operation has run: once where it is launched.
-        #[cfg(feature = "known-bugs")]
         let runs = Arc::new(std::sync::atomic::AtomicU32::new(0));
         defer!(self, [state, plan], |cpu| {
             let plan = &mut *lock(&plan);
             cpu.plan_rows(&mut lock(&state), pass, bound, plan)?;
             let Extent { rows, outputs } = cpu.extent(plan);
             assert!(rows <= bound.rows && outputs <= bound.outputs, "{pass:?} within {bound:?}");
-            #[cfg(feature = "known-bugs")]
             if Bug::GraphPositions.alive() {
                 let mut advanced = plan.host().clone();
                 let before = runs.fetch_add(1, Relaxed);

@@ -73,10 +73,9 @@ pub const ROWS: &[Flags] = &[
             "--decode-log-interval N",
             "--crash-dump-folder FOLDER",
             "--gc-warning-threshold-secs SECONDS",
-            "--enable-trace",
-            "--otlp-traces-endpoint ADDRESS",
         ],
     ),
+    flags(Ignored("--otlp-traces-endpoint turns traces on"), &["--enable-trace"]),
     flags(Refused("events of the KV cache are not published"), &["--kv-events-config JSON"]),
     flags(
         Ignored("rounds that fail end their requests with a reason"),

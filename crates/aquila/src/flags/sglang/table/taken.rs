@@ -48,6 +48,10 @@ pub const ROWS: &[Flags] = &[
         Taken("deepseek-r1, qwen3 or qwen3-thinking; any other is refused"),
         &["--reasoning-parser NAME"],
     ),
+    flags(
+        Taken("`http://HOST:PORT`: spans go over HTTP, not gRPC"),
+        &["--otlp-traces-endpoint ADDRESS"],
+    ),
     flags(Taken("refused for a model without experts"), &["--enable-return-routed-experts"]),
     flags(
         Taken("of the memory that is free at start, on the device that the model runs on"),

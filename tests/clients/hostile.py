@@ -32,6 +32,7 @@ class Server:
     def __init__(self, binary, folder, flags):
         command = [binary, "serve", "tiny", "--port", "0", "--speculative-algorithm", "NGRAM"]
         command += ["--max-queued-requests", "256", "--max-returned-bytes", str(MIB)]
+        command += ["--max-grammar-bytes", str(MIB)]
         command += ["--external-corpus-folder", folder, *flags]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.budget = 0

@@ -287,7 +287,7 @@ fn regex_quoted(text: &str) -> String {
 mod tests {
     use super::*;
     use aquila_model::{Location, resolve};
-    use aquila_text::{GrammarCompiler, Tokenizer};
+    use aquila_text::{Grammar, GrammarCompiler, Tokenizer};
     use serde_json::json;
 
     /// Which of these texts a grammar allows as a whole, by their bytes as tokens.

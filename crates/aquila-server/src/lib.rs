@@ -14,6 +14,7 @@
 //! - `body`, `intake`: bodies, and the memory and threads that they may take
 //! - `fields`, `unserved`, `prompts`, `json`, `refusal`: what comes in, and how it is refused
 //! - `draft_round`: how the tokens of a stream came, and the trees that were verified
+//! - `grammars`, `compile_turns`: compiled grammars, which requests share, and turns to compile
 //! - `returned`: room for hidden states and routed experts, until they are sent
 //! - [`RequestMemory`]: what all that may take
 //! - [`Keys`], [`AllowedOrigins`] and [`Tls`]: who may ask, from where, and unheard by others
@@ -32,6 +33,7 @@ mod address;
 mod answer;
 mod body;
 mod chat;
+mod compile_turns;
 mod connection;
 mod connections;
 mod constraint;
@@ -43,6 +45,7 @@ mod draft_round;
 mod error;
 mod fields;
 mod generation;
+mod grammars;
 mod http_metrics;
 mod identifier;
 mod intake;

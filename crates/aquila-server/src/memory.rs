@@ -33,6 +33,8 @@ pub struct RequestMemory {
     pub tokenizing: u64,
     /// Hidden states, routed experts and log-probabilities that are returned.
     pub returned: u64,
+    /// Compiled grammars, beside what they take while they are compiled and answers are written.
+    pub grammars: u64,
 }
 
 impl RequestMemory {
@@ -53,12 +55,13 @@ impl RequestMemory {
             bodies: bytes(bodies.saturating_mul(PER_BODY_BYTE).saturating_add(values)),
             tokenizing: bytes(texts.saturating_mul(PER_TEXT_BYTE)),
             returned: bytes(limits.returned_bytes),
+            grammars: bytes(limits.grammar_bytes),
         }
     }
 
     /// Bytes of all parts together.
     pub fn total(&self) -> u64 {
-        let parts = [self.connections, self.bodies, self.tokenizing, self.returned];
+        let parts = [self.connections, self.bodies, self.tokenizing, self.returned, self.grammars];
         parts.into_iter().fold(0, u64::saturating_add)
     }
 }

@@ -10,6 +10,7 @@ use aquila_spec::{Shape, SpecStats};
 use aquila_text::End;
 
 use crate::disaggregation::Role;
+use crate::grammars::GrammarStore;
 use crate::http_metrics::HttpMetrics;
 
 /// Upper bounds in seconds, for what users wait for.
@@ -165,6 +166,7 @@ impl Metrics {
         engine: &Snapshot,
         spec: &SpecStats,
         drafting: &DraftingState,
+        grammars: &GrammarStore,
         role: Option<&Role>,
     ) -> String {
         let mut page = Page { text: String::with_capacity(8 << 10), model: escaped(name) };
@@ -280,6 +282,7 @@ impl Metrics {
         for (histogram, name, help) in histograms {
             histogram.write(&mut page, &format!("sglang:{name}"), help);
         }
+        grammars.write_metrics(&mut page);
         self.http.write(&mut page);
         if let Some(role) = role {
             role.write_metrics(&mut page, engine);

@@ -36,6 +36,9 @@ pub struct Limits {
     /// Bytes that hidden states, routed experts and log-probabilities of all answers together may
     /// take until they are sent.
     pub returned_bytes: usize,
+    /// Bytes that compiled grammars of all requests together may take, with those that are kept for
+    /// later requests.
+    pub grammar_bytes: usize,
 }
 
 impl Default for Limits {
@@ -51,6 +54,7 @@ impl Default for Limits {
             stall_time: Duration::from_secs(30),
             unread_pieces: 1024,
             returned_bytes: 1 << 30,
+            grammar_bytes: 1 << 30,
         }
     }
 }

@@ -8,7 +8,7 @@ use aquila_text::{GenerateError, Generator, Prompt, Tokenizer, ToolCallFormat};
 use tokio::sync::Semaphore;
 
 use crate::active_requests::ActiveRequests;
-use crate::generation::CompileTurns;
+use crate::grammars::GrammarStore;
 use crate::identifier::Identifiers;
 use crate::intake::{Intake, Received};
 use crate::metrics::Metrics;
@@ -38,7 +38,7 @@ pub(crate) struct App {
     pub probe: crate::routes::Probe,
     /// One corpus is loaded at a time.
     pub corpus_turn: Arc<Semaphore>,
-    pub compile_turns: CompileTurns,
+    pub grammars: Arc<GrammarStore>,
     /// When the server was started, in seconds of Unix time.
     pub started: u64,
     draining: AtomicBool,
@@ -54,7 +54,7 @@ impl App {
             returned_room: ReturnedRoom::new(limits.returned_bytes),
             probe: Default::default(),
             corpus_turn: Arc::new(Semaphore::new(1)),
-            compile_turns: CompileTurns::default(),
+            grammars: Arc::new(GrammarStore::new(limits.grammar_bytes)),
             generator,
             settings,
             is_local,

@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use aquila_compute::round::Grammar;
 use aquila_engine::{
     EngineHandle, FinishReason, Listener, Outcome, RequestId, StopCause, SubmitError, Token,
     TokenRows, Transfer, Usage, Verdict, VerifiedTree,
@@ -14,7 +13,9 @@ use aquila_spec::SpecStats;
 
 use crate::checked_params::CheckedParams;
 use crate::sampling_params::{ParamError, SamplingParams};
-use crate::{GrammarCompiler, GrammarSpec, StopMatcher, StopStrings, TextStream, Tokenizer};
+use crate::{
+    CompiledGrammar, GrammarCompiler, GrammarSpec, StopMatcher, StopStrings, TextStream, Tokenizer,
+};
 
 /// What is asked for: a text, or its tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -125,7 +126,9 @@ impl Generator {
     pub fn check(&self, params: SamplingParams) -> Result<CheckedParams, GenerateError> {
         let params = params.or(&self.defaults);
         let mut checked = params.check(&self.eos)?;
-        checked.grammar = params.grammar.map(|spec| self.compile(&spec)).transpose()?;
+        if let Some(spec) = params.grammar {
+            checked.grammar = Some(self.compile(&spec)?);
+        }
         if self.tokenizer.is_none() && !checked.stop.is_empty() {
             return Err(GenerateError::NoTokenizer);
         }
@@ -133,7 +136,7 @@ impl Generator {
     }
 
     /// Compiles a grammar, which may take long.
-    pub fn compile(&self, spec: &GrammarSpec) -> Result<Arc<dyn Grammar>, GenerateError> {
+    pub fn compile(&self, spec: &GrammarSpec) -> Result<Arc<CompiledGrammar>, GenerateError> {
         let tokenizer = self.tokenizer.as_ref().ok_or(GenerateError::NoTokenizer)?;
         let logits = self.engine.vocabulary();
         let compiler =

@@ -9,7 +9,7 @@
 //! - [`ChatTemplate`]: a conversation into a prompt
 //! - [`AnswerParser`]: reasoning, text and tool calls of an answer, told apart
 //! - [`SamplingParams`]: settings as users write them; [`CheckedParams`]: checked
-//! - [`GrammarSpec`] and [`GrammarCompiler`]: what an answer must be like
+//! - [`GrammarSpec`], [`GrammarCompiler`] and [`CompiledGrammar`]: what an answer must be like
 //! - [`Generator`]: text in, text out, over an engine that knows only tokens
 
 mod bound;
@@ -32,8 +32,8 @@ pub use checked_params::CheckedParams;
 pub use error::{Error, Result};
 pub use generator::{AnswerSink, Delta, End, GenerateError, Generator, Prompt, spec_fields};
 pub use grammar::{
-    Grammar, GrammarCompiler, GrammarSpec, MOST_LARK_BYTES, check_schema_bytes, held_schema,
-    held_schemas,
+    CompiledGrammar, Grammar, GrammarCompiler, GrammarSpec, MOST_LARK_BYTES, check_schema_bytes,
+    held_schema, held_schemas,
 };
 pub use parts::{AnswerParser, Part, ReasoningFormat, ToolCallFormat};
 pub use sampling_params::{ParamError, SamplingParams, speculation};

@@ -1,8 +1,10 @@
-//! Grammars of strangers: what is too much to compile, and requests with several.
+//! Grammars of strangers: what is too much to compile, requests with several, and several with one.
 
+use aquila_server::Limits;
+use aquila_text::GrammarSpec;
 use serde_json::{Map, Value, json};
 
-use crate::support::Running;
+use crate::support::{Running, engine_config, generator, settings, wait_for};
 use crate::tools::add;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -122,4 +124,79 @@ fn each_prompt_of_a_batch_has_its_own_grammar() {
         let digits = text.len() == 3 && text.bytes().all(|byte| byte.is_ascii_digit());
         assert!(if index % 2 == 0 { digits } else { ["yes", "no"].contains(&text) }, "{text}");
     }
+}
+
+/// Bytes that a regular expression takes when it is compiled.
+fn compiled_bytes(regex: &str) -> usize {
+    generator().compile(&GrammarSpec::Regex(regex.into())).unwrap().bytes()
+}
+
+fn with_room(bytes: usize) -> aquila_server::Settings {
+    let limits = Limits { grammar_bytes: bytes, ..Limits::default() };
+    aquila_server::Settings { limits, ..settings() }
+}
+
+fn metric(server: &Running, name: &str) -> f64 {
+    let page = server.get("/metrics").body;
+    let line = page.lines().find(|line| line.starts_with(&format!("{name}{{")));
+    line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap()
+}
+
+#[test]
+fn equal_grammars_of_different_requests_are_compiled_once() {
+    let server = Running::usual();
+    let schema = json!({ "type": "object", "properties": { "a": { "enum": [1, 2] } } });
+    let format = json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema } });
+    let bodies = [
+        (CHAT, chat(json!({ "response_format": format }))),
+        (CHAT, chat(json!({ "guided_json": schema }))),
+        ("/v1/completions", json!({ "prompt": "a", "json_schema": schema }).to_string()),
+        (
+            "/generate",
+            json!({
+                "text": ["a", "b"],
+                "sampling_params": { "json_schema": schema.to_string(), "max_new_tokens": 4 },
+            })
+            .to_string(),
+        ),
+    ];
+    std::thread::scope(|scope| {
+        for (path, body) in bodies.iter().chain(&bodies) {
+            scope.spawn(|| server.post(path, body).ok());
+        }
+    });
+    assert_eq!(metric(&server, "sglang:num_grammar_total"), 8.0);
+    assert_eq!(metric(&server, "sglang:num_grammar_cache_hit_total"), 7.0);
+    server.wait_until_idle();
+    wait_for("nothing held", || metric(&server, "aquila:grammar_bytes") == 0.0);
+}
+
+#[test]
+fn grammars_without_room_are_refused_until_others_leave() {
+    let (long, other) = ("[a-z]{400}", "[0-9]{3}");
+    let most = compiled_bytes(long).max(compiled_bytes(other));
+    let server = Running::held(engine_config(), with_room(most));
+    let body = |regex| json!({ "prompt": "Say: ", "regex": regex, "max_tokens": 400 }).to_string();
+    let mut holder = server.connect().post("/v1/completions", body(long).as_bytes());
+    server.wait_until("it runs", |stats| stats.running == 1);
+    assert_eq!(metric(&server, "aquila:grammar_bytes"), compiled_bytes(long) as f64);
+    let refused = server.post("/v1/completions", &body(other));
+    assert_eq!(refused.status, 503, "{}", refused.body);
+    let why = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(why.contains("--max-grammar-bytes"), "{why}");
+    // One with the same grammar needs no room of its own.
+    let mut equal = server.connect().post("/v1/completions", body(long).as_bytes());
+    server.run_freely();
+    for running in [&mut holder, &mut equal] {
+        running.reply().ok();
+    }
+    wait_for("room", || server.post("/v1/completions", &body(other)).status == 200);
+}
+
+#[test]
+fn a_grammar_larger_than_all_room_is_refused() {
+    let regex = "[0-9]{3}";
+    let server = Running::start(generator(), with_room(compiled_bytes(regex) - 1));
+    assert_refused(&server, CHAT, &chat(json!({ "regex": regex })), "regex", "--max-grammar-bytes");
+    server.post(CHAT, &chat(json!({}))).ok();
 }

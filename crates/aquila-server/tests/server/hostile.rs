@@ -239,6 +239,7 @@ fn as_server() {
     let (generator, mut settings) = (generator(), settings());
     // What no attack here asks for would hide what it takes.
     settings.limits.returned_bytes = MIB;
+    settings.limits.grammar_bytes = MIB;
     let requests = RequestMemory::of(&generator, &settings).total();
     let told = |address| eprintln!("{address} {requests}");
     let address = Address::take("127.0.0.1", 0).unwrap();

@@ -7,6 +7,7 @@
 mod ebnf;
 mod reasoning;
 mod schema;
+mod size;
 mod vocabulary;
 
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use aquila_compute::sampling::TokenSet;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{InferenceCapabilities, TokEnv};
 use llguidance::{Matcher, ParserFactory};
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::Tokenizer;
@@ -24,7 +26,7 @@ use crate::Tokenizer;
 pub use schema::{check_schema_bytes, held_schema, held_schemas};
 
 /// What an answer must be like, as it was asked for.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub enum GrammarSpec {
     /// JSON that this schema describes.
     JsonSchema(Value),
@@ -120,13 +122,11 @@ impl GrammarCompiler {
     }
 
     /// Compiles a grammar, or says what is wrong with it.
-    pub fn compile(&self, spec: &GrammarSpec) -> Result<Arc<dyn Grammar>, String> {
+    pub fn compile(&self, spec: &GrammarSpec) -> Result<Arc<CompiledGrammar>, String> {
         let grammar = self.source(spec)?;
-        let matcher = on_deep_stack(|| Matcher::new(self.factory.create_parser(grammar)))?;
-        match matcher.get_error() {
-            Some(why) => Err(in_one_line(&why)),
-            None => Ok(Arc::new(Compiled { matcher })),
-        }
+        let parser = on_deep_stack(|| self.factory.create_parser(grammar))?.map_err(message)?;
+        let bytes = size::bytes_of(&parser.parser);
+        Ok(Arc::new(CompiledGrammar { matcher: Matcher::new(Ok(parser)), bytes }))
     }
 
     /// A grammar as llguidance takes it.
@@ -189,17 +189,25 @@ fn in_one_line(why: &str) -> String {
 }
 
 /// A compiled grammar: a matcher at the beginning of an answer.
-struct Compiled {
+pub struct CompiledGrammar {
     matcher: Matcher,
+    bytes: usize,
 }
 
-impl std::fmt::Debug for Compiled {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Compiled").finish_non_exhaustive()
+impl CompiledGrammar {
+    /// Bytes that it takes, about; those of answers that begin with it are not counted.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 }
 
-impl Grammar for Compiled {
+impl std::fmt::Debug for CompiledGrammar {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CompiledGrammar").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+impl Grammar for CompiledGrammar {
     fn begin(&self) -> Box<dyn GrammarState> {
         Box::new(Answer(self.matcher.deep_clone()))
     }

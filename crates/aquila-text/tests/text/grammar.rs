@@ -23,7 +23,7 @@ static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| {
     }
 });
 
-static COMPILER: LazyLock<GrammarCompiler> =
+pub static COMPILER: LazyLock<GrammarCompiler> =
     LazyLock::new(|| GrammarCompiler::new(&TOKENIZER, LOGITS, &EOS).unwrap());
 
 fn compile(spec: GrammarSpec) -> Arc<dyn Grammar> {

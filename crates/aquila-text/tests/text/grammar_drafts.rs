@@ -135,7 +135,8 @@ fn drafts_that_know_the_grammar_need_fewer_rounds_for_the_same_texts() {
     ];
     let (mut plain, tokenizer) = engine(Shape::PLAIN);
     let compiler = GrammarCompiler::new(&tokenizer, plain.vocabulary(), &EOS).unwrap();
-    let grammars: Vec<_> = specs.iter().map(|spec| compiler.compile(spec).unwrap()).collect();
+    let grammars: Vec<Arc<dyn Grammar>> =
+        specs.iter().map(|spec| compiler.compile(spec).unwrap() as _).collect();
     let hidden: Vec<Arc<dyn Grammar>> =
         grammars.iter().map(|grammar| Arc::new(Hidden(grammar.clone())) as _).collect();
     let (want, _) = answers(&mut plain, &grammars);

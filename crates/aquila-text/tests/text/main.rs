@@ -5,6 +5,7 @@ mod chat_template;
 mod generator;
 mod grammar;
 mod grammar_drafts;
+mod grammar_size;
 mod parts;
 mod pieces;
 mod sampling;

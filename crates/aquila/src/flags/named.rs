@@ -192,11 +192,13 @@ pub fn request_memory(memory: &RequestMemory) -> String {
     format!(
         "{:.1} MiB at most: connections {:.1} MiB (--max-connections), bodies {:.1} MiB \
          (--max-bodies-bytes), tokenizing {:.1} MiB (--max-body-bytes, --max-prompt-tokens), \
-         returned rows and log-probabilities {:.1} MiB (--max-returned-bytes)",
+         returned rows and log-probabilities {:.1} MiB (--max-returned-bytes), compiled grammars \
+         {:.1} MiB (--max-grammar-bytes)",
         mib(memory.total()),
         mib(memory.connections),
         mib(memory.bodies),
         mib(memory.tokenizing),
         mib(memory.returned),
+        mib(memory.grammars),
     )
 }

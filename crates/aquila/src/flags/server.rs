@@ -108,6 +108,11 @@ pub struct ServerFlags {
     #[arg(long, default_value_t = Limits::default().returned_bytes, value_name = "BYTES")]
     max_returned_bytes: usize,
 
+    /// Bytes that compiled grammars of all requests together may take, with those that are kept for
+    /// later requests; a request whose grammar finds no room is refused with 503
+    #[arg(long, default_value_t = Limits::default().grammar_bytes, value_name = "BYTES")]
+    max_grammar_bytes: usize,
+
     /// Send a span of each request to this OpenTelemetry collector, as OTLP over plain HTTP in JSON:
     /// http://HOST:PORT, or with the path where it takes spans
     #[arg(long, value_name = "URL")]
@@ -151,6 +156,7 @@ impl ServerFlags {
             stall_time: seconds("--stall-timeout", self.stall_timeout)?,
             unread_pieces: self.max_unread_pieces,
             returned_bytes: self.max_returned_bytes,
+            grammar_bytes: self.max_grammar_bytes,
         })
     }
 

@@ -17,7 +17,7 @@ use crate::constraint::Constraint;
 use crate::disaggregation::Bootstrap;
 use crate::draft_round::{self, RoundReporter};
 use crate::fields::{Fields, OneOrMany, checked_name};
-use crate::generation::{CompiledGrammars, GenerationSettings};
+use crate::generation::GenerationSettings;
 use crate::intake::Received;
 use crate::refusal::Refusal;
 use crate::routes::json as respond;
@@ -209,11 +209,10 @@ async fn submissions(
 
     let tokens = app.tokens(&body, prompts, param).await?;
     let mut checked = Vec::with_capacity(objects.len());
-    let mut grammars = CompiledGrammars::default();
     for object in objects {
         let PromptSettings { mut settings, keep_stop } = PromptSettings::take(object)?;
         (settings.speculation, settings.priority) = (speculation, priority);
-        checked.push((settings.check_with(app, None, param, &mut grammars).await?, keep_stop));
+        checked.push((settings.check(app, None, param).await?, keep_stop));
     }
     let mut submissions = Vec::with_capacity(count);
     let mut plans = Vec::with_capacity(count);

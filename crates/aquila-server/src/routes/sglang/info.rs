@@ -131,6 +131,6 @@ pub(crate) async fn metrics(State(app): State<Shared>) -> Response {
     let spec = app.generator.engine().stats().speculation();
     let drafting = app.generator.engine().stats().drafting();
     let (name, role) = (&app.settings.model.served_name, app.settings.role.as_ref());
-    let page = app.metrics.page(name, &engine, &spec, &drafting, role);
+    let page = app.metrics.page(name, &engine, &spec, &drafting, &app.grammars, role);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response()
 }

@@ -49,10 +49,13 @@ fn a_panic_fails_its_requests_and_the_server_serves_on() {
     assert_eq!(after["choices"], before["choices"]);
 }
 
-/// Runs rounds until it is told to break.
+/// Runs rounds until it is told to break, and then up to the next one that admits a request: rounds of
+/// requests that have ended may still be on their way.
 struct Breaking {
     compute: ModelExecutor<CpuBackend>,
     told: Arc<AtomicBool>,
+    /// The first round that breaks.
+    first: Option<u64>,
     breaks: fn(BatchOutput) -> BatchOutput,
 }
 
@@ -62,12 +65,16 @@ impl Executor for Breaking {
     }
 
     fn enqueue(&mut self, batch: ScheduledBatch) {
+        if !batch.admitted.is_empty() && self.told.load(Ordering::Acquire) {
+            self.first.get_or_insert(batch.number);
+        }
         self.compute.enqueue(batch);
     }
 
     fn finish(&mut self) -> BatchOutput {
         let output = self.compute.finish();
-        if self.told.load(Ordering::Acquire) { (self.breaks)(output) } else { output }
+        let breaks = self.first.is_some_and(|first| output.number >= first);
+        if breaks { (self.breaks)(output) } else { output }
     }
 }
 
@@ -80,8 +87,8 @@ fn breaks(overlapped: bool, breaks: fn(BatchOutput) -> BatchOutput, why: &str) {
         |cpu| cpu,
         |runner, config| {
             let compute = ModelExecutor::new(runner, config.clone());
-            let engine = Scheduler::over(Breaking { compute, told: breaking, breaks }, config);
-            let engine = engine.unwrap();
+            let executor = Breaking { compute, told: breaking, first: None, breaks };
+            let engine = Scheduler::over(executor, config).unwrap();
             if overlapped { engine.overlapped().unwrap() } else { engine }
         },
     );

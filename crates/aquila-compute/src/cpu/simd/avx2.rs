@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Int8Lanes, LANES, Lanes};
+use super::{Int8Lanes, LANES, Lanes, read, write};
 
 /// Proof that the machine has AVX2 and FMA.
 #[derive(Clone, Copy)]
@@ -177,14 +177,14 @@ impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn load(self, at: *const f32) -> Self::F {
         // SAFETY: vouched for by the caller.
-        unsafe { Two(_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(8))) }
+        unsafe { Two(read::<__m256>(at), read::<__m256>(at.add(8))) }
     }
     #[inline(always)]
     unsafe fn store(self, at: *mut f32, a: Self::F) {
         // SAFETY: vouched for by the caller.
         unsafe {
-            _mm256_storeu_ps(at, a.0);
-            _mm256_storeu_ps(at.add(8), a.1);
+            write::<__m256>(at, a.0);
+            write::<__m256>(at.add(8), a.1);
         }
     }
     #[inline(always)]
@@ -246,7 +246,7 @@ unsafe fn power_of_two(n: __m256) -> __m256 {
 unsafe fn widen8(at: *const u16) -> __m256 {
     // SAFETY: vouched for by the caller.
     unsafe {
-        let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast()));
+        let words = _mm256_cvtepu16_epi32(read::<__m128i>(at));
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
     }
 }
@@ -254,7 +254,7 @@ unsafe fn widen8(at: *const u16) -> __m256 {
 #[inline(always)]
 unsafe fn low8(at: *const u32) -> __m256 {
     // SAFETY: vouched for by the caller.
-    unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_loadu_si256(at.cast()))) }
+    unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(read::<__m256i>(at))) }
 }
 
 #[inline(always)]
@@ -262,7 +262,7 @@ unsafe fn high8(at: *const u32) -> __m256 {
     // SAFETY: vouched for by the caller.
     unsafe {
         let high = _mm256_set1_epi32(0xffff_0000u32 as i32);
-        _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(at.cast()), high))
+        _mm256_castsi256_ps(_mm256_and_si256(read::<__m256i>(at), high))
     }
 }
 
@@ -292,7 +292,7 @@ impl Int8Lanes for Avx2 {
     unsafe fn weights(self, at: *const u8, step: usize) -> Self::W {
         // SAFETY: vouched for by the caller.
         unsafe {
-            let (a, b) = (_mm256_loadu_si256(at.cast()), _mm256_loadu_si256(at.add(32).cast()));
+            let (a, b) = (read::<__m256i>(at), read::<__m256i>(at.add(32)));
             if step == 0 {
                 let low = _mm256_set1_epi16(0xff);
                 TwoI(_mm256_and_si256(a, low), _mm256_and_si256(b, low))
@@ -304,7 +304,7 @@ impl Int8Lanes for Avx2 {
     #[inline(always)]
     unsafe fn inputs(self, x: *const i8, step: usize) -> Self::X {
         // SAFETY: vouched for by the caller.
-        unsafe { _mm256_set1_epi32(x.cast::<i32>().add(step).read_unaligned()) }
+        unsafe { _mm256_set1_epi32(read::<i32>(x.add(4 * step))) }
     }
     #[inline(always)]
     fn dot(self, sum: Self::I, w: Self::W, x: Self::X) -> Self::I {
@@ -334,7 +334,7 @@ impl Int8Lanes for Avx2 {
             // Of every four the first and the third, then the others, as the weights come.
             let order = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
             let words = _mm256_cvtepi8_epi16(_mm_shuffle_epi8(bytes, order));
-            _mm256_storeu_si256(at.cast(), words);
+            write::<__m256i>(at, words);
             sum_i8(bytes)
         }
     }

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Avx2, Int8Lanes, LANES, Lanes};
+use super::{Avx2, Int8Lanes, LANES, Lanes, read, write};
 
 /// Proof that the machine has AVX-512 F, BW, DQ and VL, AVX2 and FMA.
 #[derive(Clone, Copy)]
@@ -185,12 +185,12 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn load(self, at: *const f32) -> Self::F {
         // SAFETY: vouched for by the caller.
-        unsafe { _mm512_loadu_ps(at) }
+        unsafe { read::<__m512>(at) }
     }
     #[inline(always)]
     unsafe fn store(self, at: *mut f32, a: Self::F) {
         // SAFETY: vouched for by the caller.
-        unsafe { _mm512_storeu_ps(at, a) }
+        unsafe { write::<__m512>(at, a) }
     }
     #[inline(always)]
     unsafe fn load_first(self, at: *const f32, n: usize) -> Self::F {
@@ -206,21 +206,21 @@ impl Lanes for Avx512 {
     unsafe fn load_bf16(self, at: *const u16) -> Self::F {
         // SAFETY: vouched for by the caller.
         unsafe {
-            let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(at.cast()));
+            let words = _mm512_cvtepu16_epi32(read::<__m256i>(at));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
         }
     }
     #[inline(always)]
     unsafe fn load_low(self, at: *const u32) -> Self::F {
         // SAFETY: vouched for by the caller.
-        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_loadu_si512(at.cast()))) }
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(read::<__m512i>(at))) }
     }
     #[inline(always)]
     unsafe fn load_high(self, at: *const u32) -> Self::F {
         // SAFETY: vouched for by the caller.
         unsafe {
             let high = _mm512_set1_epi32(0xffff_0000u32 as i32);
-            _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(at.cast()), high))
+            _mm512_castsi512_ps(_mm512_and_si512(read::<__m512i>(at), high))
         }
     }
     #[inline(always)]
@@ -254,12 +254,12 @@ impl Int8Lanes for Vnni {
     #[inline(always)]
     unsafe fn weights(self, at: *const u8, _step: usize) -> Self::W {
         // SAFETY: vouched for by the caller.
-        unsafe { _mm512_loadu_si512(at.cast()) }
+        unsafe { read::<__m512i>(at) }
     }
     #[inline(always)]
     unsafe fn inputs(self, x: *const i8, _step: usize) -> Self::X {
         // SAFETY: vouched for by the caller.
-        unsafe { _mm512_set1_epi32(x.cast::<i32>().read_unaligned()) }
+        unsafe { _mm512_set1_epi32(read::<i32>(x)) }
     }
     #[inline(always)]
     fn dot(self, sum: Self::I, w: Self::W, x: Self::X) -> Self::I {
@@ -271,7 +271,7 @@ impl Int8Lanes for Vnni {
         // SAFETY: vouched for by the caller.
         unsafe {
             let bytes = _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(a));
-            _mm_storeu_si128(at.cast(), bytes);
+            write::<__m128i>(at, bytes);
             super::avx2::sum_i8(bytes)
         }
     }

@@ -1,6 +1,6 @@
 //! Lanes as an array, with the target's baseline instructions.
 
-use super::{Int8Lanes, LANES, Lanes};
+use super::{Int8Lanes, LANES, Lanes, read, write};
 use crate::{math, reference};
 
 /// An array of 16 values, which every machine has.
@@ -80,13 +80,13 @@ impl Lanes for Portable {
     #[inline(always)]
     unsafe fn load(self, at: *const f32) -> Self::F {
         // SAFETY: the caller says that 16 values are readable.
-        std::array::from_fn(|i| unsafe { at.add(i).read_unaligned() })
+        std::array::from_fn(|i| unsafe { read(at.add(i)) })
     }
     #[inline(always)]
     unsafe fn store(self, at: *mut f32, a: Self::F) {
         for (i, x) in a.into_iter().enumerate() {
             // SAFETY: the caller says that 16 values are writable.
-            unsafe { at.add(i).write_unaligned(x) }
+            unsafe { write(at.add(i), x) }
         }
     }
     #[inline(always)]
@@ -104,17 +104,17 @@ impl Lanes for Portable {
     #[inline(always)]
     unsafe fn load_bf16(self, at: *const u16) -> Self::F {
         // SAFETY: the caller says that 16 values are readable.
-        std::array::from_fn(|i| widen(u32::from(unsafe { at.add(i).read_unaligned() })))
+        std::array::from_fn(|i| widen(u32::from(unsafe { read::<u16>(at.add(i)) })))
     }
     #[inline(always)]
     unsafe fn load_low(self, at: *const u32) -> Self::F {
         // SAFETY: the caller says that 16 words are readable.
-        std::array::from_fn(|i| widen(unsafe { at.add(i).read_unaligned() }))
+        std::array::from_fn(|i| widen(unsafe { read(at.add(i)) }))
     }
     #[inline(always)]
     unsafe fn load_high(self, at: *const u32) -> Self::F {
         // SAFETY: the caller says that 16 words are readable.
-        std::array::from_fn(|i| f32::from_bits(unsafe { at.add(i).read_unaligned() } & 0xffff_0000))
+        std::array::from_fn(|i| f32::from_bits(unsafe { read::<u32>(at.add(i)) } & 0xffff_0000))
     }
 }
 

@@ -85,7 +85,7 @@ fn on_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> 
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work);
         let joined = thread.map_err(|e| e.to_string())?.join();
-        joined.map_err(|_| "its compilation failed".to_owned())
+        joined.map_err(|_| "llguidance failed to compile it: it may be too large".to_owned())
     })
 }
 

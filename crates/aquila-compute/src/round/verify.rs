@@ -15,26 +15,19 @@ use crate::sampling::{Weights, noise};
 use super::Tree;
 
 /// The path through a tree that the target confirms.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Accepted {
     /// The nodes on the path, the root first. Their rows are committed.
     pub path: Vec<usize>,
     /// The token after each of them: what the round yields. The last one is the new bonus; the
-    /// others are drafts that were right. While the path is looked for, its last node has none.
+    /// others are drafts that were right. While the path is followed, its last node has none.
     pub tokens: Vec<u32>,
 }
 
-impl Default for Accepted {
-    /// A path that has come no further than the root.
-    fn default() -> Self {
-        Self { path: vec![0], tokens: Vec::new() }
-    }
-}
-
 impl Accepted {
-    /// Whether it has come to its end.
+    /// Whether it has come to its end; one without nodes has not begun.
     pub fn is_complete(&self) -> bool {
-        self.path.len() == self.tokens.len()
+        !self.path.is_empty() && self.path.len() == self.tokens.len()
     }
 
     /// How many drafts were right.
@@ -98,6 +91,9 @@ impl Verify {
         accepted: &mut Accepted,
         target: impl Fn(usize) -> Option<Weights>,
     ) {
+        if accepted.path.is_empty() {
+            accepted.path.push(0);
+        }
         while !accepted.is_complete() {
             let depth = accepted.tokens.len();
             let at = accepted.path[depth];
